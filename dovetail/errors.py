@@ -1,0 +1,100 @@
+"""One exception class per cause, so that a caller can tell what happened and what to do.
+
+Every message says three things: what happened, where in the user's code (when a place is known), and what to do about it.
+
+>>> from dovetail.errors import UnknownBackendError, DovetailError
+>>> issubclass(UnknownBackendError, DovetailError)
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class UserLocation:
+    """A place in the user's source: file name, line number (from 1), function name and the line's text."""
+
+    file: str
+    line: int
+    function: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}"
+        return f"{place} `{self.text}`" if self.text else place
+
+
+class DovetailError(Exception):
+    """Root of all errors that Dovetail raises on its own account.
+
+    ``what`` is the problem in one sentence, ``where`` the user's line if one is known, ``advice`` what to do.
+    """
+
+    def __init__(self, what: str, *, where: UserLocation | None = None, advice: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.advice = advice
+        text = what
+        if where is not None:
+            text += f"\n  at {where}"
+        if advice:
+            text += f"\n  what to do: {advice}"
+        super().__init__(text)
+
+
+class UnsupportedVersionError(DovetailError, ImportError):
+    """This Python or torch version is outside the supported range."""
+
+
+class UnknownBackendError(DovetailError, ValueError):
+    """No backend is registered under the name asked for."""
+
+
+class OptionError(DovetailError, ValueError):
+    """An option that does not exist, or a value it cannot take."""
+
+
+class NotCallableError(DovetailError, TypeError):
+    """The object handed to ``compile`` or ``capture`` cannot be called."""
+
+
+class InputError(DovetailError, ValueError):
+    """An argument or parameter that cannot be trained on: a meta tensor, a device that is not there, a sparse tensor."""
+
+
+class GraphBreakError(DovetailError, RuntimeError):
+    """The program does something that cannot be part of one graph, and one graph was asked for."""
+
+
+class CaptureError(DovetailError, RuntimeError):
+    """The program cannot be captured as a graph (raised by ``capture``, which has no eager fall-back)."""
+
+
+class GraphInvalidError(DovetailError, ValueError):
+    """A graph was edited into one that does not lint."""
+
+
+class BackendError(DovetailError, RuntimeError):
+    """A backend raised while compiling, or returned something that does not fit the graph."""
+
+
+class HigherOrderGradientError(DovetailError, RuntimeError):
+    """A derivative of an order that this compiled function cannot give."""
+
+
+class ArtefactError(DovetailError, ValueError):
+    """An artefact on disk is damaged, of another version, or holds something that is not allowed."""
+
+
+class StageError(DovetailError, RuntimeError):
+    """A stage was called with a state that is closed or belongs to another capture."""
+
+
+class RecompileLimitWarning(UserWarning):
+    """A function has been compiled so often that Dovetail runs it eagerly from now on."""
+
+
+class EagerFallbackWarning(UserWarning):
+    """A function (or one call of it) runs eagerly, with the reason and the user's line."""

@@ -1,0 +1,58 @@
+"""All options of ``dovetail.compile`` as one typed, frozen dataclass, and the check that turns keywords into it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from dovetail.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``dovetail.compile`` was asked to do.
+
+    ``backend``: name of a registered backend, or a callable with the backend protocol's signature.
+    ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.
+    ``recompile_limit``: how many entries one function may have before it runs eagerly, with one warning.
+    ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
+    ``backend_options``: handed to the backend as they are.
+
+    >>> Options(backend="aten").fullgraph
+    False
+    """
+
+    backend: str | Callable[..., Any] | None = None
+    fullgraph: bool = False
+    recompile_limit: int = 16
+    passes: tuple[Callable[[Any], Any], ...] = ()
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_options(**given: Any) -> Options:
+    """Build :class:`Options` from keywords; raises :class:`OptionError` with names near an unknown one.
+
+    >>> make_options(fullgraph=True).fullgraph
+    True
+    """
+    known = {entry.name: entry for entry in fields(Options)}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            raise OptionError(
+                f"dovetail.compile has no option {name!r}",
+                advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(known)}",
+            )
+    options = Options(**given)
+    if not isinstance(options.fullgraph, bool):
+        raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
+    limit = options.recompile_limit
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise OptionError(f"recompile_limit must be a whole number of at least 1, not {limit!r}")
+    if not isinstance(options.backend_options, Mapping):
+        raise OptionError(f"backend_options must be a mapping, not {type(options.backend_options).__name__}")
+    if not all(callable(item) for item in options.passes):
+        raise OptionError("every entry of passes must be callable: (JointGraph) -> JointGraph")
+    return options

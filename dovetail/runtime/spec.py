@@ -1,0 +1,63 @@
+"""What the runtime must know about a compiled graph's inputs and outputs, as plain data.
+
+The graph is a pure function: primals in, forward outputs out. Everything that eager does beyond that (a returned input, a
+returned view, an input written to) is described here and done by :mod:`dovetail.runtime.function` around the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FreshOutput:
+    """The returned tensor is the graph's forward output ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """The returned tensor is the input ``index`` itself, the same object."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class ViewOutput:
+    """The returned tensor is a view, made anew by ``replay(base)`` from an input or from a forward output.
+
+    ``base`` is an :class:`InputOutput` or a :class:`FreshOutput`. ``differentiable`` is False where eager's view was made
+    without recording gradients; the replay then runs under ``no_grad`` and the view does not require a gradient.
+    """
+
+    base: InputOutput | FreshOutput
+    replay: Any
+    differentiable: bool
+
+
+OutputTensor = FreshOutput | InputOutput | ViewOutput
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Input ``input_index`` was written to; its new value is the graph's forward output ``output_index``.
+
+    ``differentiable``: eager's write was recorded by autograd, so the write-back is too.
+    """
+
+    input_index: int
+    output_index: int
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class RuntimeSpec:
+    """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
+    ``output_differentiable`` per forward output of the graph."""
+
+    input_requires_grad: tuple[bool, ...]
+    output_differentiable: tuple[bool, ...]
+    outputs: tuple[OutputTensor, ...]
+    mutations: tuple[Mutation, ...] = ()
