@@ -1,0 +1,30 @@
+"""One instruction set per Python version over shared semantics.
+
+An instruction set is a table from opcode name to ``handler(interpreter, frame, instruction)``. A handler returns None to go
+on, an ``int`` to jump to that instruction index, or a :class:`Return` or :class:`Yield`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import UnsupportedVersionError
+from dovetail.frontend.instructions.shared import Return, Yield
+
+Handler = Callable[[Any, Any, Any], Any]
+
+__all__ = ["Handler", "Return", "Yield", "instruction_set"]
+
+
+def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str, Handler]:
+    """The table for a Python version; raises :class:`UnsupportedVersionError` where there is none yet."""
+    if version == (3, 11):
+        from dovetail.frontend.instructions import python311
+
+        return python311.TABLE
+    raise UnsupportedVersionError(
+        f"there is no instruction set for Python {version[0]}.{version[1]} yet",
+        advice="run Dovetail on Python 3.11",
+    )

@@ -1,0 +1,155 @@
+"""One open capture: the modes, the graph under construction, and the tensors handed in so far.
+
+From the outside in, a traced tensor passes autograd (C++), functionalisation, optional decomposition, proxy recording and
+fake tensors. A traced tensor is a functional wrapper around a fake tensor; PyTorch's own autograd records on the wrapper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import CaptureError, InputError, UserLocation
+
+
+@dataclass(eq=False)
+class TracedInput:
+    """A real tensor that the trace has met: ``leaf`` is what gradients are asked for, ``value`` what user code sees."""
+
+    index: int
+    real: torch.Tensor
+    leaf: torch.Tensor
+    value: torch.Tensor
+    node: torch.fx.Node
+    original_node: torch.fx.Node
+    name: str = ""
+
+
+class _Tracer(private.PythonKeyTracer):
+    """Marks every node with its phase and the user's line."""
+
+    trace: Trace
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().create_node(*args, **kwargs)
+        trace = self.trace
+        node.meta["phase"] = trace.phase
+        line = trace.backward_line() if trace.phase == "backward" else trace.locate()
+        if line is not None:
+            node.meta["user_line"] = line
+        return node
+
+
+class Trace:
+    """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
+
+    ``decompositions`` are applied while recording; the default records ATen operators as autograd emits them.
+    """
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        self.shape_env = private.ShapeEnv()
+        self.fake_mode = private.FakeTensorMode(shape_env=self.shape_env)
+        self.tracer = _Tracer()
+        self.tracer.trace = self
+        self.graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
+        self.tracer.graph = self.graph
+        self.tracer.root = torch.nn.Module()
+        self.tracer.tensor_attrs = {}
+        self.decompositions = decompositions
+        self.phase = "forward"
+        self.locate: Callable[[], UserLocation | None] = lambda: None
+        self.lines = private.LineTable()
+        self.inputs: list[TracedInput] = []
+        self._by_real: dict[int, TracedInput] = {}
+        self._by_value: dict[int, TracedInput] = {}
+
+    def open(self, stack: contextlib.ExitStack) -> Trace:
+        """Enter all modes on the caller's stack."""
+        stack.enter_context(private.compiling_flag())
+        stack.enter_context(private.disable_autocast_cache())
+        stack.enter_context(private.enable_python_dispatcher())
+        stack.enter_context(self.fake_mode)
+        stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
+        if self.decompositions:
+            stack.enter_context(private.decompose(self.decompositions))
+        stack.enter_context(private.FunctionalTensorMode())
+        return self
+
+    def input(self, real: torch.Tensor, name: str) -> TracedInput:
+        """The traced input for a real tensor; the same tensor gives the same input. Raises :class:`InputError`."""
+        found = self._by_real.get(id(real))
+        if found is not None:
+            return found
+        self._check_input(real, name)
+        with private.disable_current_modes():
+            fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
+            proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
+            proxy.node.meta["val"] = fake
+            private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
+        leaf = private.to_fun(fake)
+        if isinstance(real, torch.nn.Parameter):
+            leaf._is_param = True
+        value = leaf
+        if real.requires_grad:
+            leaf.requires_grad_()
+            if not real.is_leaf:
+                # An in-place write on a leaf is an error in eager, on this tensor it is not; and it must not cut the
+                # value off from the leaf that gradients are asked for.
+                with torch.enable_grad():
+                    value = leaf.clone()
+        traced = TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name)
+        self.inputs.append(traced)
+        self._by_real[id(real)] = traced
+        self._by_value[id(value)] = traced
+        return traced
+
+    def input_of(self, value: torch.Tensor) -> TracedInput | None:
+        """The input whose traced value this very object is."""
+        return self._by_value.get(id(value))
+
+    def known(self, real: torch.Tensor) -> TracedInput | None:
+        """The input made for this real tensor, if there is one."""
+        return self._by_real.get(id(real))
+
+    def node_of(self, value: torch.Tensor) -> torch.fx.Node:
+        """The graph node that computes the current value of a traced tensor."""
+        inner = private.from_fun(value)
+        slot = private.get_proxy_slot(inner, self.tracer, None)
+        if slot is None:
+            raise CaptureError(
+                "a tensor in the result was not made by the traced program",
+                where=self.locate(),
+                advice="pass the tensor to the function as an argument",
+            )
+        return slot.proxy.node
+
+    def backward_line(self) -> UserLocation | None:
+        """The user line whose forward made the autograd node that runs now."""
+        node = private.running_autograd_node()
+        return self.lines.find(node._sequence_nr()) if node is not None else None
+
+    def begin_backward(self) -> None:
+        """From here on, recorded nodes belong to the backward."""
+        self.phase = "backward"
+
+    def _check_input(self, real: torch.Tensor, name: str) -> None:
+        where = self.locate()
+        if private.is_functional(real) or private.is_fake(real):
+            raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
+        if real.device.type == "meta":
+            raise InputError(
+                f"{name} is on the meta device and has no data", where=where, advice="move it with .to_empty(device=...)"
+            )
+        if real.layout is not torch.strided:
+            raise InputError(f"{name} has the layout {real.layout}", where=where, advice="use a dense tensor")
+        if real.is_quantized or real.is_nested:
+            raise InputError(f"{name} is quantized or nested", where=where, advice="use a plain dense tensor")
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise InputError(
+                f"{name} is a tensor subclass, {type(real).__name__}", where=where, advice="use a plain tensor"
+            )
