@@ -94,3 +94,33 @@ class LineTable:
         """The line of the node with this sequence number, or None."""
         position = bisect.bisect_right(self._starts, number) - 1
         return self._lines[position] if position >= 0 else None
+
+from torch._ops import OpOverload, OpOverloadPacket  # noqa: E402, F401
+
+
+def global_module_hooks() -> dict[str, Any]:
+    """The dictionaries of hooks that run on every module, by name."""
+    from torch.nn.modules import module
+
+    return {
+        name: getattr(module, name)
+        for name in (
+            "_global_backward_pre_hooks",
+            "_global_backward_hooks",
+            "_global_forward_pre_hooks",
+            "_global_forward_hooks",
+        )
+    }
+
+
+def is_tracing() -> bool:
+    """Whether a dispatch mode that traces (fake, functional, proxy) is active in this thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+@contextlib.contextmanager
+def preserved_rng_state() -> Iterator[None]:
+    """Put back the state of the default generators after the block, so that tracing draws no random numbers."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield

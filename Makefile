@@ -1,0 +1,79 @@
+# Two commands set everything up on a machine with Python 3.11 to 3.13 and a C++ compiler:
+#
+#   make demo    train a small GPT with eager, torch.compile and Dovetail side by side
+#   make test    run the default test suite
+#
+# Both make their own environment in .venv. PYTHON=python3.12 picks another interpreter.
+
+PYTHON       ?= python3
+VENV         ?= .venv
+TORCH        ?= 2.13.0
+# Worker processes of pytest.
+JOBS         ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+TESTS        ?= tests
+DEMO         ?= --small
+BIN          := $(VENV)/bin
+# PyPI's Linux wheel of torch carries CUDA (gigabytes). The CPU wheel comes from torch's own index, where that can be
+# reached; elsewhere pip uses whatever indexes it is configured for. TORCH_INDEX=... names another one.
+CPU_INDEX    := https://download.pytorch.org/whl/cpu
+PROBE        := import urllib.request as u; u.urlopen("$(CPU_INDEX)/torch/", timeout=4)
+TORCH_INDEX  ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test lint format bench-capture conformance-opinfo conformance-models clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo "also: make lint, format, bench-capture, conformance-opinfo, conformance-models, clean"
+
+# The pin of torch is in every pip call, so that no extra can ever pull in another version.
+define install
+	index="$(TORCH_INDEX)"; \
+	if [ -z "$$index" ] && $(BIN)/python -c '$(PROBE)' >/dev/null 2>&1; then index="$(CPU_INDEX)"; fi; \
+	$(BIN)/python -m pip install --quiet $${index:+--extra-index-url "$$index"} "torch==$(TORCH)" -e '.[$(1)]'
+	@touch $@
+endef
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else \
+	    "Dovetail needs Python 3.11 to 3.13; pick one with make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "installing torch $(TORCH) and the demo's packages into $(VENV) ..."
+	@$(call install,demo)
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "installing torch $(TORCH) and the test packages into $(VENV) ..."
+	@$(call install,demo$(comma)test$(comma)dev)
+
+comma := ,
+
+demo: $(VENV)/.demo
+	$(BIN)/dovetail demo $(DEMO)
+
+# One thread per worker: more would only make the workers wait for each other.
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-capture: $(VENV)/.test
+	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)
+
+conformance-opinfo: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo $(CONFORMANCE_ARGS)
+
+conformance-models: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.models $(CONFORMANCE_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

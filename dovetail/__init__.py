@@ -1,0 +1,34 @@
+"""Dovetail: a training compiler for PyTorch programs. See the README for a tour.
+
+>>> import torch, dovetail
+>>> square = dovetail.compile(lambda x: x * x, backend="aten")
+>>> square(torch.tensor(3.0))
+tensor(9.)
+"""
+
+from __future__ import annotations
+
+from dovetail.versions import check_versions
+
+check_versions()
+
+from dovetail import aot, errors  # noqa: E402
+from dovetail.aot.joint_graph import JointGraph  # noqa: E402
+from dovetail.backends import list_backends, register_backend  # noqa: E402
+from dovetail.compile import capture, compile, events_of, explain  # noqa: E402
+from dovetail.options import Options  # noqa: E402
+from dovetail.versions import __version__  # noqa: E402
+
+__all__ = [
+    "JointGraph",
+    "Options",
+    "__version__",
+    "aot",
+    "capture",
+    "compile",
+    "errors",
+    "events_of",
+    "explain",
+    "list_backends",
+    "register_backend",
+]

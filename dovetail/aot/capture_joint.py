@@ -1,0 +1,234 @@
+"""Stage 1: run the frontend under the open trace, ask autograd for the gradients, and describe every input and output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.errors import CaptureError
+from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.trace import Trace, TracedInput
+
+
+class StridedView:
+    """Makes a view of a base again: same size, stride, offset and, for a bit-cast view, dtype."""
+
+    def __init__(self, view: torch.Tensor, base: torch.Tensor) -> None:
+        self.size = tuple(view.shape)
+        self.stride = view.stride()
+        self.offset = view.storage_offset() - base.storage_offset()
+        self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
+
+    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        if self.same:
+            return base.view_as(base) if torch.is_grad_enabled() else base.detach()
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+class _Outputs:
+    """Works out how each returned tensor relates to inputs and to other returned tensors."""
+
+    def __init__(self, trace: Trace, returned: tuple[torch.Tensor, ...]) -> None:
+        self.trace = trace
+        self.returned = returned
+        self.graph_values: list[torch.Tensor] = []
+        self.descriptors: list[Descriptor] = []
+        self.outputs: list[OutputTensor] = []
+        self.mutations: list[Mutation] = []
+        self._positions: dict[int, int] = {}
+        self._input_storages = {_storage(item.value): item for item in trace.inputs}
+        self._find()
+        self._find_mutations()
+
+    def _add(self, value: torch.Tensor, descriptor: Descriptor) -> int:
+        position = self._positions.get(id(value))
+        if position is None:
+            position = self._positions[id(value)] = len(self.graph_values)
+            self.graph_values.append(value)
+            self.descriptors.append(descriptor)
+        return position
+
+    def _find(self) -> None:
+        sharing: dict[int, int] = {}
+        for value in self.returned:
+            sharing[_storage(value)] = sharing.get(_storage(value), 0) + 1
+        bases: dict[int, int] = {}
+        for position, value in enumerate(self.returned):
+            traced = self.trace.input_of(value)
+            if traced is not None:
+                self.outputs.append(InputOutput(traced.index))
+                continue
+            storage = _storage(value)
+            source = self._input_storages.get(storage)
+            if source is not None:
+                self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
+            elif sharing[storage] == 1:
+                self.outputs.append(FreshOutput(self._add(value, UserOutput(str(position)))))
+            else:
+                if storage not in bases:
+                    base = value._base if value._base is not None else self._root(storage)
+                    is_returned = any(base is other for other in self.returned)
+                    descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(bases))
+                    bases[storage] = self._add(base, descriptor)
+                base = self.graph_values[bases[storage]]
+                fresh = FreshOutput(bases[storage])
+                self.outputs.append(fresh if value is base else self._view(value, base, fresh))
+
+    def _root(self, storage: int) -> torch.Tensor:
+        """Among returned tensors of one storage: the differentiable one of which the others are views or detached copies."""
+        members = [value for value in self.returned if _storage(value) == storage]
+        for member in members:
+            if member._base is not None:
+                return member._base
+        ordered = sorted(members, key=lambda member: (member.requires_grad, member.numel()), reverse=True)
+        return ordered[0]
+
+    def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
+        if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+            raise CaptureError(
+                "a returned tensor is a bit-cast or conjugate view of another tensor",
+                where=self.trace.locate(),
+                advice="return a clone of it",
+            )
+        if value.requires_grad and not base.requires_grad:
+            raise CaptureError("a returned view requires a gradient but its base does not", advice="return a clone of it")
+        return ViewOutput(output, StridedView(value, base), value.requires_grad)
+
+    def _find_mutations(self) -> None:
+        mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]
+        if not mutated:
+            return
+        for item in mutated:
+            self._check_mutation(item)
+            differentiable = item.value.requires_grad and (not item.value.is_leaf)
+            index = self._add(item.value, MutatedInput(UserOutput(item.name)))
+            self.mutations.append(Mutation(item.index, index, differentiable))
+
+    def _check_mutation(self, item: TracedInput) -> None:
+        value = item.value
+        real = item.real
+        if value.shape != real.shape or value.stride() != real.stride() or value.dtype != real.dtype:
+            raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
+        storage = real.untyped_storage()._cdata
+        for other in self.trace.inputs:
+            if other is not item and other.real.untyped_storage()._cdata == storage:
+                raise CaptureError(
+                    f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
+                )
+
+
+def capture_joint(state: AOTState) -> JointGraph:
+    """Capture forward and backward of ``state.function`` as one graph, in one pass.
+
+    Raises :class:`CaptureError` for an aliasing that cannot be kept, and whatever the frontend raises.
+    """
+    state.require_open()
+    trace = state.trace
+    result = state.frontend(trace, state.function, state.args, state.kwargs)
+    return finish_joint(trace, result)
+
+
+def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
+    """Append the backward to a trace that holds a captured forward, and close the graph."""
+    found = _Outputs(trace, result.outputs)
+    input_descriptors = list(result.input_descriptors)
+    output_descriptors: list[Descriptor | None] = []
+    for descriptor in found.descriptors:
+        if isinstance(descriptor, MutatedInput):
+            mutation = next(item for item in found.mutations if item.output_index == len(output_descriptors))
+            descriptor = MutatedInput(input_descriptors[mutation.input_index])
+        output_descriptors.append(descriptor)
+    forward_nodes = [trace.node_of(value) for value in found.graph_values]
+    mutated_plain = {item.output_index for item in found.mutations if not item.differentiable}
+    differentiable = tuple(
+        bool(value.requires_grad) and position not in mutated_plain for position, value in enumerate(found.graph_values)
+    )
+    leaves = [item.leaf if item.leaf.requires_grad else None for item in trace.inputs]
+    trace.begin_backward()
+    gradients: list[torch.Tensor | None] = [None] * len(leaves)
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    roots = [value for value, is_root in zip(found.graph_values, differentiable, strict=True) if is_root]
+    tangents = []
+    for position, is_root in enumerate(differentiable):
+        if is_root:
+            tangents.append(_tangent(trace, found.graph_values[position], len(tangents)))
+            descriptor_of = output_descriptors[position]
+            assert descriptor_of is not None
+            input_descriptors.append(Tangent(descriptor_of))
+    if roots and wanted:
+        with torch.enable_grad():
+            flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
+        gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
+    gradient_nodes = [None if gradient is None else trace.node_of(gradient) for gradient in gradients]
+    output_descriptors.extend(
+        None if gradient is None else Gradient(descriptor)
+        for gradient, descriptor in zip(gradients, input_descriptors, strict=False)
+    )
+    graph = trace.graph
+    graph.output([*forward_nodes, *gradient_nodes])
+    _placeholders_first(graph)
+    _remove_input_clones(trace)
+    graph.eliminate_dead_code(is_impure_node=_is_impure)
+    for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
+        node.meta["desc"] = descriptor
+    spec = RuntimeSpec(
+        tuple(leaf is not None for leaf in leaves), differentiable, tuple(found.outputs), tuple(found.mutations)
+    )
+    module = torch.fx.GraphModule(trace.tracer.root, graph)
+    return JointGraph(
+        graph_module=module,
+        input_descriptors=tuple(input_descriptors),
+        output_descriptors=tuple(output_descriptors),
+        num_primals=len(leaves),
+        num_forward_outputs=len(forward_nodes),
+        spec=spec,
+        fake_mode=trace.fake_mode,
+        capture=result,
+    )
+
+
+def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
+    with private.disable_current_modes(), trace.fake_mode:
+        fake = torch.empty_strided(of.shape, of.stride(), dtype=of.dtype, device=of.device)
+    with private.disable_current_modes():
+        proxy = trace.tracer.create_proxy("placeholder", f"tangents_{number + 1}", (), {})
+        proxy.node.meta["val"] = fake
+        private.track_tensor_tree(fake, proxy, constant=None, tracer=trace.tracer)
+    return private.to_fun(fake)
+
+
+def _placeholders_first(graph: torch.fx.Graph) -> None:
+    placeholders = graph.find_nodes(op="placeholder")
+    first = next(iter(graph.nodes))
+    for node in reversed(placeholders):
+        if node is not first:
+            first.prepend(node)
+            first = node
+
+
+def _remove_input_clones(trace: Trace) -> None:
+    """The clone that shields a non-leaf input is no part of the program: the graph is functional without it."""
+    for item in trace.inputs:
+        if item.original_node is not item.node:
+            item.original_node.replace_all_uses_with(item.node)
+
+
+def _is_impure(node: torch.fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    return is_random(node)
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers; such a node is kept even if unused, so that the generator moves as in eager."""
+    tags: Any = getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags

@@ -1,0 +1,138 @@
+"""Stage 2, compiling: decompose if the backend wants it, partition, hand both graphs to the backend, build the runtime function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.aot.decompose import decompose_graph
+from dovetail.aot.descriptors import Tangent
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.partition import PartitionedGraph, partition
+from dovetail.aot.state import AOTState
+from dovetail.aot.tangents import specialise_tangents
+from dovetail.backends import Backend, compile_with, lookup_backend
+from dovetail.events import EventLog
+from dovetail.runtime.function import RuntimeFunction, make_runtime_function
+
+Callable_ = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """Stage 2's result: ``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from."""
+
+    joint: JointGraph
+    partitioned: PartitionedGraph
+    backend: Backend
+    run: RuntimeFunction
+    events: EventLog = field(default_factory=EventLog)
+
+    def __str__(self) -> str:
+        return f"compiled by {self.backend.name}: {self.partitioned}"
+
+
+class _Backward:
+    """Backward callables by pattern of defined tangents; each is compiled when it is first needed."""
+
+    def __init__(
+        self, partitioned: PartitionedGraph, backend: Backend, options: Mapping[str, Any], events: EventLog
+    ) -> None:
+        self._partitioned = partitioned
+        self._backend = backend
+        self._options = options
+        self._events = events
+        self._compiled: dict[tuple[bool, ...], Callable_] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, defined: tuple[bool, ...]) -> Callable_:
+        found = self._compiled.get(defined)
+        if found is None:
+            with self._lock:
+                found = self._compiled.get(defined)
+                if found is None:
+                    found = self._compiled[defined] = self._compile(defined)
+        return found
+
+    def _compile(self, defined: tuple[bool, ...]) -> Callable_:
+        graph = self._partitioned.backward
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        first_tangent = len(placeholders) - len(defined)
+        keep = list(range(first_tangent))
+        if not all(defined):
+            positions = list(range(first_tangent, len(placeholders)))
+            graph, unused = specialise_tangents(graph, positions, defined)
+            keep = [position for position in keep if position not in unused]
+        with self._events.span("compile backward", backend=self._backend.name, tangents=sum(defined)):
+            examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+            compiled = compile_with(self._backend, graph, examples, "backward", dict(self._options))
+        if len(keep) == first_tangent:
+            return compiled
+        extra = range(first_tangent, first_tangent + sum(defined))
+        order = [*keep, *extra]
+
+        def run(values: list[Any]) -> list[Any]:
+            picked = [values[position] for position in order]
+            values.clear()
+            return compiled(picked)
+
+        return run
+
+
+def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
+    """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
+    tangents = [
+        node for node in joint.graph_module.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("desc"), Tangent)
+    ]
+    scalars = [node.meta["val"].numel() == 1 for node in tangents]
+    return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
+
+
+def compile_joint(
+    state: AOTState | None,
+    joint: JointGraph,
+    backend: str | Callable[..., Any] | Backend | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    events: EventLog | None = None,
+) -> CompiledGraph:
+    """Compile a joint graph with a backend, by name or as a callable.
+
+    ``state`` may be None or closed: a joint graph stands on its own. Raises :class:`BackendError` if the backend fails and
+    :class:`GraphInvalidError` if the graph does not lint.
+    """
+    chosen = backend if isinstance(backend, Backend) else lookup_backend(backend)
+    log = events if events is not None else EventLog()
+    joint.lint()
+    table = chosen.decompositions()
+    if table:
+        with log.span("decompose"):
+            module = decompose_graph(joint.graph_module, table, joint.fake_mode)
+            joint = joint.with_graph(module)
+    with log.span("partition") as details:
+        parts = partition(joint)
+        details["saved_bytes"] = parts.saved_bytes
+    settings = dict(options or {})
+    with log.span("compile forward", backend=chosen.name):
+        examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
+        training = bool(parts.backward is not None and any(joint.spec.output_differentiable))
+        forward_settings = {**settings, "user_visible_outputs": list(range(joint.num_forward_outputs))}
+        forward = compile_with(chosen, parts.forward, examples, "forward" if training else "inference", forward_settings)
+    backward_for = None
+    if training:
+        visible = {**settings, "user_visible_outputs": list(range(joint.num_primals))}
+        backward_for = _Backward(parts, chosen, visible, log)
+        backward_for(default_pattern(joint))
+    tangent_strides = [
+        tuple(node.meta["val"].stride())
+        for node in joint.graph_module.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("desc"), Tangent)
+    ]
+    run = make_runtime_function(joint.spec, forward, backward_for, tangent_strides=tangent_strides)
+    return CompiledGraph(joint, parts, chosen, run, log)
+
+

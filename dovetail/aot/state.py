@@ -1,0 +1,85 @@
+"""Stage 0: what is to be captured, on which inputs, by which frontend. Contexts go on the caller's ``ExitStack``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from dovetail.aot.descriptors import Descriptor
+from dovetail.errors import NotCallableError, StageError
+from dovetail.trace import Trace
+
+
+class FrontendResult(Protocol):
+    """What stage 1 needs of a frontend's result."""
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]: ...
+
+    @property
+    def input_descriptors(self) -> tuple[Descriptor, ...]: ...
+
+
+Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], FrontendResult]
+_frontends: dict[str, Frontend] = {}
+
+
+def register_frontend(name: str, frontend: Frontend) -> None:
+    """Make a frontend known; the room above registers the bytecode interpreter as ``"bytecode"``."""
+    _frontends[name] = frontend
+
+
+@dataclass(frozen=True)
+class AOTState:
+    """Stage 0's result: a function, its arguments and the open trace that stage 1 will fill."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    trace: Trace
+    frontend: Frontend
+    _open: list[bool]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the caller's ``ExitStack`` still holds the trace open."""
+        return self._open[0]
+
+    def require_open(self) -> None:
+        """Raise :class:`StageError` if the trace has been closed."""
+        if not self.is_open:
+            raise StageError(
+                "the capture's contexts are closed", advice="call the stage inside the `with contextlib.ExitStack()` block"
+            )
+
+
+def create_state(
+    stack: contextlib.ExitStack,
+    function: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    frontend: Frontend | str = "bytecode",
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> AOTState:
+    """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``.
+
+    Raises :class:`NotCallableError` for something that cannot be called, :class:`StageError` for an unknown frontend.
+    """
+    if not callable(function):
+        raise NotCallableError(
+            f"a {type(function).__name__} cannot be captured because it cannot be called",
+            advice="hand over a function or a torch.nn.Module",
+        )
+    if isinstance(frontend, str):
+        if frontend not in _frontends:
+            raise StageError(f"there is no frontend {frontend!r}", advice="import dovetail before using its stages")
+        frontend = _frontends[frontend]
+    is_open = [True]
+    stack.callback(is_open.__setitem__, 0, False)
+    trace = Trace(decompositions).open(stack)
+    return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -1,0 +1,70 @@
+"""The demo's text: source files of Python's standard library, which are on every machine, as character-level tokens.
+
+>>> text = read_text(10_000)
+>>> len(text), len(text.vocabulary) < 200
+(10000, True)
+>>> tokens, targets = text.batch(step=0, batch=2, block=8, seed=1)
+>>> tokens.shape, bool((tokens[:, 1:] == targets[:, :-1]).all())
+(torch.Size([2, 8]), True)
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as indices into its vocabulary (the sorted characters that occur in it)."""
+
+    tokens: Tensor
+    vocabulary: str
+
+    def __len__(self) -> int:
+        return self.tokens.numel()
+
+    def batch(self, *, step: int, batch: int, block: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The batch of a training step: inputs and targets (batch, block). The same arguments give the same batch."""
+        if len(self) <= block:
+            raise ValueError(f"the text has {len(self)} characters; a block of {block} needs more")
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self) - block, (batch, 1), generator=generator)
+        places = starts + torch.arange(block + 1)
+        window = self.tokens[places]
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The characters of token indices."""
+        return "".join(self.vocabulary[token] for token in tokens)
+
+
+def source_files() -> list[Path]:
+    """The standard library's top-level modules, sorted by name, so that one Python version always gives one text."""
+    return sorted(path for path in Path(sysconfig.get_path("stdlib")).glob("*.py") if path.is_file())
+
+
+def read_text(characters: int) -> Text:
+    """The first ``characters`` characters of the standard library's sources."""
+    if characters < 1:
+        raise ValueError(f"the text needs at least one character, not {characters}")
+    parts: list[str] = []
+    missing = characters
+    for path in source_files():
+        part = path.read_text(encoding="utf-8", errors="replace")[:missing]
+        parts.append(part)
+        missing -= len(part)
+        if not missing:
+            break
+    content = "".join(parts)
+    if not content:
+        place = sysconfig.get_path("stdlib")
+        raise FileNotFoundError(f"no source files of the standard library in {place}; the demo trains on them")
+    vocabulary = "".join(sorted(set(content)))
+    index = {character: number for number, character in enumerate(vocabulary)}
+    return Text(torch.tensor([index[character] for character in content]), vocabulary)

@@ -1,0 +1,294 @@
+"""The public face: ``compile``, ``capture`` and ``explain``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.compile_joint import CompiledGraph, compile_joint
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.state import create_state, register_frontend
+from dovetail.backends import Backend, lookup_backend
+from dovetail.errors import (
+    CaptureError,
+    DovetailError,
+    EagerFallbackWarning,
+    GraphBreakError,
+    InputError,
+    NotCallableError,
+    RecompileLimitWarning,
+    UserLocation,
+)
+from dovetail.events import EventLog
+from dovetail.frontend.capture import Capture
+from dovetail.frontend.capture import capture as run_frontend
+from dovetail.frontend.frame import Break
+from dovetail.guards import AmbientState, GuardSet, compile_checker
+from dovetail.options import Options, make_options
+from dovetail.runtime.entry import Entry, ReplayedEffect
+from dovetail.runtime.module import CompiledModule
+
+_compile_lock = threading.RLock()
+_inside = threading.local()
+
+
+def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
+    return run_frontend(trace, GuardSet(), function, args, kwargs)
+
+
+register_frontend("bytecode", _bytecode_frontend)
+
+
+def _entry(capture: Capture, compiled: CompiledGraph) -> Entry:
+    effects = tuple(ReplayedEffect(item.source, item.kind, item.values, item.deleted) for item in capture.effects)
+    checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
+    return Entry(checker, compiled.run, capture.recipe, effects, compiled=compiled)
+
+
+class CompiledFunction:
+    """A function with its compiled entries; made by :func:`compile`."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        self.original = function
+        self.options = options
+        self.backend: Backend = lookup_backend(options.backend)
+        self.entries: list[Entry] = []
+        self.events = EventLog()
+        self._limit_warned = False
+        if not isinstance(function, torch.nn.Module):
+            functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        original = self.original
+        if private.is_tracing() or getattr(_inside, "active", False):
+            return original(*args, **kwargs)
+        for entry in self.entries:
+            tensors = entry.checker.check(original, args, kwargs)
+            if tensors is not None:
+                return entry.call(original, args, kwargs, tensors)
+        return self._miss(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return functools.partial(self, instance)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _compile_lock:
+            original = self.original
+            if len(self.entries) >= self.options.recompile_limit:
+                return self._over_limit(args, kwargs)
+            if self.entries:
+                failures = self.entries[-1].checker.explain(original, args, kwargs)
+                self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+            _inside.active = True
+            guards = GuardSet()
+            ambient = AmbientState.snapshot()
+            try:
+                entry = self._compile(guards, args, kwargs)
+            except Break as stop:
+                return self._fall_back(stop, guards, ambient, args, kwargs)
+            except InputError:
+                raise
+            except CaptureError as error:
+                return self._fall_back(Break(error.what, error.advice, error.where), guards, ambient, args, kwargs)
+            except DovetailError:
+                raise
+            except Exception as error:
+                return self._after_exception(error, guards, ambient, args, kwargs)
+            finally:
+                _inside.active = False
+            self.entries.insert(0, entry)
+            tensors = entry.checker.check(original, args, kwargs)
+            if tensors is None:
+                failures = entry.checker.explain(original, args, kwargs)
+                self.entries.remove(entry)
+                reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
+                return self._fall_back(Break(reason, "report this as a bug"), guards, ambient, args, kwargs)
+        return entry.call(original, args, kwargs, tensors)
+
+    def _compile(self, guards: GuardSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
+            return run_frontend(trace, guards, function, args, kwargs)
+
+        with private.preserved_rng_state(), self.events.span("compile"):
+            with self.events.span("capture"), contextlib.ExitStack() as stack:
+                state = create_state(stack, self.original, args, kwargs, frontend=frontend)
+                joint = capture_joint(state)
+            for graph_pass in self.options.passes:
+                joint = joint.apply(graph_pass)
+            compiled = compile_joint(
+                None, joint, self.backend, options=self.options.backend_options, events=self.events
+            )
+            return _entry(joint.capture, compiled)
+
+    def _after_exception(
+        self, error: Exception, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The program raised while it was captured: eager decides whether that was the user's own error."""
+        _inside.active = False
+        if self.options.fullgraph:
+            self.original(*args, **kwargs)
+            raise GraphBreakError(
+                f"capture failed with {type(error).__name__}: {error}", advice="drop fullgraph=True to run it eagerly"
+            ) from error
+        where = getattr(error, "_dovetail_where", None)
+        return self._fall_back(
+            Break(f"capture failed with {type(error).__name__}: {error}", "", where), guards, ambient, args, kwargs
+        )
+
+    def _fall_back(
+        self, stop: Break, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run eagerly from now on wherever the guards collected so far hold, and say so once."""
+        _inside.active = False
+        self.events.note("graph break", reason=stop.reason, where=stop.where)
+        if self.options.fullgraph:
+            raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
+        where: UserLocation | None = stop.where
+        text = f"{getattr(self.original, '__qualname__', type(self.original).__name__)} runs eagerly: {stop.reason}"
+        if where is not None:
+            text += f"\n  at {where}"
+        if stop.advice:
+            text += f"\n  what to do: {stop.advice}"
+        result = self.original(*args, **kwargs)
+        warnings.warn(text, EagerFallbackWarning, stacklevel=4)
+        checker = compile_checker(guards.freeze(), ambient=ambient)
+        self.entries.append(Entry(checker, None, None, reason=text))
+        return result
+
+    def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._limit_warned:
+            self._limit_warned = True
+            failures = self.entries[0].checker.explain(self.original, args, kwargs)
+            warnings.warn(
+                f"{getattr(self.original, '__qualname__', type(self.original).__name__)} has been compiled "
+                f"{len(self.entries)} times (recompile_limit) and runs eagerly for new inputs; the last reason: "
+                f"{failures[0] if failures else 'unknown'}",
+                RecompileLimitWarning,
+                stacklevel=4,
+            )
+        return self.original(*args, **kwargs)
+
+
+def compile(function: Any = None, **options: Any) -> Any:
+    """Compile a function or a module; use it like the original.
+
+    Options are those of :class:`dovetail.options.Options`. A module gives a module with the same parameters and the same
+    ``state_dict``. Raises :class:`NotCallableError`, :class:`OptionError` or :class:`UnknownBackendError` at once; what
+    cannot be captured at the first call runs eagerly with one :class:`EagerFallbackWarning`, or raises
+    :class:`GraphBreakError` with ``fullgraph=True``.
+
+    >>> import torch, dovetail
+    >>> double = dovetail.compile(lambda x: x * 2, backend="aten")
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    if function is None:
+        return lambda wrapped: compile(wrapped, **options)
+    chosen = make_options(**options)
+    if isinstance(function, (CompiledModule, CompiledFunction)):
+        function = function.original
+    if not callable(function):
+        raise NotCallableError(
+            f"a {type(function).__name__} cannot be compiled because it cannot be called",
+            advice="hand over a function or a torch.nn.Module",
+        )
+    if isinstance(function, torch.nn.Module):
+        return CompiledModule(function, functools.partial(_compiled_call, options=chosen))
+    return CompiledFunction(function, chosen)
+
+
+def _compiled_call(module: torch.nn.Module, options: Options) -> CompiledFunction:
+    return CompiledFunction(module, options)
+
+
+def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:
+    """Stages 0 and 1 with no context left open: the joint graph of one call.
+
+    Raises :class:`CaptureError` if the call cannot be captured as one graph.
+
+    >>> import torch, dovetail
+    >>> joint = dovetail.capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    >>> joint.num_primals
+    3
+    """
+    try:
+        with private.preserved_rng_state(), contextlib.ExitStack() as stack:
+            return capture_joint(create_state(stack, function, tuple(args), kwargs))
+    except Break as stop:
+        raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
+
+
+def run_joint(joint: JointGraph, **options: Any) -> Callable[..., Any]:
+    """Compile a captured joint graph into something that is called like the original function."""
+    compiled = compile_joint(None, joint, options.pop("backend", None), options=options)
+    entry = _entry(joint.capture, compiled)
+    function = joint.capture.function
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        tensors = entry.checker.check(function, args, kwargs)
+        if tensors is None:
+            failures = entry.checker.explain(function, args, kwargs)
+            raise InputError(
+                "the graph was captured for other inputs: " + "; ".join(str(item) for item in failures[:3]),
+                advice="capture it again, or use dovetail.compile, which does so by itself",
+            )
+        return entry.call(function, args, kwargs, tensors)
+
+    return step
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What Dovetail would do with a call, and why."""
+
+    entries: tuple[str, ...]
+    events: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.entries)} compiled entries"]
+        lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
+        lines += [f"  {event}" for event in self.events]
+        return "\n".join(lines)
+
+
+def explain(compiled: Any) -> Callable[..., Explanation]:
+    """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
+
+    Nothing is run and nothing compiled.
+    """
+    function = compiled_function(compiled)
+
+    def report(*args: Any, **kwargs: Any) -> Explanation:
+        texts = []
+        for entry in function.entries:
+            failures = entry.checker.explain(function.original, args, kwargs)
+            kind = f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
+            texts.append(kind if not failures else "miss: " + "; ".join(str(item) for item in failures))
+        return Explanation(tuple(texts), tuple(str(event) for event in function.events.events))
+
+    return report
+
+
+def compiled_function(compiled: Any) -> CompiledFunction:
+    """The :class:`CompiledFunction` behind what :func:`compile` returned."""
+    if isinstance(compiled, CompiledModule):
+        compiled = compiled.compiled_call
+    if not isinstance(compiled, CompiledFunction):
+        raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
+    return compiled
+
+
+def events_of(compiled: Any) -> EventLog:
+    """The events of a compiled function or module."""
+    return compiled_function(compiled).events

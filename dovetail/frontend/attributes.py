@@ -1,0 +1,304 @@
+"""Attribute access as Python does it, on real objects, with guards on what was read."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from dovetail.frontend.frame import Break
+from dovetail.frontend.values import is_trusted
+from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, ItemSource, Source
+
+MISSING = object()
+NATIVE_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def class_attribute(kind: type, name: str) -> tuple[Any, type | None]:
+    """The attribute as it stands in the class dictionaries, and the class that has it."""
+    for owner in kind.__mro__:
+        if name in owner.__dict__:
+            return owner.__dict__[name], owner
+    return MISSING, None
+
+
+def instance_dict(target: Any) -> dict[str, Any] | None:
+    """An object's own dictionary, read without running its class's code."""
+    try:
+        found = object.__getattribute__(target, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Attributes:
+    """Mixed into the interpreter: loads and stores of attributes."""
+
+    values: Any
+    effects: Any
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def load_attribute(self, target: Any, name: str) -> Any:
+        """``target.name``; raises AttributeError as Python does."""
+        if isinstance(target, torch.Tensor):
+            return self._load_tensor_attribute(target, name)
+        if isinstance(target, types.ModuleType):
+            return self._load_module_attribute(target, name)
+        if isinstance(target, type):
+            return self._load_class_attribute(target, name)
+        if type(target) is super:
+            return self._load_super_attribute(target, name)
+        if isinstance(target, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+            return self._load_function_attribute(target, name)
+        return self._load_instance_attribute(target, name)
+
+    def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
+        traced = self.values.trace.input_of(target)
+        if traced is not None:
+            if name == "grad":
+                if traced.real.grad is not None:
+                    raise Break("the gradient of a parameter is read", "read .grad outside of the compiled function")
+                self.values.guards.add_no_gradient(traced.index, self.values.where())
+                return None
+            if name == "is_leaf":
+                return traced.real.is_leaf
+            if name in ("grad_fn", "_version"):
+                raise Break(f".{name} of an input is read", "read it outside of the compiled function")
+            attributes = instance_dict(traced.real)
+            if attributes and name in attributes:
+                source = self.values.guards.tensor_source(traced.index)
+                return self.values.read(attributes[name], ItemSource(InstanceDictSource(source), name))
+        if name in ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "__array__"):
+            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
+        return self._native_attribute(target, name)
+
+    def _native_attribute(self, target: Any, name: str) -> Any:
+        return self.values.wrap(getattr(target, name))
+
+    def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:
+        value = getattr(target, name)
+        if is_trusted(target.__name__) and not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, types.ModuleType):
+            return value
+        return self.values.read(value, AttributeSource(self.values.pin(target, target.__name__), name))
+
+    def _load_class_attribute(self, target: type, name: str) -> Any:
+        meta_value, meta_owner = class_attribute(type(target), name)
+        if isinstance(meta_value, property) and isinstance(meta_value.fget, types.FunctionType):
+            return self.call(meta_value.fget, (target,), {})
+        found, owner = class_attribute(target, name)
+        if found is MISSING:
+            getter, _ = class_attribute(type(target), "__getattr__")
+            if meta_value is MISSING and isinstance(getter, types.FunctionType):
+                return self.call(getter, (target, name), {})
+            return getattr(target, name)
+        assert owner is not None
+        if isinstance(found, staticmethod):
+            return found.__func__
+        if isinstance(found, classmethod):
+            return self._bind(found.__func__, target)
+        if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
+            return getattr(target, name)
+        if is_trusted(target.__module__):
+            return self.values.wrap(found)
+        return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
+
+    def _load_super_attribute(self, target: Any, name: str) -> Any:
+        instance, start, kind = target.__self__, target.__thisclass__, target.__self_class__
+        if instance is None:
+            return getattr(target, name)
+        order = kind.__mro__
+        for owner in order[order.index(start) + 1 :]:
+            if name in owner.__dict__:
+                found = owner.__dict__[name]
+                if instance is kind:
+                    if isinstance(found, classmethod):
+                        return self._bind(found.__func__, kind)
+                    return found.__func__ if isinstance(found, staticmethod) else found
+                return self._bind_descriptor(found, owner, instance, name)
+        return getattr(target, name)
+
+    def _load_function_attribute(self, target: Any, name: str) -> Any:
+        if name == "__self__" or name == "__func__" or isinstance(target, types.BuiltinFunctionType):
+            return getattr(target, name)
+        function = target.__func__ if isinstance(target, types.MethodType) else target
+        if name in function.__dict__ if hasattr(function, "__dict__") else False:
+            source = self.values.source_of(function)
+            if source is None:
+                return self.values.wrap(function.__dict__[name])
+            return self.values.read(function.__dict__[name], ItemSource(InstanceDictSource(source), name))
+        return getattr(target, name)
+
+    def _load_instance_attribute(self, target: Any, name: str) -> Any:
+        kind = type(target)
+        getter, _ = class_attribute(kind, "__getattribute__")
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, (target, name), {})
+        return self.load_default_attribute(target, name)
+
+    def load_default_attribute(self, target: Any, name: str) -> Any:
+        """What ``object.__getattribute__`` and then ``__getattr__`` do."""
+        kind = type(target)
+        values = self.values
+        found, owner = class_attribute(kind, name)
+        if name == "__class__" and (owner is object or found is MISSING):
+            return kind
+        source: Source | None = values.source_of(target)
+        attributes = instance_dict(target)
+        if name == "__dict__" and attributes is not None:
+            if source is not None:
+                values.note(attributes, InstanceDictSource(source))
+            return attributes
+        if found is not MISSING and hasattr(type(found), "__set__"):
+            return self._bind_descriptor(found, owner, target, name)
+        if attributes is not None and name in attributes:
+            return values.read(attributes[name], self.instance_item_source(target, attributes, source, name))
+        if found is not MISSING:
+            if attributes is not None and source is not None and not self._written(attributes, name):
+                values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name}.{name} was found on the class")
+            return self._bind_descriptor(found, owner, target, name)
+        if attributes is not None and isinstance(target, torch.nn.Module):
+            for table_name in MODULE_TABLES:
+                table = attributes.get(table_name)
+                if table is not None and name in table:
+                    if source is None:
+                        return values.wrap(table[name]) if not values.source_of(table) else values.read(table[name], None)
+                    own = InstanceDictSource(source)
+                    if not self._written(attributes, name):
+                        values.guard(own, HasNoKey(name), f"{source.name}.{name} was found in {table_name}")
+                    table_source = ItemSource(own, table_name)
+                    values.note(table, table_source)
+                    if self.effects.written(table, name):
+                        return values.wrap(table[name])
+                    return values.read(table[name], ItemSource(table_source, name))
+        if attributes is not None and source is not None and not self._written(attributes, name):
+            values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name} has no attribute {name}")
+            if isinstance(target, torch.nn.Module):
+                for table_name in MODULE_TABLES:
+                    if attributes.get(table_name) is not None:
+                        table_source = ItemSource(InstanceDictSource(source), table_name)
+                        values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
+        fallback, _ = class_attribute(kind, "__getattr__")
+        if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
+            return self.call(fallback, (target, name), {})
+        if fallback is not MISSING and not isinstance(fallback, types.FunctionType):
+            return values.wrap(getattr(target, name))
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+    def instance_item_source(
+        self, target: Any, attributes: dict[str, Any], source: Source | None, name: str
+    ) -> Source | None:
+        """The source of an instance attribute, or None where the trace wrote it itself."""
+        if source is None or self._written(attributes, name):
+            return None
+        return ItemSource(InstanceDictSource(source), name)
+
+    def _written(self, attributes: dict[str, Any], name: str) -> bool:
+        return bool(self.effects.written(attributes, name))
+
+    def _bind(self, function: Any, target: Any) -> Any:
+        return types.MethodType(function, target)
+
+    def _bind_descriptor(self, found: Any, owner: type | None, target: Any, name: str) -> Any:
+        assert owner is not None
+        values = self.values
+        if isinstance(found, types.FunctionType):
+            if not is_trusted(owner.__module__):
+                source = AttributeSource(values.pin(owner, owner.__qualname__), name)
+                values.read(found, source)
+            return types.MethodType(found, target)
+        if isinstance(found, property):
+            if isinstance(found.fget, types.FunctionType):
+                return self.call(found.fget, (target,), {})
+            return values.wrap(found.__get__(target, type(target)))
+        if isinstance(found, staticmethod):
+            return found.__func__
+        if isinstance(found, classmethod):
+            return types.MethodType(found.__func__, type(target))
+        if isinstance(found, NATIVE_DESCRIPTORS):
+            value = found.__get__(target, type(target))
+            source = values.source_of(target)
+            if isinstance(found, types.MemberDescriptorType) and source is not None:
+                return values.read(value, AttributeSource(source, name))
+            return values.wrap(value)
+        getter, _ = class_attribute(type(found), "__get__")
+        if isinstance(getter, types.FunctionType):
+            return self.call(getter, (found, target, type(target)), {})
+        if getter is not MISSING:
+            return values.wrap(found.__get__(target, type(target)))
+        if is_trusted(owner.__module__):
+            return values.wrap(found)
+        return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
+
+    # --- stores -------------------------------------------------------------------------------------------------------
+
+    def store_attribute(self, target: Any, name: str, value: Any) -> None:
+        """``target.name = value``."""
+        if isinstance(target, torch.Tensor):
+            if name == "requires_grad" and self.values.trace.input_of(target) is None:
+                target.requires_grad = value
+                return
+            raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
+        if isinstance(target, (type, types.ModuleType)) or (
+            isinstance(target, types.FunctionType) and not self.values.is_created(target)
+        ):
+            raise Break(f"{name} of {getattr(target, '__name__', target)} is set", "do this outside of the function")
+        setter, _ = class_attribute(type(target), "__setattr__")
+        if isinstance(setter, types.FunctionType):
+            if setter is torch.nn.Module.__setattr__ and self._is_plain_module_store(target, name, value):
+                self._store_instance(target, name, value)
+                return
+            self.call(setter, (target, name, value), {})
+            return
+        self.store_default_attribute(target, name, value)
+
+    def _is_plain_module_store(self, target: Any, name: str, value: Any) -> bool:
+        attributes = instance_dict(target) or {}
+        if isinstance(value, (torch.nn.Module, torch.nn.Parameter, torch.nn.Buffer)):
+            return False
+        return not any(name in (attributes.get(table) or ()) for table in MODULE_TABLES) and not hasattr(
+            class_attribute(type(target), name)[0].__class__, "__set__"
+        )
+
+    def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
+        """What ``object.__setattr__`` does."""
+        found, _ = class_attribute(type(target), name)
+        if isinstance(found, property):
+            if found.fset is None:
+                raise AttributeError(f"property {name!r} of {type(target).__name__!r} object has no setter")
+            self.call(found.fset, (target, value), {})
+            return
+        if found is not MISSING and hasattr(type(found), "__set__"):
+            if self.values.source_of(target) is not None:
+                raise Break(f"the slot {name} of an object that existed before the call is written to")
+            object.__setattr__(target, name, value)
+            return
+        self._store_instance(target, name, value)
+
+    def _store_instance(self, target: Any, name: str, value: Any) -> None:
+        attributes = instance_dict(target)
+        source = self.values.source_of(target)
+        if attributes is None or source is None:
+            object.__setattr__(target, name, value)
+            return
+        self.values.note(attributes, InstanceDictSource(source))
+        self.effects.set_item(attributes, name, value)
+
+    def delete_attribute(self, target: Any, name: str) -> None:
+        """``del target.name``."""
+        deleter, _ = class_attribute(type(target), "__delattr__")
+        attributes = instance_dict(target)
+        if isinstance(target, (torch.Tensor, type, types.ModuleType)) or attributes is None or name not in attributes:
+            raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
+        if isinstance(deleter, types.FunctionType) and deleter is not torch.nn.Module.__delattr__:
+            self.call(deleter, (target, name), {})
+            return
+        source = self.values.source_of(target)
+        if source is not None:
+            self.values.note(attributes, InstanceDictSource(source))
+        self.effects.delete_item(attributes, name)

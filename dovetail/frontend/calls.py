@@ -1,0 +1,641 @@
+"""What a call does: inline, run natively under the trace's modes, follow a rule of its own, or break."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
+from dovetail.frontend.frame import Break
+from dovetail.frontend.values import is_leaf_value
+from dovetail.guards import AttributeSource, HasNoKey, Length, NoHooks
+
+# Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
+INLINED_TORCH = ("torch.nn.modules", "torch.utils._contextlib", "torch.nn.utils.parametrize", "torch.utils._pytree")
+# Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
+NATIVE_PYTHON = ("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap", "enum", "numbers")
+PURE_MODULES = frozenset(
+    {"builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools", "_collections", "collections",
+     "_abc", "abc", "typing", "types", "re", "_struct", "numbers", "enum", "string", "_string", "copy", "inspect", "_typing"}
+)
+IMPURE_BUILTINS: dict[Any, str] = {
+    print: "print writes to the terminal",
+    input: "input reads from the terminal",
+    open: "open reads or writes a file",
+    exec: "exec runs code from a string",
+    eval: "eval runs code from a string",
+    compile: "compile makes code",
+    globals: "globals() hands out the module's dictionary",
+    locals: "locals() hands out the frame's variables",
+    vars: "vars() hands out an object's dictionary",
+    dir: "dir() lists what nobody guards",
+    breakpoint: "breakpoint stops the program",
+    id: "id() is another number at every call",
+}
+IMPURE_TORCH = frozenset(
+    {"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "set_default_dtype", "set_default_device",
+     "set_default_tensor_type", "save", "load", "set_num_threads", "use_deterministic_algorithms", "set_printoptions",
+     "synchronize", "compile", "from_numpy", "from_file", "frombuffer", "set_float32_matmul_precision", "fork_rng", "backward"}
+)
+LIST_WRITERS = frozenset({"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__", "__iadd__"})
+DICT_WRITERS = frozenset({"update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__", "move_to_end", "__ior__"})
+SET_WRITERS = frozenset({"add", "remove", "discard", "pop", "clear", "update", "difference_update", "intersection_update",
+                         "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__"})
+NATIVE_CALLABLES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+
+
+@functools.lru_cache(maxsize=8192)
+def runs_natively(module_name: str) -> bool:
+    """Whether Python functions of a module run natively instead of being interpreted."""
+    if module_name == "torch" or module_name.startswith("torch."):
+        return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in INLINED_TORCH)
+    return module_name.split(".", 1)[0] in NATIVE_PYTHON
+
+
+class Calls:
+    """Mixed into the interpreter: the call table."""
+
+    values: Any
+    effects: Any
+    frames: list[Any]
+    _function_classes: dict[type, type]
+
+    def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call anything."""
+        rule = RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
+        if rule is not None:
+            return rule(self, args, kwargs)
+        kind = type(function)
+        if kind is types.FunctionType:
+            if runs_natively(function.__globals__.get("__name__") or ""):
+                return self.call_torch(function, args, kwargs)
+            return self.run_function(function, args, kwargs)
+        if kind is types.MethodType:
+            return self._call_method(function, args, kwargs)
+        if isinstance(function, torch.nn.Module):
+            return self.call_module(function, args, kwargs)
+        if kind is functools.partial:
+            return self._call_partial(function, args, kwargs)
+        if isinstance(function, type):
+            return self.call_class(function, args, kwargs)
+        if isinstance(function, NATIVE_CALLABLES):
+            return self.call_native(function, args, kwargs)
+        if isinstance(function, functools._lru_cache_wrapper):
+            return self.call(function.__wrapped__, args, kwargs)
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+            return self.call_torch(function, args, kwargs)
+        caller, _ = class_attribute(kind, "__call__")
+        if isinstance(caller, types.FunctionType):
+            return self.call(types.MethodType(caller, function), args, kwargs)
+        if caller is MISSING:
+            raise TypeError(f"{kind.__name__!r} object is not callable")
+        if kind.__module__ in ("typing", "types", "operator", "functools"):
+            return self.call_native(function, args, kwargs)
+        raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = method.__self__
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and method.__name__ == "apply":
+            return self._call_autograd_function(owner, args, kwargs)
+        return self.call(method.__func__, (owner, *args), kwargs)
+
+    def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = self.values.source_of(function)
+        inner = self.load_attribute(function, "func")  # type: ignore[attr-defined]
+        if source is None:
+            return self.call(inner, function.args + args, {**function.keywords, **kwargs})
+        bound = self.load_attribute(function, "args")  # type: ignore[attr-defined]
+        bound_kwargs = self.load_attribute(function, "keywords")  # type: ignore[attr-defined]
+        self.values.whole(bound)
+        self.values.whole(bound_kwargs)
+        items = tuple(self.values.wrap(item) for item in bound)
+        keywords = {key: self.values.wrap(item) for key, item in bound_kwargs.items()}
+        return self.call(inner, items + args, {**keywords, **kwargs})
+
+    # --- modules ------------------------------------------------------------------------------------------------------
+
+    def call_module(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
+        caller, _ = class_attribute(type(module), "__call__")
+        if caller is not torch.nn.Module.__call__:
+            return self.call(types.MethodType(caller, module), args, kwargs)
+        attributes = instance_dict(module) or {}
+        if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
+            raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
+        for name, hooks in private.global_module_hooks().items():
+            self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
+        has_global = any(private.global_module_hooks().values())
+        if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
+            return self.run_function(torch.nn.Module._call_impl, (module, *args), kwargs)
+        source = self.values.source_of(module)
+        if source is not None:
+            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "forward"), args, kwargs)  # type: ignore[attr-defined]
+
+    # --- classes ------------------------------------------------------------------------------------------------------
+
+    def call_class(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make an instance."""
+        meta_call, _ = class_attribute(type(kind), "__call__")
+        if isinstance(meta_call, types.FunctionType) and not isinstance(kind, enum.EnumMeta):
+            if not (kind.__module__ or "").startswith("torch"):
+                return self.call(meta_call, (kind, *args), kwargs)
+            return self.call_torch(kind, args, kwargs)
+        return self.make_instance(kind, args, kwargs)
+
+    def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``type.__call__`` does."""
+        module = kind.__module__ or ""
+        if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
+            return self.call_native(kind, args, kwargs)
+        maker, _ = class_attribute(kind, "__new__")
+        starter, starter_owner = class_attribute(kind, "__init__")
+        if runs_natively(module) and not issubclass(kind, torch.nn.Module):
+            return self.call_torch(kind, args, kwargs)
+        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
+        if not isinstance(maker, types.FunctionType) and not isinstance(starter, types.FunctionType):
+            if module in PURE_MODULES or kind in (typing.Any,) or module in ("contextlib", "dataclasses"):
+                return self.call_native(kind, args, kwargs)
+            if isinstance(starter, types.FunctionType) or starter_owner is object or issubclass(kind, (dict, list, tuple, set)):
+                return self.call_native(kind, args, kwargs)
+            raise Break(f"an object of {module}.{kind.__qualname__} is made", "make it outside of the function")
+        if isinstance(maker, types.FunctionType):
+            instance = self.call(maker, (kind, *args), kwargs)
+            if not isinstance(instance, kind):
+                return instance
+        elif maker is object.__new__:
+            instance = object.__new__(kind)
+        else:
+            instance = kind.__new__(kind, *[self.values.for_native(item) for item in args]) if issubclass(
+                kind, (tuple, frozenset, str, int, float)
+            ) else kind.__new__(kind)
+        if isinstance(starter, types.FunctionType):
+            self.call(starter, (instance, *args), kwargs)
+        elif starter_owner is not object:
+            self.call_native(starter, (instance, *args), kwargs)
+        return instance
+
+    # --- native code --------------------------------------------------------------------------------------------------
+
+    def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function, method or class of torch, under the trace's modes."""
+        name = getattr(function, "__name__", "")
+        module = getattr(function, "__module__", None) or ""
+        if name in IMPURE_TORCH and (module.startswith("torch") or not module):
+            raise Break(f"torch's {name} changes or reads state outside of the graph", "call it outside of the function")
+        return self._native(function, args, kwargs)
+
+    def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A builtin function, a method of a builtin type, or a builtin class."""
+        owner = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", "")
+        if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)):
+            if args:
+                bound_owner = args[0]
+                objclass = function.__objclass__
+                if isinstance(bound_owner, (list, dict, set)) and issubclass(objclass, (list, dict, set)):
+                    return self.call_container_method(bound_owner, function.__get__(bound_owner), args[1:], kwargs)
+                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, torch._C.TensorBase):
+                    return self.call_torch(function, args, kwargs)
+                if name == "__setattr__" and objclass is object:
+                    self.store_default_attribute(bound_owner, *args[1:])  # type: ignore[attr-defined]
+                    return None
+                if name == "__getattribute__" and objclass is object:
+                    return self.load_default_attribute(bound_owner, *args[1:])  # type: ignore[attr-defined]
+                if name == "__init__" and objclass is object:
+                    return None
+            return self._native(function, args, kwargs)
+        if isinstance(owner, torch.Tensor):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(owner, (list, dict, set)):
+            return self.call_container_method(owner, function, args, kwargs)
+        if isinstance(owner, types.GeneratorType):
+            raise Break("a generator that existed before the call is advanced", "make a list of it first")
+        reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
+        if reason is not None:
+            raise Break(reason, "do this outside of the compiled function")
+        module = getattr(function, "__module__", None)
+        if isinstance(function, types.MethodWrapperType):
+            if name == "__init__" and type(owner).__init__ is object.__init__:
+                return None
+            if name == "__setattr__" and not isinstance(owner, type):
+                self.store_default_attribute(owner, *args)  # type: ignore[attr-defined]
+                return None
+            if name == "__getattribute__":
+                return self.load_default_attribute(owner, *args)  # type: ignore[attr-defined]
+            return self._native(function, args, kwargs)
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if is_leaf_value(owner) or isinstance(owner, (tuple, frozenset)) or self.values.source_of(owner) is None:
+                return self._native(function, args, kwargs)
+            raise Break(
+                f"{type(owner).__qualname__}.{name} may read or change state that nobody guards", "call it outside of the function"
+            )
+        if module is None or module in PURE_MODULES:
+            return self._native(function, args, kwargs)
+        if module == "torch" or module.startswith("torch."):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(function, type):
+            return self._native(function, args, kwargs)
+        raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
+
+    def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
+        name = function.__name__
+        writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
+        if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
+            return self._dict_lookup(owner, name, args)
+        if name == "__setitem__" and isinstance(owner, (list, dict)):
+            self._set_container_item(owner, *args)
+            return None
+        self.values.whole(owner)
+        if name in writers:
+            self.effects.touch_all(owner)
+            if isinstance(owner, list):
+                for position, item in enumerate(owner):
+                    if isinstance(item, torch.Tensor):
+                        list.__setitem__(owner, position, self.values.wrap(item))
+        arguments = tuple(self._native_argument(item) for item in args)
+        result = function(*arguments, **{key: self._native_argument(item) for key, item in kwargs.items()})
+        if name in writers and isinstance(owner, dict):
+            self.effects.touch_all(owner)
+        return self.values.wrap(result)
+
+    def _set_container_item(self, owner: Any, key: Any, value: Any) -> None:
+        if isinstance(owner, list):
+            self.values.whole(owner)
+        self.effects.set_item(owner, key, value)
+
+    def _dict_lookup(self, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+        key = args[0]
+        if dict.__contains__(owner, key):
+            value = self.values.read(dict.__getitem__(owner, key), self.values.item_source(owner, key))
+            return True if name == "__contains__" else value
+        self.guard_missing_key(owner, key)
+        if name == "__contains__":
+            return False
+        if name == "get":
+            return args[1] if len(args) > 1 else None
+        raise KeyError(key)
+
+    def guard_missing_key(self, owner: Any, key: Any) -> None:
+        """Guard that a dictionary has no such key."""
+        source = self.values.source_of(owner)
+        if source is not None and not self.effects.written(owner, key):
+            self.values.guard(source, HasNoKey(key), f"{source.name} has no key {key!r}")
+
+    def _native_argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is types.FunctionType:
+            if not runs_natively(value.__globals__.get("__name__") or ""):
+                return self.trampoline(value)
+            return value
+        if kind is types.MethodType and isinstance(value.__func__, types.FunctionType):
+            if not runs_natively(value.__func__.__globals__.get("__name__") or ""):
+                return self.trampoline(value)
+            return value
+        if kind is functools.partial or isinstance(value, torch.nn.Module):
+            return self.trampoline(value) if kind is functools.partial else value
+        return self.values.for_native(value)
+
+    def trampoline(self, function: Any) -> Callable[..., Any]:
+        """A plain function that native code may call: it goes through the interpreter."""
+
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            return self.call(function, args, kwargs)
+
+        try:
+            functools.update_wrapper(enter, function)
+        except AttributeError:
+            enter.__name__ = type(function).__name__
+        return enter
+
+    def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = tuple(self._native_argument(item) for item in args)
+        keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+        for item in arguments:
+            self._check_opaque(function, item)
+        for item in keywords.values():
+            self._check_opaque(function, item)
+        try:
+            result = function(*arguments, **keywords)
+        except private.DATA_DEPENDENT_ERRORS as error:
+            name = getattr(function, "__name__", str(function))
+            raise Break(
+                f"{name} needs the values of a tensor ({type(error).__name__})",
+                "keep the value in a tensor, or do this outside of the compiled function",
+            ) from error
+        except RuntimeError as error:
+            error._dovetail_native = True  # type: ignore[attr-defined]
+            raise
+        return self.values.wrap(result)
+
+    def _check_opaque(self, function: Any, value: Any) -> None:
+        """An object of the user's with a source must not reach native code that could read it unguarded."""
+        if isinstance(value, torch.nn.Module) or (
+            self.values.source_of(value) is not None
+            and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))
+            and not callable(value)
+            and not is_leaf_value(value)
+        ):
+            name = getattr(function, "__name__", str(function))
+            raise Break(
+                f"a {type(value).__qualname__} object is handed to {name}, which could read state that nobody guards",
+                "hand over the values it needs instead",
+            )
+
+    def _call_autograd_function(self, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        derived = self._function_classes.get(owner)
+        if derived is None:
+            body: dict[str, Any] = {}
+            for name in ("forward", "backward", "setup_context", "vjp", "jvp"):
+                found, holder = class_attribute(owner, name)
+                if holder is not None and not (holder.__module__ or "").startswith("torch.autograd"):
+                    inner = found.__func__ if isinstance(found, staticmethod) else found
+                    if isinstance(inner, types.FunctionType):
+                        self.values.read(inner, self._static_source(holder, name))
+                        body[name] = staticmethod(self.trampoline(inner))
+            derived = self._function_classes[owner] = types.new_class(
+                owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
+            )
+        return self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
+
+    def _static_source(self, holder: type, name: str) -> Any:
+        return AttributeSource(self.values.pin(holder, holder.__qualname__), name)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+
+
+def rule(*functions: Any) -> Callable[[Any], Any]:
+    """Register a rule for functions whose native meaning is not enough."""
+
+    def register(handler: Any) -> Any:
+        for function in functions:
+            RULES[function] = handler
+        return handler
+
+    return register
+
+
+@rule(getattr)
+def _getattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2:
+        return interpreter.load_attribute(*args)
+    try:
+        return interpreter.load_attribute(args[0], args[1])
+    except AttributeError:
+        return args[2]
+
+
+@rule(hasattr)
+def _hasattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        interpreter.load_attribute(*args)
+    except AttributeError:
+        return False
+    return True
+
+
+@rule(setattr)
+def _setattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.store_attribute(*args)
+
+
+@rule(delattr)
+def _delattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.delete_attribute(*args)
+
+
+@rule(isinstance)
+def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    value, kinds = args
+    if isinstance(kinds, tuple):
+        return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
+    if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
+        traced = interpreter.values.trace.input_of(value)
+        if traced is not None:
+            return isinstance(traced.real, kinds)
+        if kinds is torch.Tensor:
+            return True
+        return isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
+    return isinstance(value, kinds)
+
+
+@rule(issubclass, callable)
+def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return issubclass(*args) if len(args) == 2 else callable(*args)
+
+
+@rule(type)
+def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1:
+        raise Break("a class is made inside the function", "make it outside of the function")
+    if isinstance(args[0], torch.Tensor):
+        traced = interpreter.values.trace.input_of(args[0])
+        if traced is not None:
+            return type(traced.real)
+        return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
+    return type(args[0])
+
+
+@rule(super)
+def _super(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return super(*args)
+    frame = interpreter.frames[-1]
+    cell = frame.cells.get("__class__")
+    first = frame.code.co_varnames[0]
+    instance = frame.cells[first].cell_contents if first in frame.cells else frame.locals[first]
+    if cell is None:
+        raise RuntimeError("super(): __class__ cell not found")
+    return super(cell.cell_contents, instance)
+
+
+@rule(len)
+def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    (value,) = args
+    method, _ = class_attribute(type(value), "__len__")
+    if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
+        return int(interpreter.call(types.MethodType(method, value), (), {}))
+    interpreter.guard_length(value)
+    return len(value)
+
+
+@rule(iter)
+def _iter(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2:
+        return iter(interpreter.trampoline(args[0]), args[1])
+    return interpreter.iterate(args[0])
+
+
+@rule(next)
+def _next(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    done, value = interpreter.advance(args[0])
+    if not done:
+        return value
+    if len(args) > 1:
+        return args[1]
+    raise StopIteration(value)
+
+
+@rule(bool)
+def _bool(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args) and interpreter.truth(args[0])
+
+
+def _conversion(function: Any, method_name: str) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            value = args[0]
+            if isinstance(value, torch.Tensor):
+                if function in (str, repr, format, ascii):
+                    raise Break("a tensor is turned into text", "print or format tensors outside of the function")
+                if function is hash:
+                    raise Break("a tensor is hashed", "use an index instead")
+            else:
+                if isinstance(value, torch.nn.Module) and function is not hash:
+                    raise Break(f"{function.__name__}() reads a whole module", "do this outside of the function")
+                method, _ = class_attribute(type(value), method_name)
+                if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
+                    return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                if isinstance(value, (list, tuple, dict, set)):
+                    interpreter.values.whole_deep(value)
+        if isinstance(function, type):
+            return interpreter._native(function, args, kwargs)
+        return interpreter.call_native(function, args, kwargs)
+
+    return handler
+
+
+for _function, _method in (
+    (int, "__int__"),
+    (float, "__float__"),
+    (complex, "__complex__"),
+    (str, "__str__"),
+    (repr, "__repr__"),
+    (format, "__format__"),
+    (ascii, "__repr__"),
+    (hash, "__hash__"),
+    (bytes, "__bytes__"),
+    (abs, "__abs__"),
+    (round, "__round__"),
+    (divmod, "__divmod__"),
+    (pow, "__pow__"),
+    (reversed, "__reversed__"),
+):
+    RULES[_function] = _conversion(_function, _method)
+
+
+def _sequence(kind: Any) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return kind(interpreter.drain(args[0])) if args else kind()
+
+    return handler
+
+
+for _kind in (list, tuple, set, frozenset):
+    RULES[_kind] = _sequence(_kind)
+
+
+@rule(dict)
+def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+    if not args:
+        return dict(**kwargs)
+    source = args[0]
+    pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
+    return dict(pairs, **kwargs)
+
+
+def _iterating(function: Any, first: int) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        converted = list(args)
+        for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
+            if isinstance(args[position], torch.Tensor) and function in (min, max, sum, any, all, sorted) and len(args) > 1:
+                break
+            if function in (min, max) and len(args) > 1:
+                break
+            if function in (sum, min, max, any, all, sorted):
+                converted[position] = interpreter.drain(args[position])
+            else:
+                converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
+        arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
+        keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
+        if function in (any, all):
+            return function(interpreter.truth(item) for item in arguments[0])
+        try:
+            return interpreter.values.wrap(function(*arguments, **keywords))
+        except private.DATA_DEPENDENT_ERRORS as error:
+            raise Break(f"{function.__name__} needs the values of a tensor") from error
+
+    return handler
+
+
+class WrappingIterator:
+    """An iterator whose items went through the interpreter."""
+
+    def __init__(self, interpreter: Any, inner: Any) -> None:
+        self.interpreter = interpreter
+        self.inner = inner
+
+    def __iter__(self) -> WrappingIterator:
+        return self
+
+    def __next__(self) -> Any:
+        done, value = self.interpreter.advance(self.inner)
+        if done:
+            raise StopIteration
+        return value
+
+
+for _function, _first in (
+    (zip, 0),
+    (enumerate, 0),
+    (map, 1),
+    (filter, 1),
+    (sum, 0),
+    (any, 0),
+    (all, 0),
+    (min, 0),
+    (max, 0),
+    (sorted, 0),
+):
+    RULES[_function] = _iterating(_function, _first)
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+@rule(torch.is_grad_enabled)
+def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled()
+
+
+@rule(torch.nn.Module.__call__)
+def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.call_module(args[0], args[1:], kwargs)
+
+
+@rule(type.__call__)
+def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.make_instance(args[0], args[1:], kwargs)
+

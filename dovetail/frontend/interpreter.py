@@ -1,0 +1,562 @@
+"""The bytecode interpreter: plain Python objects on the stack, only tensors are traced.
+
+>>> # Interpreter(trace, guards).call(function, args, kwargs) runs a function's bytecode under an open trace.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import UserLocation
+from dovetail.frontend.attributes import Attributes, class_attribute
+from dovetail.frontend.bind import bind
+from dovetail.frontend.calls import Calls, runs_natively
+from dovetail.frontend.effects import Effects
+from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.values import Values, is_leaf_value, is_trusted
+from dovetail.guards import AttributeSource, CellSource, GuardSet, HasNoKey, Identity, ItemSource, Length, Unbound
+from dovetail.trace import Trace
+
+MAXIMUM_DEPTH = 400
+
+DUNDERS: dict[Any, tuple[str, str | None]] = {
+    operator.add: ("__add__", "__radd__"),
+    operator.sub: ("__sub__", "__rsub__"),
+    operator.mul: ("__mul__", "__rmul__"),
+    operator.truediv: ("__truediv__", "__rtruediv__"),
+    operator.floordiv: ("__floordiv__", "__rfloordiv__"),
+    operator.mod: ("__mod__", "__rmod__"),
+    operator.pow: ("__pow__", "__rpow__"),
+    operator.matmul: ("__matmul__", "__rmatmul__"),
+    operator.and_: ("__and__", "__rand__"),
+    operator.or_: ("__or__", "__ror__"),
+    operator.xor: ("__xor__", "__rxor__"),
+    operator.lshift: ("__lshift__", "__rlshift__"),
+    operator.rshift: ("__rshift__", "__rrshift__"),
+    operator.iadd: ("__iadd__", None),
+    operator.isub: ("__isub__", None),
+    operator.imul: ("__imul__", None),
+    operator.ior: ("__ior__", None),
+    operator.iand: ("__iand__", None),
+    operator.eq: ("__eq__", "__eq__"),
+    operator.ne: ("__ne__", "__ne__"),
+    operator.lt: ("__lt__", "__gt__"),
+    operator.le: ("__le__", "__ge__"),
+    operator.gt: ("__gt__", "__lt__"),
+    operator.ge: ("__ge__", "__le__"),
+    operator.neg: ("__neg__", None),
+    operator.pos: ("__pos__", None),
+    operator.invert: ("__invert__", None),
+    operator.contains: ("__contains__", None),
+}
+INPLACE = {operator.iadd, operator.isub, operator.imul, operator.ior, operator.iand, operator.ixor}
+OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
+    """A generator whose frame the interpreter runs."""
+
+    def __init__(self, interpreter: Interpreter, frame: Frame) -> None:
+        self._interpreter = interpreter
+        self._frame: Frame | None = frame
+        self._started = False
+        frame.stack.append(None)
+
+    def send(self, value: Any) -> Any:
+        """Go on with ``value`` as the result of the yield."""
+        if self._frame is None:
+            raise StopIteration
+        if self._started:
+            self._frame.stack.append(value)
+        self._started = True
+        return self._go_on(None)
+
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        """Raise an exception at the yield."""
+        error = kind if isinstance(kind, BaseException) else (value if value is not None else kind())
+        if self._frame is None:
+            raise error
+        self._started = True
+        return self._go_on(error)
+
+    def close(self) -> None:
+        """Raise GeneratorExit at the yield."""
+        if self._frame is None or not self._started:
+            self._frame = None
+            return
+        try:
+            self.throw(GeneratorExit())
+        except (GeneratorExit, StopIteration):
+            return
+        raise RuntimeError("generator ignored GeneratorExit")
+
+    def _go_on(self, error: BaseException | None) -> Any:
+        frame = self._frame
+        assert frame is not None
+        try:
+            result = self._interpreter.run_frame(frame, error)
+        except BaseException:
+            self._frame = None
+            raise
+        if isinstance(result, Yield):
+            return result.value
+        self._frame = None
+        raise StopIteration(result.value)
+
+
+class Interpreter(Attributes, Calls):
+    """Runs bytecode under an open trace."""
+
+    def __init__(self, trace: Trace, guards: GuardSet) -> None:
+        self.trace = trace
+        self.values = Values(trace, guards)
+        self.effects = Effects(self.values.source_of)
+        self.values.effects = self.effects
+        self.frames: list[Frame] = []
+        self._function_classes: dict[type, type] = {}
+        self._handlers = instruction_set()
+        self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
+        self._created: dict[int, Any] = {}
+        self._seen_globals: set[tuple[int, str]] = set()
+        self._seen_functions: set[int] = set()
+        self.values.is_created = self.is_created  # type: ignore[attr-defined]
+        trace.locate = self.locate
+
+    # --- where --------------------------------------------------------------------------------------------------------
+
+    def locate(self) -> UserLocation | None:
+        """The innermost line outside of torch."""
+        for frame in reversed(self.frames):
+            if not is_trusted(frame.globals.get("__name__")):
+                return frame.location()
+        return self.frames[-1].location() if self.frames else None
+
+    def created(self, value: Any) -> None:
+        """Remember that an object was made by the trace."""
+        self._created[id(value)] = value
+
+    def is_created(self, value: Any) -> bool:
+        """Whether an object was made by the trace."""
+        return id(value) in self._created
+
+    # --- frames -------------------------------------------------------------------------------------------------------
+
+    def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Interpret a Python function."""
+        code = function.__code__
+        if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
+        if len(self.frames) >= MAXIMUM_DEPTH:
+            raise Break("the calls are nested too deeply", "use a loop instead of the recursion")
+        if id(function) not in self._seen_functions:
+            self._guard_function(function)
+        frame = Frame(function, bind(function, args, kwargs, self._default))
+        result = self.run_frame(frame, None)
+        assert isinstance(result, Return)
+        return result.value
+
+    def _guard_function(self, function: types.FunctionType) -> None:
+        self._seen_functions.add(id(function))
+        if self.is_created(function):
+            return
+        self._created.setdefault(-id(function), function)  # keeps the function alive as long as its id is in the set
+        if not is_trusted(function.__globals__.get("__name__")):
+            source = self.values.pin(function, function.__qualname__)
+            self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
+            for position, cell in enumerate(function.__closure__ or ()):
+                if not self.is_created(cell):
+                    self.values.note(cell, AttributeSource(source, f"__closure__[{position}]"))
+                    self._cells[id(cell)] = CellSource(source, position)
+
+    @functools.cached_property
+    def _cells(self) -> dict[int, CellSource]:
+        return {}
+
+    def _default(self, function: types.FunctionType, name: str, position: int | None) -> Any:
+        table: Any = function.__kwdefaults__ if position is None else function.__defaults__
+        key: Any = name if position is None else position
+        value = table[key]
+        if self.is_created(function) or is_trusted(function.__globals__.get("__name__")):
+            return self.values.wrap(value)
+        source = self.values.pin(function, function.__qualname__)
+        attribute = "__kwdefaults__" if position is None else "__defaults__"
+        return self.values.read(value, ItemSource(AttributeSource(source, attribute), key))
+
+    def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
+        """Run a frame until it returns or yields; ``error`` is raised at the current instruction first."""
+        handlers = self._code_handlers.get(frame.code)
+        if handlers is None:
+            table = self._handlers
+            handlers = tuple(table.get(item.opname) for item in frame.decoded.instructions)
+            self._code_handlers[frame.code] = handlers
+        instructions = frame.decoded.instructions
+        self.frames.append(frame)
+        try:
+            if error is not None:
+                frame.position -= 1
+                self._unwind(frame, error)
+            while True:
+                instruction = instructions[frame.position]
+                handler = handlers[frame.position]
+                if handler is None:
+                    raise Break(f"the instruction {instruction.opname} is not supported yet")
+                try:
+                    result = handler(self, frame, instruction)
+                except Break:
+                    raise
+                except BaseException as raised:
+                    self._unwind(frame, raised)
+                    continue
+                if result is None:
+                    frame.position += 1
+                elif type(result) is int:
+                    frame.position = result
+                else:
+                    frame.position += 1
+                    return result  # type: ignore[no-any-return]
+        except Break as stop:
+            if stop.where is None:
+                stop.where = self.locate()
+            raise
+        finally:
+            self.frames.pop()
+
+    def _unwind(self, frame: Frame, error: BaseException) -> None:
+        """Go to the handler of an exception, or raise it out of the frame."""
+        position = frame.position
+        found = None
+        for entry in frame.decoded.exceptions:
+            if entry.start <= position < entry.end:
+                found = entry
+                break
+        if found is None:
+            raise error
+        if getattr(error, "_dovetail_native", False) and isinstance(error, RuntimeError):
+            is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
+            if is_cleanup and self._catches(frame, found.target, error):
+                raise Break("an error raised by a tensor operation is caught", "check before the operation instead") from error
+        del frame.stack[found.depth :]
+        if found.push_position:
+            frame.stack.append(position)
+        frame.stack.append(error)
+        frame.position = found.target
+
+    def _catches(self, frame: Frame, target: int, error: BaseException) -> bool:
+        """Whether the handler at ``target`` is an ``except`` clause (a ``with`` or ``finally`` re-raises)."""
+        return any(
+            item.opname in ("CHECK_EXC_MATCH", "POP_TOP") for item in frame.decoded.instructions[target + 1 : target + 5]
+        )
+
+    def make_generator(self, frame: Frame) -> InterpretedGenerator:
+        """The generator object for a frame that starts with RETURN_GENERATOR."""
+        copy = object.__new__(Frame)
+        for name in Frame.__slots__:
+            setattr(copy, name, getattr(frame, name))
+        copy.stack = []
+        copy.position = frame.position + 1
+        copy.current_exceptions = []
+        return InterpretedGenerator(self, copy)
+
+    def handled_exception(self, frame: Frame) -> BaseException | None:
+        """The exception that a bare ``raise`` raises again."""
+        for candidate in reversed(self.frames):
+            if candidate.current_exceptions:
+                return candidate.current_exceptions[-1]
+        return None
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        """A global or builtin name."""
+        table = frame.globals
+        module = table.get("__name__")
+        if name in table:
+            value = table[name]
+            if (is_trusted(module) and not isinstance(value, torch.Tensor)) or self.effects.written(table, name):
+                return self.values.wrap(value)
+            key = (id(table), name)
+            if key in self._seen_globals and not isinstance(value, torch.Tensor):
+                return value
+            self._seen_globals.add(key)
+            source = self.values.pin(table, "G")
+            return self.values.read(value, ItemSource(source, name))
+        builtin_table = table.get("__builtins__", {})
+        builtins_dict = builtin_table.__dict__ if isinstance(builtin_table, types.ModuleType) else builtin_table
+        if name not in builtins_dict:
+            raise NameError(f"name {name!r} is not defined")
+        key = (id(table), name)
+        if key not in self._seen_globals and not is_trusted(module):
+            self._seen_globals.add(key)
+            self.values.guard(self.values.pin(table, "G"), HasNoKey(name), f"{name} is the builtin")
+        return builtins_dict[name]
+
+    def load_cell(self, frame: Frame, name: str) -> Any:
+        """The content of a closure cell."""
+        cell = frame.cells[name]
+        source = self._cells.get(id(cell))
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            if source is not None:
+                self.values.guard(source.base_cell if hasattr(source, "base_cell") else source, Unbound(), f"{name} is unbound")
+            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+        if source is None or self.effects.written(cell):
+            return value
+        return self.values.read(value, source)
+
+    def store_cell(self, frame: Frame, name: str, value: Any) -> None:
+        """Write a closure cell."""
+        cell = frame.cells[name]
+        if self._cells.get(id(cell)) is not None:
+            raise Break(f"the variable {name} of an enclosing function is written to", "return the value instead")
+        cell.cell_contents = value
+
+    def delete_cell(self, frame: Frame, name: str) -> None:
+        """Empty a closure cell."""
+        cell = frame.cells[name]
+        if self._cells.get(id(cell)) is not None:
+            raise Break(f"the variable {name} of an enclosing function is deleted")
+        del cell.cell_contents
+
+    def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
+        """``import`` inside a function: the module must be loaded already or load without touching tensors."""
+        with private.disable_current_modes():
+            return __import__(name, frame.globals, None, names, level)
+
+    # --- items and operators ------------------------------------------------------------------------------------------
+
+    def load_item(self, target: Any, key: Any) -> Any:
+        """``target[key]``."""
+        if isinstance(target, torch.Tensor):
+            return self._native(operator.getitem, (target, key), {})
+        kind = type(target)
+        method, _ = class_attribute(kind, "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return self.call(types.MethodType(method, target), (key,), {})
+        if isinstance(target, dict):
+            if dict.__contains__(target, key):
+                return self.values.read(dict.__getitem__(target, key), self.values.item_source(target, key))
+            missing, _ = class_attribute(kind, "__missing__")
+            self.guard_missing_key(target, key)
+            if isinstance(missing, types.FunctionType):
+                return self.call(types.MethodType(missing, target), (key,), {})
+            if kind is collections.defaultdict and self.values.source_of(target) is None and target.default_factory is not None:
+                value = self.call(target.default_factory, (), {})
+                target[key] = value
+                return value
+            if missing is not None and kind is not dict and hasattr(kind, "__missing__"):
+                raise Break(f"a missing key of a {kind.__name__} is looked up")
+            raise KeyError(key)
+        if isinstance(target, (list, tuple)):
+            if isinstance(key, slice):
+                self.values.whole(target)
+                return self.values.wrap(operator.getitem(target, key))
+            if isinstance(key, torch.Tensor):
+                raise Break("a tensor is used as an index into a Python list", "use a Python number")
+            position = operator.index(key)
+            if position < 0:
+                self.guard_length(target)
+                position += len(target)
+            value = operator.getitem(target, key)
+            return self.values.read(value, self.values.item_source(target, position))
+        if isinstance(target, type):
+            return target[key]  # type: ignore[index]
+        return self._native(operator.getitem, (target, key), {})
+
+    def store_item(self, target: Any, key: Any, value: Any) -> None:
+        """``target[key] = value``."""
+        if isinstance(target, torch.Tensor):
+            self._native(operator.setitem, (target, key, value), {})
+            return
+        method, _ = class_attribute(type(target), "__setitem__")
+        if isinstance(method, types.FunctionType):
+            self.call(types.MethodType(method, target), (key, value), {})
+        elif isinstance(target, (list, dict)):
+            if isinstance(target, list):
+                self.values.whole(target)
+                if isinstance(key, slice):
+                    value = list(self.iterate(value))
+            self.effects.set_item(target, key, value)
+        else:
+            raise Break(f"an item of a {type(target).__name__} is set")
+
+    def delete_item(self, target: Any, key: Any) -> None:
+        """``del target[key]``."""
+        method, _ = class_attribute(type(target), "__delitem__")
+        if isinstance(method, types.FunctionType):
+            self.call(types.MethodType(method, target), (key,), {})
+        elif isinstance(target, (list, dict)):
+            self.values.whole(target)
+            self.effects.delete_item(target, key)
+        else:
+            raise Break(f"an item of a {type(target).__name__} is deleted")
+
+    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """An operator, with the operands' own Python methods interpreted."""
+        simple = True
+        for item in operands:
+            if isinstance(item, torch.Tensor) or type(item) in (int, float, str, bool, type(None)):
+                continue
+            simple = False
+            break
+        if simple:
+            return self._native(function, operands, {})
+        names = DUNDERS.get(function)
+        if names is not None:
+            handled, result = self._operate_python(function, names, operands)
+            if handled:
+                return result
+        left = operands[0]
+        if function in INPLACE and isinstance(left, (list, dict, set)):
+            method = getattr(left, f"__{function.__name__}__")
+            return self.call_container_method(left, method, operands[1:], {})
+        if function is operator.contains:
+            return self._contains(*operands)
+        for item in operands:
+            if isinstance(item, OLD_CONTAINERS):
+                self.values.whole_deep(item)
+        if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
+            return function(*operands)
+        return self._native(function, operands, {})
+
+    def _operate_python(self, function: Any, names: tuple[str, str | None], operands: tuple[Any, ...]) -> tuple[bool, Any]:
+        for item, name, other in ((operands[0], names[0], operands[1:]), (operands[-1], names[1], operands[:1])):
+            if name is None or isinstance(item, torch.Tensor) or is_leaf_value(item):
+                continue
+            method, _ = class_attribute(type(item), name)
+            if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
+                result = self.call(types.MethodType(method, item), tuple(other), {})
+                if result is not NotImplemented:
+                    return True, result
+        return False, None
+
+    def _contains(self, container: Any, item: Any) -> bool:
+        if isinstance(container, dict):
+            return bool(self.call_container_method(container, container.__contains__, (item,), {}))
+        if isinstance(container, OLD_CONTAINERS):
+            self.values.whole(container)
+            if any(isinstance(entry, torch.Tensor) for entry in container) or isinstance(item, torch.Tensor):
+                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            return item in container
+        method, _ = class_attribute(type(container), "__contains__")
+        if method is None or not hasattr(type(container), "__contains__"):
+            return any(entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in self.drain(container))
+        return bool(self._native(operator.contains, (container, item), {}))
+
+    def truth(self, value: Any) -> bool:
+        """``bool(value)``; the truth of a tensor is not known while tracing."""
+        if value is True or value is False or value is None:
+            return bool(value)
+        if isinstance(value, torch.Tensor):
+            try:
+                return bool(value)
+            except private.DATA_DEPENDENT_ERRORS as error:
+                raise Break(
+                    "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
+                ) from error
+        kind = type(value)
+        for name in ("__bool__", "__len__"):
+            method, _ = class_attribute(kind, name)
+            if isinstance(method, types.FunctionType):
+                return bool(self.call(types.MethodType(method, value), (), {}))
+            if hasattr(kind, name):
+                break
+        if isinstance(value, OLD_CONTAINERS):
+            self.guard_length(value)
+        return bool(value)
+
+    def guard_length(self, value: Any) -> None:
+        """Guard how many items a container has."""
+        source = self.values.source_of(value)
+        if source is not None and not self.effects.written(value):
+            self.values.guard(source, Length(len(value)), f"the length of {source.name} was read")
+
+    # --- iteration ----------------------------------------------------------------------------------------------------
+
+    def iterate(self, value: Any) -> Any:
+        """``iter(value)``."""
+        if isinstance(value, (InterpretedGenerator, range, str)):
+            return iter(value)
+        if isinstance(value, torch.Tensor):
+            return iter(value.unbind(0)) if value.dim() else iter(value)
+        method, _ = class_attribute(type(value), "__iter__")
+        if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
+            return self.call(types.MethodType(method, value), (), {})
+        if isinstance(value, OLD_CONTAINERS):
+            self.values.whole(value)
+        elif isinstance(value, Iterator) and self.values.source_of(value) is not None:
+            raise Break("an iterator that existed before the call is advanced", "hand over a list instead")
+        elif method is None or not hasattr(type(value), "__iter__"):
+            getter, _ = class_attribute(type(value), "__getitem__")
+            if isinstance(getter, types.FunctionType):
+                return self._iterate_by_item(value)
+        return iter(value)
+
+    def _iterate_by_item(self, value: Any) -> Iterator[Any]:
+        position = 0
+        while True:
+            try:
+                item = self.load_item(value, position)
+            except IndexError:
+                return
+            yield item
+            position += 1
+
+    def advance(self, iterator: Any) -> tuple[bool, Any]:
+        """One step of an iterator: (True, return value) at its end, else (False, item)."""
+        method, _ = class_attribute(type(iterator), "__next__")
+        try:
+            if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
+                if not runs_natively(method.__globals__.get("__name__") or "") and not hasattr(iterator, "interpreter"):
+                    return False, self.call(types.MethodType(method, iterator), (), {})
+            elif isinstance(iterator, types.GeneratorType) and self.values.source_of(iterator) is not None:
+                raise Break("a generator that existed before the call is advanced", "hand over a list instead")
+            return False, self.values.wrap(next(iterator))
+        except StopIteration as stop:
+            return True, stop.value
+
+    def drain(self, value: Any) -> list[Any]:
+        """All items of an iterable."""
+        iterator = self.iterate(value)
+        items: list[Any] = []
+        while True:
+            done, item = self.advance(iterator)
+            if done:
+                return items
+            items.append(item)
+
+    def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
+        """One step of ``yield from``."""
+        try:
+            if value is None:
+                return self.advance(iterator)
+            return False, iterator.send(value)
+        except StopIteration as stop:
+            return True, stop.value
+
+    def items_of(self, mapping: Any) -> dict[Any, Any]:
+        """A mapping as a plain dictionary of traced values."""
+        if isinstance(mapping, dict):
+            self.values.whole(mapping)
+            return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in dict.keys(mapping)}
+        keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))
+        return {key: self.load_item(mapping, key) for key in keys}
+
+    def load_special(self, target: Any, name: str) -> Any:
+        """A special method, looked up on the class."""
+        found, owner = class_attribute(type(target), name)
+        if owner is None:
+            raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
+        if isinstance(found, types.FunctionType):
+            return types.MethodType(found, target)
+        return getattr(target, name)

@@ -1,0 +1,240 @@
+"""Where values came from, and the guards that reading them needs.
+
+A side table keyed by identity gives the :class:`Source` of a pre-existing object. Immutable leaves are guarded by equality when
+they are read from a source and then flow as constants; functions, classes and modules by identity; containers and objects by
+type and by what is read from them.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from typing import Any
+
+import torch
+
+from dovetail.errors import UserLocation
+from dovetail.frontend.frame import Break
+from dovetail.guards import (
+    DictKeys,
+    Equals,
+    GuardSet,
+    Identity,
+    ItemSource,
+    Length,
+    Pinned,
+    PinnedSource,
+    SameTensor,
+    SetEquals,
+    Source,
+    TypeIs,
+)
+from dovetail.torch_private import OpOverload, is_functional
+from dovetail.trace import Trace
+
+LEAF_TYPES: frozenset[type] = frozenset(
+    {
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bool,
+        type(None),
+        type(Ellipsis),
+        type(NotImplemented),
+        torch.dtype,
+        torch.device,
+        torch.memory_format,
+        torch.layout,
+        torch.Size,
+        slice,
+        range,
+    }
+)
+IDENTITY_TYPES = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ModuleType,
+    types.CodeType,
+    type,
+    OpOverload,
+)
+TRUSTED_PREFIXES = ("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing")
+
+
+def is_leaf_value(value: object) -> bool:
+    """Whether a value is an immutable leaf, or a tuple or frozenset of them."""
+    kind = type(value)
+    if kind in LEAF_TYPES or isinstance(value, enum.Enum):
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(is_leaf_value(item) for item in value)  # type: ignore[attr-defined]
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def is_trusted(module_name: str | None) -> bool:
+    """Whether a module's own globals and classes are taken as fixed: torch and the parts of the standard library we call."""
+    return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
+
+
+class Values:
+    """The side table of one trace."""
+
+    def __init__(self, trace: Trace, guards: GuardSet) -> None:
+        self.trace = trace
+        self.guards = guards
+        self._sources: dict[int, tuple[Any, Source]] = {}
+        self._pins: dict[int, PinnedSource] = {}
+        self._whole: set[int] = set()
+        self.effects: Any = None
+
+    def where(self) -> UserLocation | None:
+        """The user's line now."""
+        return self.trace.locate()
+
+    def source_of(self, value: Any) -> Source | None:
+        """The source of an object that existed before the trace, or None."""
+        found = self._sources.get(id(value))
+        return found[1] if found is not None else None
+
+    def pin(self, value: Any, display: str) -> Source:
+        """A source for an object that the entry holds on to: a globals dictionary, a class, a function."""
+        source = self.source_of(value)
+        if source is not None:
+            return source
+        pinned = self._pins.get(id(value))
+        if pinned is None:
+            pinned = self._pins[id(value)] = PinnedSource(Pinned(value, display))
+        return pinned
+
+    def note(self, value: Any, source: Source) -> None:
+        """Remember where an object came from."""
+        self._sources.setdefault(id(value), (value, source))
+
+    def guard(self, source: Source, predicate: Any, reason: str) -> None:
+        """Add a guard at the current user line."""
+        self.guards.add(source, predicate, self.where(), reason)
+
+    def read(self, value: Any, source: Source | None) -> Any:
+        """A value as the trace sees it, with the guards that reading it needs."""
+        if isinstance(value, torch.Tensor):
+            if is_functional(value):
+                return value
+            if source is None:
+                return self.wrap(value)
+            traced = self.trace.input(value, source.name)
+            index = self.guards.add_tensor(source, value, self.where())
+            if index != traced.index:
+                raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")
+            return traced.value
+        if source is None:
+            return value
+        kind = type(value)
+        if kind in LEAF_TYPES or is_leaf_value(value):
+            self.guard(source, Equals(value), f"{source.name} was read")
+            return value
+        if isinstance(value, IDENTITY_TYPES):
+            self.guard(source, Identity(value), f"{source.name} was read")
+            self.note(value, source)
+            return value
+        known = self._sources.get(id(value))
+        if known is not None:
+            if known[1] != source:
+                self.guard(source, SameTensor(known[1]), f"{source.name} and {known[1].name} are one object")
+            return value
+        self.guard(source, TypeIs(kind), f"{source.name} was read")
+        self.note(value, source)
+        return value
+
+    def wrap(self, value: Any) -> Any:
+        """A value that native code handed back: real tensors become traced ones."""
+        if isinstance(value, torch.Tensor):
+            if is_functional(value):
+                return value
+            known = self.trace.known(value)
+            if known is not None:
+                return known.value
+            raise Break(
+                "a tensor turned up that was not read from an argument, an attribute, a closure or a global",
+                "pass the tensor to the function, or keep it in an attribute of a module",
+            )
+        kind = type(value)
+        if kind is tuple:
+            if any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
+                return tuple(self.wrap(item) for item in value)
+        elif kind is list and self.source_of(value) is None:
+            for position, item in enumerate(value):
+                if isinstance(item, torch.Tensor) and not is_functional(item):
+                    value[position] = self.wrap(item)
+        elif kind is dict and self.source_of(value) is None:
+            for key, item in value.items():
+                if isinstance(item, torch.Tensor) and not is_functional(item):
+                    value[key] = self.wrap(item)
+        return value
+
+    def item_source(self, container: Any, key: Any) -> Source | None:
+        """The source of one item, or None if the container or the item is of the trace's own making."""
+        source = self.source_of(container)
+        if source is None or (self.effects is not None and self.effects.written(container, key)):
+            return None
+        return ItemSource(source, key)
+
+    def whole(self, container: Any) -> None:
+        """Guard a container's length or keys, and read all of its items."""
+        source = self.source_of(container)
+        if source is None or id(container) in self._whole:
+            return
+        if self.effects is not None and self.effects.written(container):
+            return
+        self._whole.add(id(container))
+        if isinstance(container, (list, tuple)):
+            self.guard(source, Length(len(container)), f"{source.name} was gone through")
+            for position in range(len(container)):
+                item = (list if isinstance(container, list) else tuple).__getitem__(container, position)
+                self.read(item, ItemSource(source, position))
+        elif isinstance(container, dict):
+            self.guard(source, DictKeys(tuple(dict.keys(container))), f"{source.name} was gone through")
+            for key in dict.keys(container):
+                self.read(dict.__getitem__(container, key), ItemSource(source, key))
+        elif isinstance(container, (set, frozenset)):
+            self.guard(source, SetEquals(frozenset(container)), f"{source.name} was gone through")
+
+    def whole_deep(self, container: Any) -> None:
+        """Guard a container as deep as native code can reach containers."""
+        if isinstance(container, (list, tuple)):
+            self.whole(container)
+            for item in container:
+                self.whole_deep(item)
+        elif isinstance(container, dict):
+            self.whole(container)
+            for item in dict.values(container):
+                self.whole_deep(item)
+        elif isinstance(container, (set, frozenset)):
+            self.whole(container)
+
+    def for_native(self, value: Any) -> Any:
+        """An argument for native code: real tensors inside containers replaced, contents guarded."""
+        if isinstance(value, torch.Tensor):
+            return value if is_functional(value) else self.wrap(value)
+        if isinstance(value, (list, tuple, dict)):
+            self.whole(value)
+            if type(value) is list:
+                if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):
+                    return value
+                items = [self.for_native(item) for item in value]
+                return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+            if type(value) is tuple:
+                items = [self.for_native(item) for item in value]
+                return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
+            if type(value) is dict:
+                pairs = {key: self.for_native(item) for key, item in value.items()}
+                return value if all(pairs[key] is item for key, item in value.items()) else pairs
+        elif isinstance(value, (set, frozenset)):
+            self.whole(value)
+        return value

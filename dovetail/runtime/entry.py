@@ -1,0 +1,71 @@
+"""What one compiled entry does at a call: run the graph, replay the effects, build the result."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.guards import Checker, Source
+from dovetail.runtime.recipe import Recipe, rebuild
+
+
+@dataclass(frozen=True)
+class ReplayedEffect:
+    """One container that is brought to its final state after the graph has run."""
+
+    source: Source
+    kind: str
+    values: Recipe
+    deleted: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Guards, the compiled function, the recipe for the result and the effects to apply.
+
+    ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why.
+    """
+
+    checker: Checker
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None
+    recipe: Recipe | None
+    effects: tuple[ReplayedEffect, ...] = ()
+    reason: str = ""
+    compiled: Any = None
+
+    def call(
+        self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
+    ) -> Any:
+        """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
+        if self.run is None:
+            return callee(*args, **kwargs)
+        results = self.run(tensors)
+        assert self.recipe is not None
+        if not self.effects:
+            return rebuild(self.recipe, results, callee, args, kwargs)
+        # Containers are fetched before the first of them is changed: one may be reached through another.
+        containers = [effect.source.fetch(callee, args, kwargs) for effect in self.effects]
+        values = [rebuild(effect.values, results, callee, args, kwargs) for effect in self.effects]
+        result = rebuild(self.recipe, results, callee, args, kwargs)
+        for effect, container, value in zip(self.effects, containers, values, strict=True):
+            _apply(effect, container, value)
+        return result
+
+
+def _apply(effect: ReplayedEffect, container: Any, value: Any) -> None:
+    if isinstance(container, types.CellType):
+        container.cell_contents = value
+    elif effect.kind == "dict":
+        for key in effect.deleted:
+            dict.pop(container, key, None)
+        for key, item in value.items():
+            dict.__setitem__(container, key, item)
+    elif effect.kind == "list":
+        list.__setitem__(container, slice(None), value)
+    else:
+        container.clear()
+        container.update(value)

@@ -1,0 +1,40 @@
+"""Which Python and torch versions Dovetail runs on, checked once at import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+from dovetail.errors import UnsupportedVersionError
+
+__version__ = "0.1.0"
+PYTHON_RANGE = ((3, 11), (3, 14))
+TORCH_RANGE = ((2, 11), (2, 16))
+
+
+def parse(version: str) -> tuple[int, int]:
+    """Major and minor number of a version text.
+
+    >>> parse("2.13.0+cpu")
+    (2, 13)
+    """
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int("".join(character for character in minor if character.isdigit()))
+
+
+def check_versions(python: tuple[int, int] | None = None, torch_version: str | None = None) -> None:
+    """Raise :class:`UnsupportedVersionError` unless both versions are in range; the defaults are those that run."""
+    running = python if python is not None else sys.version_info[:2]
+    if not PYTHON_RANGE[0] <= running < PYTHON_RANGE[1]:
+        raise UnsupportedVersionError(
+            f"Dovetail {__version__} does not run on Python {running[0]}.{running[1]}", advice="use Python 3.11 to 3.13"
+        )
+    if torch_version is None:
+        try:
+            torch_version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError as error:
+            raise UnsupportedVersionError("torch is not installed", advice="pip install 'torch>=2.11,<2.16'") from error
+    if not TORCH_RANGE[0] <= parse(torch_version) < TORCH_RANGE[1]:
+        raise UnsupportedVersionError(
+            f"Dovetail {__version__} does not run on torch {torch_version}", advice="pip install 'torch>=2.11,<2.16'"
+        )
