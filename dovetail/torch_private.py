@@ -124,3 +124,268 @@ def preserved_rng_state() -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Run operators below autograd and autocast: nothing is recorded or cast, but views still share version counters."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        yield
+
+
+# The two guards on their own, for generated code that runs on every call (a Python context manager costs 1 us more).
+BelowAutograd = torch._C._AutoDispatchBelowAutograd
+NoAutocast = torch._C._DisableAutocast
+
+
+def operator_entry(overload: OpOverload) -> Any:
+    """The bound C++ entry of an operator overload; calling it saves one Python frame per operator."""
+    return overload._op
+
+
+def is_tensor_view(value: torch.Tensor) -> bool:
+    """Whether autograd treats this tensor as a differentiable view of another one."""
+    return value._is_view()
+
+
+def is_composite_implicit(overload: OpOverload) -> bool:
+    """Whether the operator has a kernel made of other operators, whose results may be views unknown to its schema."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
+def torch_backend_names() -> list[str]:
+    """Names of the backends registered with torch itself, debugging ones included."""
+    import torch._dynamo
+
+    return list(torch._dynamo.list_backends(None))
+
+
+def torch_backend(name: str) -> Any:
+    """One of torch's own registered backends, a callable ``(graph_module, example_inputs)``."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
+@contextlib.contextmanager
+def tracing_context(fake_mode: Any) -> Iterator[None]:
+    """Make ``fake_mode`` the one that torch's compilers find while the block runs."""
+    from torch._guards import TracingContext, tracing
+
+    with tracing(TracingContext(fake_mode)):
+        yield
+
+
+def inductor_decompositions() -> dict[Any, Any]:
+    """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(fallback_random=True):
+        return dict(select_decomp_table())
+
+
+def inductor_compile(
+    graph: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    fake_mode: Any,
+    *,
+    static_inputs: list[int],
+    user_visible_outputs: list[int],
+    is_backward: bool,
+    is_inference: bool,
+    settings: dict[str, Any],
+) -> Any:
+    """Compile one flat ATen graph, which is changed on the way, with Inductor; the result takes one list of inputs."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    # Inductor keeps the strides that the fake values promise for these outputs only.
+    output.meta["user_visible_output_idxs"] = user_visible_outputs
+    with config.patch(settings), tracing_context(fake_mode), V.set_fake_mode(fake_mode):
+        return compile_fx_inner(
+            graph,
+            example_inputs,
+            static_input_idxs=static_inputs,
+            is_backward=is_backward,
+            is_inference=is_inference,
+        )
+
+
+def inductor_setting_names() -> set[str]:
+    """Names of Inductor's own settings."""
+    from torch._inductor import config
+
+    return set(config.get_config_copy())
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on this machine, or None."""
+    import os
+    import shutil
+
+    names = [os.environ.get("CXX"), "g++", "clang++", "g++-13", "g++-12", "c++"]
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def has_triton() -> bool:
+    """Whether there is a CUDA device and a Triton that can compile for it."""
+    from torch.utils._triton import has_triton as torch_has_triton
+
+    return torch.cuda.is_available() and torch_has_triton()
+
+
+# --- torch.compile's own counters, for the demo ------------------------------------------------------------------------
+
+
+def dynamo_capture_seconds() -> float:
+    """Seconds that torch.compile has spent so far from bytecode to backend-ready graphs, Inductor's own work excluded."""
+    from torch._dynamo.utils import compilation_time_metrics as metrics
+
+    def total(name: str) -> float:
+        return float(sum(metrics.get(name, ())))
+
+    seconds = total("_compile.compile_inner") - total("compile_fx.<locals>.fw_compiler_base")
+    if "backward._backward_impl" not in metrics:  # else the backward was compiled later, outside compile_inner
+        seconds -= total("compile_fx.<locals>.bw_compiler")
+    return seconds
+
+
+def dynamo_graph_breaks() -> int:
+    """How many graph breaks torch.compile has counted so far in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(sum(counters["graph_break"].values()))
+
+
+def is_traced(value: torch.Tensor) -> bool:
+    """Whether a tensor is of a trace's own making: a functional wrapper, or one of functorch's around such a wrapper."""
+    return isinstance(value, FunctionalTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def inductor_runs_as_is(overload: OpOverload) -> None:
+    """Let Inductor call this operator's own kernel where it would otherwise insist on having it decomposed."""
+    from torch._inductor import lowering
+
+    if overload not in lowering.lowerings:
+        lowering.make_fallback(overload, warn=False, override_decomp=True)
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """A C++ check ``check(*tensors)``: type, dispatch keys, dtype, device, sizes, strides and requires_grad are these tensors'.
+
+    Only for dense tensors: the constructor crashes on sparse ones. It refuses a tensor that comes twice among tensors
+    that were distinct, see :func:`bulk_check_sees_duplicates`.
+    """
+    guard = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(item.shape) for item in tensors],
+        dynamic_dims_strides=[list(item.stride()) for item in tensors],
+    )
+    return guard.check
+
+
+@functools.cache
+def bulk_check_sees_duplicates() -> bool:
+    """Whether this torch's bulk check refuses one tensor in two places (true on 2.13)."""
+    first, second = torch.zeros(1), torch.zeros(1)
+    return not bulk_tensor_check([first, second])(first, first)
+
+
+def dispatch_keys(tensor: torch.Tensor) -> str:
+    """The dispatch keys of a tensor, as text."""
+    return str(torch._C._dispatch_keys(tensor))
+
+
+def global_state_check() -> Callable[[], bool]:
+    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32 and the thread count are as now."""
+    return torch._C._dynamo.guards.GlobalStateGuard().check
+
+
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+
+def function_modes() -> list[Any]:
+    """The active torch-function modes, outermost first."""
+    return [torch._C._get_function_stack_at(index) for index in range(function_mode_count())]
+
+
+def dispatch_modes() -> list[Any]:
+    """The active torch-dispatch modes, those of tracing (fake, proxy, functional) included."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())
+
+
+def is_tracing_mode(mode: object) -> bool:
+    """Whether a dispatch mode is one of those that an open trace is made of."""
+    return isinstance(mode, (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode))
+
+
+def function_mode_device(mode: object) -> torch.device | None:
+    """The device of the mode behind ``torch.set_default_device`` and ``with device:``; None for another mode."""
+    from torch.utils._device import DeviceContext
+
+    return mode.device if isinstance(mode, DeviceContext) else None
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost default hooks for saved tensors, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def torch_function_switches() -> tuple[bool, bool]:
+    """Whether ``__torch_function__`` is enabled, and whether subclasses and modes are all disabled."""
+    return torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+
+
+def forward_ad_level() -> int:
+    """The level of forward-mode differentiation; -1 outside of it."""
+    return torch.autograd.forward_ad._current_level
+
+
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` is running."""
+    return torch._C._get_tracing_state() is not None
+
+
+def kernel_flags(
+    read: tuple[Callable[[], Any], ...] = (
+        torch._C._get_flash_sdp_enabled,
+        torch._C._get_mem_efficient_sdp_enabled,
+        torch._C._get_math_sdp_enabled,
+        torch._C._get_cudnn_sdp_enabled,
+        torch._C._get_cudnn_enabled,
+        torch._C._get_cudnn_benchmark,
+        torch._C._get_cudnn_deterministic,
+        torch._C._get_cudnn_allow_tf32,
+        torch._C._get_mkldnn_enabled,
+        torch._C._get_float32_matmul_precision,
+    ),
+) -> tuple[Any, ...]:
+    """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
+    return tuple([one() for one in read])
+
+
+KERNEL_FLAG_NAMES = (
+    "flash attention",
+    "memory-efficient attention",
+    "math attention",
+    "cuDNN attention",
+    "cuDNN",
+    "cuDNN benchmark",
+    "cuDNN deterministic",
+    "cuDNN TF32",
+    "MKLDNN",
+    "float32 matmul precision",
+)

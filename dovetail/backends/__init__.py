@@ -1,0 +1,32 @@
+"""Backends: what turns a flat ATen graph into something that runs.
+
+``lookup_backend`` finds one by name, ``compile_with`` runs it and checks its result, ``register_backend`` adds one.
+"""
+
+from dovetail.backends.aten import ATEN
+from dovetail.backends.eager import EAGER
+from dovetail.backends.inductor import INDUCTOR
+from dovetail.backends.protocol import Backend, CompiledCallable, CompileFunction, Kind, compile_with
+from dovetail.backends.registry import (
+    default_backend,
+    list_backends,
+    lookup_backend,
+    register_backend,
+    unregister_backend,
+)
+
+__all__ = [
+    "ATEN",
+    "EAGER",
+    "INDUCTOR",
+    "Backend",
+    "CompileFunction",
+    "CompiledCallable",
+    "Kind",
+    "compile_with",
+    "default_backend",
+    "list_backends",
+    "lookup_backend",
+    "register_backend",
+    "unregister_backend",
+]

@@ -1,8 +1,8 @@
 """One engine's training run in a process of its own, driven by lines of JSON on a pipe.
 
-The parent writes one line of JSON with the :class:`Settings`, then one number per line: how many steps to train now. The
-worker answers each with one line: the steps' losses and seconds. At the end of input it sends its summary and exits. So the
-parent can let several workers take turns, and only one of them computes at any time.
+The parent writes one line of JSON with the :class:`Settings`, then one number per line: how many steps to train now.
+The worker answers each with the steps' losses and seconds. At the end of input it sends its summary and exits.
+So the parent can let several workers take turns, and only one of them computes at any time.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Engine:
 def make_engine(name: str, model: nn.Module) -> Engine:
     """The model under the engine of this name; nothing is compiled yet."""
     if name == "eager":
-        return Engine(model, lambda: None, lambda: None, lambda: [])
+        return Engine(model, lambda: None, lambda: None, list)
     if name == "torch.compile":
         from dovetail import torch_private
 
         return Engine(
-            torch.compile(model), torch_private.dynamo_capture_seconds, torch_private.dynamo_graph_breaks, lambda: []
+            torch.compile(model), torch_private.dynamo_capture_seconds, torch_private.dynamo_graph_breaks, list
         )
     if name in ENGINES:
         import dovetail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,8 +39,9 @@ class Attributes:
     values: Any
     effects: Any
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     def load_attribute(self, target: Any, name: str) -> Any:
         """``target.name``; raises AttributeError as Python does."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
+import logging
+import re
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +18,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
-from dovetail.guards import AttributeSource, HasNoKey, Length, NoHooks
+from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, Length, NoHooks
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = ("torch.nn.modules", "torch.utils._contextlib", "torch.nn.utils.parametrize", "torch.utils._pytree")
@@ -73,8 +76,12 @@ class Calls:
     frames: list[Any]
     _function_classes: dict[type, type]
 
-    def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+        def load_attribute(self, target: Any, name: str) -> Any: ...
+        def load_default_attribute(self, target: Any, name: str) -> Any: ...
+        def store_default_attribute(self, target: Any, name: str, value: Any) -> None: ...
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call anything."""
@@ -117,11 +124,11 @@ class Calls:
 
     def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = self.values.source_of(function)
-        inner = self.load_attribute(function, "func")  # type: ignore[attr-defined]
+        inner = self.load_attribute(function, "func")
         if source is None:
             return self.call(inner, function.args + args, {**function.keywords, **kwargs})
-        bound = self.load_attribute(function, "args")  # type: ignore[attr-defined]
-        bound_kwargs = self.load_attribute(function, "keywords")  # type: ignore[attr-defined]
+        bound = self.load_attribute(function, "args")
+        bound_kwargs = self.load_attribute(function, "keywords")
         self.values.whole(bound)
         self.values.whole(bound_kwargs)
         items = tuple(self.values.wrap(item) for item in bound)
@@ -146,7 +153,7 @@ class Calls:
         source = self.values.source_of(module)
         if source is not None:
             self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
-        return self.call(self.load_attribute(module, "forward"), args, kwargs)  # type: ignore[attr-defined]
+        return self.call(self.load_attribute(module, "forward"), args, kwargs)
 
     # --- classes ------------------------------------------------------------------------------------------------------
 
@@ -214,10 +221,10 @@ class Calls:
                 if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, torch._C.TensorBase):
                     return self.call_torch(function, args, kwargs)
                 if name == "__setattr__" and objclass is object:
-                    self.store_default_attribute(bound_owner, *args[1:])  # type: ignore[attr-defined]
+                    self.store_default_attribute(bound_owner, *args[1:])
                     return None
                 if name == "__getattribute__" and objclass is object:
-                    return self.load_default_attribute(bound_owner, *args[1:])  # type: ignore[attr-defined]
+                    return self.load_default_attribute(bound_owner, *args[1:])
                 if name == "__init__" and objclass is object:
                     return None
             return self._native(function, args, kwargs)
@@ -235,13 +242,13 @@ class Calls:
             if name == "__init__" and type(owner).__init__ is object.__init__:
                 return None
             if name == "__setattr__" and not isinstance(owner, type):
-                self.store_default_attribute(owner, *args)  # type: ignore[attr-defined]
+                self.store_default_attribute(owner, *args)
                 return None
             if name == "__getattribute__":
-                return self.load_default_attribute(owner, *args)  # type: ignore[attr-defined]
+                return self.load_default_attribute(owner, *args)
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-            if is_leaf_value(owner) or isinstance(owner, (tuple, frozenset)) or self.values.source_of(owner) is None:
+            if is_leaf_value(owner) or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match)) or self.values.source_of(owner) is None:
                 return self._native(function, args, kwargs)
             raise Break(
                 f"{type(owner).__qualname__}.{name} may read or change state that nobody guards", "call it outside of the function"
@@ -341,7 +348,7 @@ class Calls:
                 "keep the value in a tensor, or do this outside of the compiled function",
             ) from error
         except RuntimeError as error:
-            error._dovetail_native = True  # type: ignore[attr-defined]
+            error._dovetail_native = True
             raise
         return self.values.wrap(result)
 
@@ -351,6 +358,7 @@ class Calls:
             self.values.source_of(value) is not None
             and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))
             and not callable(value)
+            and not isinstance(value, logging.Logger)
             and not is_leaf_value(value)
         ):
             name = getattr(function, "__name__", str(function))
@@ -358,6 +366,31 @@ class Calls:
                 f"a {type(value).__qualname__} object is handed to {name}, which could read state that nobody guards",
                 "hand over the values it needs instead",
             )
+
+    def guard_deep(self, value: Any, seen: set[int]) -> None:
+        """Guard all that a copy of ``value`` would read; a tensor or module inside cannot be copied in a trace."""
+        if id(value) in seen or is_leaf_value(value) or isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return
+        seen.add(id(value))
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+            raise Break(f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function")
+        if isinstance(value, (list, tuple, set, frozenset)):
+            self.values.whole(value)
+            children = list(value)
+        elif isinstance(value, dict):
+            self.values.whole(value)
+            children = list(dict.values(value))
+        else:
+            children = []
+        attributes = instance_dict(value)
+        if attributes is not None:
+            source = self.values.source_of(value)
+            if source is not None:
+                self.values.note(attributes, InstanceDictSource(source))
+            self.values.whole(attributes)
+            children += attributes.values()
+        for child in children:
+            self.guard_deep(child, seen)
 
     def _call_autograd_function(self, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         derived = self._function_classes.get(owner)
@@ -373,7 +406,7 @@ class Calls:
             derived = self._function_classes[owner] = types.new_class(
                 owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
             )
-        return self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
+        return self._native(derived.apply, args, kwargs)
 
     def _static_source(self, holder: type, name: str) -> Any:
         return AttributeSource(self.values.pin(holder, holder.__qualname__), name)
@@ -618,6 +651,14 @@ for _function, _first in (
     (sorted, 0),
 ):
     RULES[_function] = _iterating(_function, _first)
+
+
+@rule(copy.deepcopy)
+def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
+    interpreter.guard_deep(args[0], set())
+    return copy.deepcopy(args[0])
 
 
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)

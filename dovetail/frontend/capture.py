@@ -68,7 +68,7 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
     path: list[str] = []
     step: Source | None = source
     kind = ""
-    while isinstance(step, ItemSource) and step.base is not None:
+    while isinstance(step, ItemSource) and getattr(step,'base',None) is not None:
         table = step.base
         if isinstance(table, ItemSource) and isinstance(table.base, InstanceDictSource) and isinstance(step.key, str):
             if table.key not in ("_parameters", "_buffers", "_modules"):

@@ -7,6 +7,7 @@ end of the trace :meth:`Effects.undo` puts every copy back and :meth:`Effects.co
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,11 @@ from dovetail.frontend.frame import Break
 from dovetail.guards import Source
 
 MISSING = object()
+
+
+def dict_base(container: dict[Any, Any]) -> Any:
+    """The builtin class whose methods write a dictionary past its own class: an ordered one keeps a list of its keys."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 @dataclass
@@ -81,7 +87,7 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
-            dict.__setitem__(container, key, value)
+            dict_base(container).__setitem__(container, key, value)
         else:
             list.__setitem__(container, key, value)
 
@@ -91,7 +97,7 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
-            dict.__delitem__(container, key)
+            dict_base(container).__delitem__(container, key)
         else:
             list.__delitem__(container, key)
 
@@ -116,8 +122,8 @@ class Effects:
                 else:
                     container.cell_contents = before
             elif isinstance(container, dict):
-                dict.clear(container)
-                dict.update(container, before)
+                dict_base(container).clear(container)
+                dict_base(container).update(container, before)
             elif isinstance(container, list):
                 list.__setitem__(container, slice(None), before)
             else:

@@ -30,7 +30,7 @@ from dovetail.guards import (
     Source,
     TypeIs,
 )
-from dovetail.torch_private import OpOverload, is_functional
+from dovetail.torch_private import OpOverload, is_traced
 from dovetail.trace import Trace
 
 LEAF_TYPES: frozenset[type] = frozenset(
@@ -124,7 +124,7 @@ class Values:
     def read(self, value: Any, source: Source | None) -> Any:
         """A value as the trace sees it, with the guards that reading it needs."""
         if isinstance(value, torch.Tensor):
-            if is_functional(value):
+            if is_traced(value):
                 return value
             if source is None:
                 return self.wrap(value)
@@ -155,7 +155,7 @@ class Values:
     def wrap(self, value: Any) -> Any:
         """A value that native code handed back: real tensors become traced ones."""
         if isinstance(value, torch.Tensor):
-            if is_functional(value):
+            if is_traced(value):
                 return value
             known = self.trace.known(value)
             if known is not None:
@@ -170,11 +170,11 @@ class Values:
                 return tuple(self.wrap(item) for item in value)
         elif kind is list and self.source_of(value) is None:
             for position, item in enumerate(value):
-                if isinstance(item, torch.Tensor) and not is_functional(item):
+                if isinstance(item, torch.Tensor) and not is_traced(item):
                     value[position] = self.wrap(item)
         elif kind is dict and self.source_of(value) is None:
             for key, item in value.items():
-                if isinstance(item, torch.Tensor) and not is_functional(item):
+                if isinstance(item, torch.Tensor) and not is_traced(item):
                     value[key] = self.wrap(item)
         return value
 
@@ -221,7 +221,7 @@ class Values:
     def for_native(self, value: Any) -> Any:
         """An argument for native code: real tensors inside containers replaced, contents guarded."""
         if isinstance(value, torch.Tensor):
-            return value if is_functional(value) else self.wrap(value)
+            return value if is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
             self.whole(value)
             if type(value) is list:

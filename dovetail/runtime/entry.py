@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +61,12 @@ def _apply(effect: ReplayedEffect, container: Any, value: Any) -> None:
     if isinstance(container, types.CellType):
         container.cell_contents = value
     elif effect.kind == "dict":
+        # An ordered dictionary keeps a list of its keys beside the table, which dict's own methods would not maintain.
+        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         for key in effect.deleted:
-            dict.pop(container, key, None)
+            base.pop(container, key, None)
         for key, item in value.items():
-            dict.__setitem__(container, key, item)
+            base.__setitem__(container, key, item)
     elif effect.kind == "list":
         list.__setitem__(container, slice(None), value)
     else:

@@ -33,7 +33,7 @@ def _load_method(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 def _keyword_names(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.keyword_names = instruction.argval
+    frame.keyword_names = frame.code.co_consts[instruction.arg]
 
 
 def _call(interpreter: Any, frame: Any, instruction: Any) -> None:

@@ -1,0 +1,15 @@
+"""The ``eager`` backend: the torch-level program is replayed by PyTorch itself, with its own autograd."""
+
+from __future__ import annotations
+
+from dovetail.backends.aten import compile_aten
+from dovetail.backends.protocol import Backend
+
+# An ATen graph can still be handed to it (a hand-made one, say); it then runs as under ``aten``.
+EAGER = Backend(
+    "eager",
+    compile_aten,
+    takes_program=True,
+    numerics="bitwise",
+    description="replays the captured torch calls under PyTorch's own autograd; for finding out where an error lies",
+)

@@ -1,0 +1,100 @@
+"""The ``inductor`` backend: PyTorch's own kernel compiler, C++ on the CPU and Triton on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.backends.outputs import guard_outputs
+from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.errors import BackendError, OptionError
+
+PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs"})
+
+
+def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions, less those of operators that draw random numbers.
+
+    A decomposed random operator draws other numbers than eager's kernel does.
+    """
+    table = private.inductor_decompositions()
+    return {target: rule for target, rule in table.items() if not _draws_random_numbers(target)}
+
+
+def _draws_random_numbers(target: Any) -> bool:
+    return isinstance(target, private.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
+    """The fake mode of the graph's values; raises :class:`BackendError` if there is none."""
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    for value in [*example_inputs, *values]:
+        if private.is_fake(value):
+            return value.fake_mode
+    raise BackendError(
+        "no node of the graph carries a fake value", advice='propagate fake tensors through it (node.meta["val"])'
+    )
+
+
+def compile_inductor(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
+) -> CompiledCallable:
+    """Compile one flat ATen graph with Inductor.
+
+    ``options``: ``static_inputs`` and ``user_visible_outputs`` (indices; all outputs unless given), and any of
+    Inductor's own settings by name, such as ``max_autotune=True``. Random numbers are eager's unless
+    ``fallback_random=False``.
+    """
+    settings = {"fallback_random": True, **{k: v for k, v in options.items() if k not in PIPELINE_OPTIONS}}
+    unknown = sorted(set(settings) - private.inductor_setting_names())
+    if unknown:
+        raise OptionError(
+            f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
+        )
+    outputs = output_arguments(graph)
+    random_targets = {node.target for node in graph.graph.nodes if _draws_random_numbers(node.target)}
+    for target in random_targets:
+        private.inductor_runs_as_is(target)
+    if random_targets:
+        # Both move operators past each other, and the order of random operators decides who draws which numbers.
+        settings.setdefault("reorder_for_peak_memory", False)
+        settings.setdefault("reorder_for_locality", False)
+    fake_mode = find_fake_mode(graph, example_inputs)
+    visible = list(options.get("user_visible_outputs", range(len(outputs))))
+    strides = _promised_strides(outputs, visible)
+    # Inductor changes the graph, which the caller keeps to show and to export.
+    own = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    inner = private.inductor_compile(
+        own,
+        list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"],
+        fake_mode,
+        static_inputs=list(options.get("static_inputs", ())),
+        user_visible_outputs=visible,
+        is_backward=kind == "backward",
+        is_inference=kind == "inference",
+        settings=settings,
+    )
+    return guard_outputs(inner, strides)
+
+
+def _promised_strides(outputs: Sequence[Any], visible: Sequence[int]) -> list[tuple[int, ...] | None]:
+    wanted: list[tuple[int, ...] | None] = [None] * len(outputs)
+    for index in visible:
+        entry = outputs[index]
+        value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else None
+        if isinstance(value, torch.Tensor) and all(type(step) is int for step in value.stride()):
+            wanted[index] = tuple(value.stride())
+    return wanted
+
+
+INDUCTOR = Backend(
+    "inductor",
+    compile_inductor,
+    decompositions=wanted_decompositions,
+    numerics="tolerance",
+    description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
+)

@@ -1,0 +1,79 @@
+"""The format of artefacts on disk: one folder with ``graph.json`` and ``tensors.safetensors``; data only, never code.
+
+Loading looks operators up by name in torch's own operator registry; a name outside the allowed namespaces, an unknown field,
+a checksum that does not fit or another format version is refused with :class:`ArtefactError`, and nothing is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from dovetail.errors import ArtefactError
+
+FORMAT = "dovetail-joint-graph"
+VERSION = 1
+GRAPH_FILE = "graph.json"
+TENSOR_FILE = "tensors.safetensors"
+
+
+def write_artefact(path: str | os.PathLike[str], payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Write an artefact folder: to a temporary name first, then renamed, so that a reader never sees half of it."""
+    target = Path(path)
+    if target.exists():
+        raise ArtefactError(f"{target} exists already", advice="choose another path, or remove it first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    blob = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
+    body = json.dumps(payload, sort_keys=True)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph_sha256": hashlib.sha256(body.encode()).hexdigest(),
+        "tensors_sha256": hashlib.sha256(blob).hexdigest(),
+        "graph": payload,
+    }
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".artefact-") as folder:
+        building = Path(folder) / "content"
+        building.mkdir()
+        (building / GRAPH_FILE).write_text(json.dumps(document, sort_keys=True), encoding="utf-8")
+        (building / TENSOR_FILE).write_bytes(blob)
+        building.rename(target)
+    return target
+
+
+def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read and check an artefact folder; raises :class:`ArtefactError` for anything that is not as it was written."""
+    source = Path(path)
+    try:
+        document = json.loads((source / GRAPH_FILE).read_text(encoding="utf-8"))
+        blob = (source / TENSOR_FILE).read_bytes()
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ArtefactError(f"{source} cannot be read as an artefact: {error}", advice="export it again") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ArtefactError(f"{source} is not a Dovetail artefact", advice="export it again")
+    if document.get("version") != VERSION:
+        raise ArtefactError(
+            f"{source} has format version {document.get('version')!r}, this Dovetail reads {VERSION}",
+            advice="export it again with this version",
+        )
+    payload = document.get("graph")
+    body = json.dumps(payload, sort_keys=True)
+    if hashlib.sha256(body.encode()).hexdigest() != document.get("graph_sha256") or not isinstance(payload, dict):
+        raise ArtefactError(f"the graph in {source} is damaged", advice="export it again")
+    if hashlib.sha256(blob).hexdigest() != document.get("tensors_sha256"):
+        raise ArtefactError(f"the tensors in {source} are damaged", advice="export it again")
+    try:
+        tensors = load_tensors(blob)
+    except SafetensorError as error:
+        raise ArtefactError(f"the tensors in {source} are damaged: {error}", advice="export it again") from error
+    return payload, tensors

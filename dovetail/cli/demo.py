@@ -1,0 +1,410 @@
+"""``dovetail demo``: one GPT, trained by eager, torch.compile and Dovetail side by side, from equal seeds and batches.
+
+Each engine has a process of its own, so that its peak memory and its time to the first step are its own. First every
+engine makes its first step alone; then the engines take turns of a few steps, so that whatever else the machine does
+meanwhile hits all of them alike. Only one process computes at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from dovetail.cli.worker import ENGINES, Settings
+from dovetail.report.curves import Curve, Table, relative_deviations, write_html, write_png
+
+#: What ``--small`` stands for: a run of a few minutes on two cores.
+SMALL = {"layers": 3, "width": 192, "block": 64, "steps": 100}
+FULL = {"layers": 6, "width": 384, "block": 128, "steps": 200}
+#: After how many steps the promise about Inductor's deviation is checked; rounding grows without bound later on.
+CHECKED_STEPS = 50
+INDUCTOR_TOLERANCE = 1e-4
+
+
+class WorkerError(RuntimeError):
+    """An engine's process ended before its work was done; the message holds the last lines that it printed."""
+
+
+@dataclass
+class Run:
+    """One engine's run: what it measured, or why it failed."""
+
+    engine: str
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand ``demo`` to argparse's subparsers."""
+    parser = commands.add_parser(
+        "demo",
+        help="train a small GPT with eager, torch.compile and Dovetail side by side",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--small", action="store_true", help="small sizes and fewer steps, for a run of a few minutes")
+    for name, value in FULL.items():
+        # The default depends on --small, so argparse must leave a flag that was not given empty.
+        note = f"(default: {value}, with --small {SMALL[name]})"
+        parser.add_argument(f"--{name}", type=_positive, default=argparse.SUPPRESS, help=f"the model's {name} {note}")
+    parser.add_argument("--heads", type=_positive, default=6, help="attention heads")
+    parser.add_argument("--batch", type=_positive, default=8, help="sequences per step")
+    parser.add_argument("--characters", type=_positive, default=1_000_000, help="length of the text")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak learning rate")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and batches")
+    parser.add_argument("--threads", type=_positive, default=os.cpu_count() or 1, help="torch's threads")
+    parser.add_argument("--turn", type=_positive, default=10, help="steps that an engine makes in its turn")
+    parser.add_argument("--engines", type=_engines, default=ENGINES, help="comma-separated engines to run")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Train all engines, print the table and write the results; 0 if all engines agree."""
+    sizes = {
+        **(SMALL if options.small else FULL),
+        **{name: value for name, value in vars(options).items() if name in FULL},
+    }
+    if sizes["width"] % options.heads:
+        print(f"dovetail demo: --width {sizes['width']} is not a multiple of --heads {options.heads}", file=sys.stderr)
+        return 2
+    if options.characters <= sizes["block"]:
+        print(f"dovetail demo: --characters must be more than --block {sizes['block']}", file=sys.stderr)
+        return 2
+    settings = [
+        Settings(
+            engine=engine,
+            heads=options.heads,
+            batch=options.batch,
+            characters=options.characters,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            threads=options.threads,
+            **sizes,
+        )
+        for engine in options.engines
+    ]
+    output: Path = options.output
+    output.mkdir(parents=True, exist_ok=True)
+    print(_heading(settings[0]), flush=True)
+    try:
+        runs = train_all(settings, turn=options.turn, logs=output)
+    except KeyboardInterrupt:
+        print("\ndovetail demo: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    table, (remarks, agreed) = make_table(runs), compare(runs)
+    print(f"\n{table}\n")
+    for remark in remarks:
+        print(remark)
+    print()
+    for path in write_results(output, settings, runs, table, remarks):
+        print(f"wrote {path}")
+    return 0 if agreed else 1
+
+
+def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Run]:
+    """Train every engine: the first step of each alone, then turns of ``turn`` steps.
+
+    What the engines' processes print goes to one file each in ``logs``.
+    """
+    runs = [Run(each.engine) for each in settings]
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+
+        def advance(run: Run, steps: int) -> None:
+            try:
+                answer = workers[run.engine].ask(steps)
+            except WorkerError as error:
+                run.failure = str(error)
+                return
+            run.losses += answer["losses"]
+            run.seconds += answer["seconds"]
+
+        total = settings[0].steps
+        with Progress(total * len(runs)) as progress:
+            for run, each in zip(runs, settings, strict=True):
+                progress.show(runs, f"{run.engine}: first step (compiling)" if run.engine != "eager" else "first step")
+                try:
+                    workers[run.engine] = stack.enter_context(start_worker(each, logs / f"{each.engine}.log"))
+                except WorkerError as error:
+                    run.failure = str(error)
+                    continue
+                advance(run, 1)
+            while remaining := [run for run in runs if not run.failure and len(run.losses) < total]:
+                for run in remaining:
+                    advance(run, min(turn, total - len(run.losses)))
+                    progress.show(runs, "")
+            for run in runs:
+                if not run.failure:
+                    try:
+                        run.summary = workers[run.engine].finish()
+                    except WorkerError as error:
+                        run.failure = str(error)
+    return runs
+
+
+class Worker:
+    """The parent's end of the pipe to one engine's process."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def ask(self, line: object) -> dict[str, Any]:
+        """Send one line and wait for the answer."""
+        assert self._process.stdin is not None
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # the process has ended, and reading its answer says so
+        return self._read()
+
+    def finish(self) -> dict[str, Any]:
+        """Close the pipe and read the summary."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise WorkerError(f"the process ended with status {status}; see {self._log}: " + "".join(said[-1:]))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def start_worker(settings: Settings, log: Path) -> Iterator[Worker]:
+    """Start an engine's process and wait until its model is built; the process is gone when the block ends."""
+    # torch is imported before the clock starts: every engine needs it. Dovetail's own import is timed.
+    code = (
+        "import time, torch; start = time.perf_counter(); import dovetail; took = time.perf_counter() - start; "
+        "from dovetail.cli.worker import main; main(took)"
+    )
+    with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as cache, log.open("w", encoding="utf-8") as errors:
+        # A cache of compiled kernels from an earlier run would make the time to the first step meaningless.
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        )
+        try:
+            worker = Worker(process, log)
+            worker.ask(settings.to_json())
+            yield worker
+        finally:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Progress:
+    """A live bar on a terminal; elsewhere a line for every tenth of the work."""
+
+    def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
+        self._total = total
+        self._stream = stream
+        self._live = stream.isatty()
+        self._start = time.perf_counter()
+        self._tenth = -1
+        self._phase = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._live:
+            self._stream.write("\n")
+
+    def show(self, runs: Sequence[Run], phase: str) -> None:
+        """Draw the state of the runs; ``phase`` says what goes on now, where it is not training."""
+        # What a failed run will never do counts as done, so that the bar reaches its end.
+        each = self._total // len(runs)
+        share = sum(each if run.failure else len(run.losses) for run in runs) / self._total
+        tenth = int(share * 10)
+        if not self._live and tenth == self._tenth and phase == self._phase:
+            return
+        self._tenth, self._phase = tenth, phase
+        bar = "█" * round(share * 20)
+        losses = "  ".join(f"{run.engine} {_last(run)}" for run in runs)
+        line = f"[{bar:·<20}] {share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
+        if self._live:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+            self._stream.write("\r\x1b[K" + line[: max(20, columns - 1)])
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def make_table(runs: Sequence[Run]) -> Table:
+    """The table at the end of the run."""
+    head = ("engine", "steps/s", "first step", "peak memory", "capture", "graph breaks", "final loss")
+    rows = []
+    for run in runs:
+        if run.failure:
+            rows.append((run.engine, *["failed"] * (len(head) - 1)))
+            continue
+        facts = run.summary
+        capture, breaks = facts["capture_seconds"], facts["graph_breaks"]
+        rows.append(
+            (
+                run.engine,
+                f"{facts['steps_per_second']:.2f}",
+                f"{facts['time_to_first_step']:.2f} s",
+                f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB",
+                "-" if capture is None else f"{capture:.2f} s",
+                "-" if breaks is None else str(breaks),
+                f"{facts['final_loss']:.6f}",
+            )
+        )
+    return Table(head, tuple(rows))
+
+
+def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
+    """Sentences on how each engine's losses compare with eager's, and whether Dovetail's keep the promise.
+
+    The promise: ``dovetail-aten`` is equal to eager to the last bit, losses and final weights; ``dovetail-inductor``
+    stays within a relative 1e-4 over the first 50 steps. An engine that failed breaks it as well.
+    """
+    remarks = [f"{run.engine} failed: {run.failure}" for run in runs if run.failure]
+    agreed = not remarks
+    eager = next((run for run in runs if run.engine == "eager" and not run.failure), None)
+    if eager is None:
+        return [*remarks, "no run of eager to compare with"], agreed
+    for run in runs:
+        if run is eager or run.failure:
+            continue
+        deviations = relative_deviations(run.losses, eager.losses)
+        early, worst = max(deviations[:CHECKED_STEPS]), max(deviations)
+        same_weights = run.summary["weights_sha256"] == eager.summary["weights_sha256"]
+        if worst == 0.0 and same_weights:
+            sentence = f"all {len(run.losses)} losses and the final weights are bitwise equal to eager's"
+        else:
+            sentence = f"largest relative deviation of the loss from eager's: {early:.1e} in the first "
+            sentence += f"{min(CHECKED_STEPS, len(deviations))} steps, {worst:.1e} in all {len(deviations)}"
+            if worst == 0.0:
+                sentence = "all losses are bitwise equal to eager's, but the final weights differ"
+        broken = (run.engine == "dovetail-aten" and not (worst == 0.0 and same_weights)) or (
+            run.engine == "dovetail-inductor" and not early <= INDUCTOR_TOLERANCE
+        )
+        agreed = agreed and not broken
+        remarks.append(f"{run.engine}: {sentence}" + (" (MORE THAN PROMISED)" if broken else ""))
+    return remarks, agreed
+
+
+def write_results(
+    output: Path, settings: Sequence[Settings], runs: Sequence[Run], table: Table, remarks: Sequence[str]
+) -> list[Path]:
+    """Write ``results.json``, ``trace.json``, ``curves.html`` and, with matplotlib, ``curves.png``."""
+    finished = [run for run in runs if not run.failure]
+    losses = [Curve(run.engine, tuple(run.losses)) for run in finished]
+    eager = next((run for run in finished if run.engine == "eager"), None)
+    deviations = [
+        Curve(run.engine, relative_deviations(run.losses, eager.losses))
+        for run in finished
+        if eager is not None and run is not eager
+    ]
+    rows: list[dict[str, Any]] = []
+    results = []
+    for number, run in enumerate(runs):
+        facts = {name: value for name, value in run.summary.items() if name != "trace"}
+        results.append({**asdict(run), "summary": facts})
+        name = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": run.engine}}
+        rows += [name, *({**row, "pid": number} for row in run.summary.get("trace", ()))]
+    about = {
+        "settings": {name: value for name, value in asdict(settings[0]).items() if name != "engine"},
+        "machine": machine(),
+        "runs": [_finite(result) for result in results],
+        "remarks": list(remarks),
+    }
+    results_path, trace_path = output / "results.json", output / "trace.json"
+    results_path.write_text(json.dumps(about, indent=1), encoding="utf-8")
+    trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+    page = write_html(
+        output / "curves.html",
+        title=_heading(settings[0]),
+        losses=losses,
+        deviations=deviations,
+        table=table,
+        remarks=remarks,
+    )
+    picture = write_png(output / "curves.png", losses=losses, deviations=deviations)
+    return [path for path in (page, picture, results_path, trace_path) if path is not None]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
+
+
+def _heading(settings: Settings) -> str:
+    return (
+        f"Dovetail demo: GPT, {settings.layers} layers, width {settings.width}, {settings.heads} heads, "
+        f"block {settings.block}, batch {settings.batch}, {settings.steps} steps, {settings.threads} threads"
+    )
+
+
+def _last(run: Run) -> str:
+    if run.failure:
+        return "failed"
+    return f"{run.losses[-1]:.4f}" if run.losses else "-"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities, so a run that blew up is written with nulls."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def _engines(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in ENGINES:
+            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
+    return names

@@ -1,0 +1,429 @@
+"""How to find a value again at the next call: a path from the callee, the arguments or a pinned object.
+
+A source is data. :meth:`Source.fetch` walks it without running the user's code: no ``__getattr__``, no ``__getitem__`` of a
+subclass, no property. Where a value cannot be had that way, fetching raises one of :data:`FETCH_ERRORS`, which a checker
+takes as a miss.
+
+>>> source = ItemSource(ArgumentSource(0, "L['x']"), "k")
+>>> source.name
+"L['x']['k']"
+>>> source.fetch(None, ({"k": 3},), {})
+3
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import itertools
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+FETCH_ERRORS: tuple[type[Exception], ...] = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+"""What fetching a value may raise; a checker takes any of them as a miss."""
+
+MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+"""The tables of ``nn.Module`` whose items a user reads as attributes."""
+
+_MISSING = object()
+# Descriptors made in C, whose __get__ runs nobody's Python code.
+_DATA_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_METHOD_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_tuple_getter = type(collections.namedtuple("_Pair", "a b").a)  # type: ignore[attr-defined]
+_type_mro = type.__dict__["__mro__"].__get__
+_type_dict = type.__dict__["__dict__"].__get__
+_PLAIN_KEYS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+_TORCH_KEYS = frozenset({torch.dtype, torch.device, torch.memory_format, torch.layout})
+
+
+def constant_key(value: object) -> tuple[Any, ...]:
+    """A hashable key that two constants share exactly if they are of one type and equal; TypeError for other values.
+
+    Floats are told apart as a program could: 0.0 is not -0.0, and nan is nan.
+
+    >>> constant_key(1) == constant_key(True), constant_key(float("nan")) == constant_key(float("nan"))
+    (False, True)
+    """
+    kind = type(value)
+    if kind in _PLAIN_KEYS or kind in _TORCH_KEYS:
+        return kind, value
+    if kind is float:
+        if math.isnan(value):  # type: ignore[arg-type]
+            return kind, "nan"
+        return kind, value, math.copysign(1.0, value)  # type: ignore[arg-type]
+    if kind is tuple or kind is torch.Size:
+        return kind, tuple([constant_key(item) for item in value])  # type: ignore[attr-defined]
+    if kind is complex:
+        return kind, constant_key(value.real), constant_key(value.imag)  # type: ignore[attr-defined]
+    if kind is frozenset:
+        return kind, frozenset([constant_key(item) for item in value])  # type: ignore[attr-defined]
+    if kind is slice or kind is range:
+        parts = (value.start, value.stop, value.step)  # type: ignore[attr-defined]
+        return kind, tuple([constant_key(item) for item in parts])
+    if issubclass(kind, enum.Enum):
+        # Members are singletons; comparing them could run the user's __eq__.
+        return "enum", id(value)
+    raise TypeError(f"a {kind.__qualname__} is not a constant")
+
+
+def item_key(key: object) -> tuple[Any, ...]:
+    """The key by which a dictionary's key is compared: as a constant if it is one, else by identity."""
+    try:
+        return constant_key(key)
+    except TypeError:
+        return "object", id(key)
+
+
+def plain_length(value: object) -> int:
+    """``len`` of a built-in container, also of a subclass, without running a ``__len__`` of the user's."""
+    kind = type(value)
+    for builtin in (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque):
+        if issubclass(kind, builtin):
+            return builtin.__len__(value)  # type: ignore[arg-type]
+    raise TypeError(f"a {kind.__qualname__} has no plain length")
+
+
+def plain_keys(value: object) -> Iterator[Any]:
+    """The keys of a dictionary in its own order, without running the user's code."""
+    kind = type(value)
+    if issubclass(kind, collections.OrderedDict):
+        # After move_to_end the order of an OrderedDict is no longer that of the dictionary below it.
+        return collections.OrderedDict.__iter__(value)  # type: ignore[arg-type]
+    return dict.__iter__(value)  # type: ignore[arg-type]
+
+
+def plain_contains(container: object, key: object) -> bool:
+    """Whether a dictionary or set has the key, without running a ``__contains__`` of the user's."""
+    kind = type(container)
+    if issubclass(kind, dict):
+        return dict.__contains__(container, key)  # type: ignore[arg-type]
+    if issubclass(kind, set):
+        return set.__contains__(container, key)  # type: ignore[arg-type]
+    if issubclass(kind, frozenset):
+        return frozenset.__contains__(container, key)  # type: ignore[arg-type]
+    raise TypeError(f"a {kind.__qualname__} has no keys")
+
+
+def read_item(container: object, key: Any) -> Any:
+    """One item of a list, tuple or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
+    kind = type(container)
+    if issubclass(kind, dict):
+        return dict.__getitem__(container, key)  # type: ignore[arg-type]
+    if issubclass(kind, list):
+        return list.__getitem__(container, key)  # type: ignore[arg-type]
+    if issubclass(kind, tuple):
+        return tuple.__getitem__(container, key)  # type: ignore[arg-type]
+    if kind is types.MappingProxyType:
+        return container[key]  # type: ignore[index]
+    raise TypeError(f"a {kind.__qualname__} has no plain items")
+
+
+def read_key(container: object, position: int) -> Any:
+    """The key at a position of a dictionary; IndexError if there are fewer."""
+    for key in itertools.islice(plain_keys(container), position, None):
+        return key
+    raise IndexError(f"the dictionary has no key number {position}")
+
+
+def _in_class(kind: type, name: str) -> Any:
+    for owner in _type_mro(kind):
+        found = _type_dict(owner).get(name, _MISSING)
+        if found is not _MISSING:
+            return found
+    return _MISSING
+
+
+def instance_dict(value: object) -> Any:
+    """The ``__dict__`` of an object; AttributeError if it has none."""
+    return object.__getattribute__(value, "__dict__") if not issubclass(type(value), type) else _type_dict(value)
+
+
+def read_attribute(value: Any, name: str) -> Any:
+    """``getattr`` without the user's code: slots, C descriptors, instance and class attributes, methods.
+
+    A property or another descriptor written in Python raises AttributeError.
+
+    >>> read_attribute(read_attribute, "__code__") is read_attribute.__code__
+    True
+    """
+    kind = type(value)
+    found = _in_class(kind, name)
+    if type(found) in _DATA_DESCRIPTORS or type(found) is _tuple_getter:
+        return found.__get__(value, kind)
+    if issubclass(kind, type):
+        own = _in_class(value, name)
+        if own is not _MISSING and not hasattr(type(found), "__set__"):
+            if type(own) is staticmethod:
+                return own.__func__
+            if type(own) is classmethod:
+                return types.MethodType(own.__func__, value)
+            return own
+    elif not hasattr(type(found), "__set__"):
+        try:
+            table = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            table = {}
+        if plain_contains(table, name):
+            return read_item(table, name)
+    if found is _MISSING:
+        raise AttributeError(f"a {kind.__qualname__} object has no attribute {name!r}")
+    if type(found) in _METHOD_DESCRIPTORS:
+        return found.__get__(value, kind)
+    if type(found) is staticmethod:
+        return found.__func__
+    if type(found) is classmethod:
+        return types.MethodType(found.__func__, kind)
+    if _in_class(type(found), "__get__") is not _MISSING:
+        raise AttributeError(f"reading {name!r} of a {kind.__qualname__} object would run the user's code")
+    return found
+
+
+def read_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """``tensor.grad`` without the warning for tensors that are no leaves."""
+    if not tensor.is_leaf and not tensor.retains_grad:
+        return None
+    return tensor.grad
+
+
+class Pinned:
+    """An object that an entry holds on to, compared by identity, with the name a user knows it by."""
+
+    __slots__ = ("display", "value")
+
+    def __init__(self, value: Any, display: str) -> None:
+        self.value = value
+        self.display = display
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Pinned and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"Pinned({self.display})"
+
+
+@dataclass(frozen=True)
+class Source:
+    """How to find a value again. Roots have no ``base``."""
+
+    @property
+    def name(self) -> str:
+        """What a user reads, such as ``L['x'].weight``."""
+        raise NotImplementedError
+
+    @property
+    def parent(self) -> Source | None:
+        """The source that this one starts from."""
+        return getattr(self, "base", None)
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The value now; raises one of :data:`FETCH_ERRORS` if there is none."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Root(Source):
+    """A source that starts at the call itself."""
+
+    @property
+    def base(self) -> Source | None:
+        """None: a root starts from nothing else."""
+        return None
+
+
+@dataclass(frozen=True)
+class CalleeSource(Root):
+    """The callable that was compiled."""
+
+    @property
+    def name(self) -> str:
+        return "self"
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return callee
+
+
+@dataclass(frozen=True)
+class ArgumentSource(Root):
+    """A positional argument."""
+
+    index: int
+    display: str = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.display
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return args[self.index]
+
+
+@dataclass(frozen=True)
+class KeywordSource(Root):
+    """A keyword argument."""
+
+    keyword: str
+    display: str = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.display
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs[self.keyword]
+
+
+@dataclass(frozen=True)
+class PinnedSource(Root):
+    """An object that the entry holds strongly: a globals dictionary, a class, a Python module."""
+
+    pinned: Pinned
+
+    @property
+    def name(self) -> str:
+        return self.pinned.display
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.pinned.value
+
+
+@dataclass(frozen=True)
+class Step(Source):
+    """A source that is one step away from another one."""
+
+    base: Source
+
+    def read(self, value: Any) -> Any:
+        """The step itself: from the base's value to this source's value."""
+        raise NotImplementedError
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.read(self.base.fetch(callee, args, kwargs))
+
+
+@dataclass(frozen=True)
+class AttributeSource(Step):
+    """``getattr`` without the user's code; see :func:`read_attribute`."""
+
+    attribute: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}.{self.attribute}"
+
+    def read(self, value: Any) -> Any:
+        return read_attribute(value, self.attribute)
+
+
+@dataclass(frozen=True)
+class InstanceDictSource(Step):
+    """An object's ``__dict__``."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}.__dict__"
+
+    def read(self, value: Any) -> Any:
+        return instance_dict(value)
+
+
+@dataclass(frozen=True)
+class ItemSource(Step):
+    """An item of a list, tuple or dictionary. The key is compared as a constant if it is one, else by identity.
+
+    >>> ItemSource(InstanceDictSource(ArgumentSource(0, "L['m']")), "scale").name
+    "L['m'].scale"
+    """
+
+    key: Any = field(compare=False)
+    compared_key: tuple[Any, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compared_key", item_key(self.key))
+
+    @property
+    def name(self) -> str:
+        owner = self.base
+        if type(self.key) is str:
+            if isinstance(owner, InstanceDictSource):
+                return f"{owner.base.name}.{self.key}"
+            if (
+                isinstance(owner, ItemSource)
+                and isinstance(owner.base, InstanceDictSource)
+                and type(owner.key) is str
+                and owner.key in MODULE_TABLES
+            ):
+                module = owner.base.base.name
+                return f"{module}[{self.key}]" if self.key.isdigit() else f"{module}.{self.key}"
+        if self.compared_key[0] == "object":
+            return f"{owner.name}[<{type(self.key).__qualname__}>]"
+        return f"{owner.name}[{self.key!r}]"
+
+    def read(self, value: Any) -> Any:
+        return read_item(value, self.key)
+
+
+@dataclass(frozen=True)
+class KeySource(Step):
+    """The key at a position of a dictionary."""
+
+    position: int
+
+    @property
+    def name(self) -> str:
+        return f"list({self.base.name})[{self.position}]"
+
+    def read(self, value: Any) -> Any:
+        return read_key(value, self.position)
+
+
+@dataclass(frozen=True)
+class CellSource(Step):
+    """What a closure cell of a function holds."""
+
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}.__closure__[{self.index}].cell_contents"
+
+    def cell(self, function: types.FunctionType) -> types.CellType:
+        """The cell itself, full or empty."""
+        return read_attribute(function, "__closure__")[self.index]
+
+    def read(self, value: Any) -> Any:
+        return self.cell(value).cell_contents
+
+
+@dataclass(frozen=True)
+class TypeSource(Step):
+    """The type of a value."""
+
+    @property
+    def name(self) -> str:
+        return f"type({self.base.name})"
+
+    def read(self, value: Any) -> Any:
+        return type(value)
+
+
+@dataclass(frozen=True)
+class GradSource(Step):
+    """A tensor's ``.grad``."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}.grad"
+
+    def read(self, value: Any) -> Any:
+        return read_gradient(value)

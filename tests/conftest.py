@@ -1,0 +1,37 @@
+"""Options and rules for all tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers of pytest-xdist share the cores, so each test computes on one.
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skip_slow = pytest.mark.skip(reason="slow; run with --slow")
+    skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(skip_slow)
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(skip_gpu)
+
+
+@pytest.fixture(autouse=True)
+def _ambient_state():
+    """Every test starts from one seed, and must leave torch's global state as it found it."""
+    torch.manual_seed(0)
+    before = (torch.is_grad_enabled(), torch.get_default_dtype())
+    yield
+    after = (torch.is_grad_enabled(), torch.get_default_dtype())
+    torch.set_grad_enabled(before[0])
+    torch.set_default_dtype(before[1])
+    assert after == before, f"the test left (grad mode, default dtype) as {after}, found them as {before}"
