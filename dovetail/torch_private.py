@@ -7,6 +7,7 @@ from __future__ import annotations
 
 
 # --- trace ------------------------------------------------------------------------------------------------------------
+import functools  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
@@ -129,14 +130,8 @@ def preserved_rng_state() -> Iterator[None]:
 # --- backends ---------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
-    """Run operators below autograd and autocast: nothing is recorded or cast, but views still share version counters."""
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-        yield
-
-
-# The two guards on their own, for generated code that runs on every call (a Python context manager costs 1 us more).
+# Below the first nothing is recorded by autograd, but views still share version counters; below the second nothing is
+# cast by autocast. As they are, since a Python context manager around them costs 1 us more on every call.
 BelowAutograd = torch._C._AutoDispatchBelowAutograd
 NoAutocast = torch._C._DisableAutocast
 
@@ -277,10 +272,12 @@ def inductor_runs_as_is(overload: OpOverload) -> None:
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
+import functools  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 
 
 def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """A C++ check ``check(*tensors)``: type, dispatch keys, dtype, device, sizes, strides and requires_grad are these tensors'.
+    """A C++ ``check(*tensors)``: the tensors have the same type, keys, dtype, device, sizes, strides and requires_grad.
 
     Only for dense tensors: the constructor crashes on sparse ones. It refuses a tensor that comes twice among tensors
     that were distinct, see :func:`bulk_check_sees_duplicates`.
@@ -389,3 +386,8 @@ KERNEL_FLAG_NAMES = (
     "MKLDNN",
     "float32 matmul precision",
 )
+
+
+def is_functorch_wrapped(value: torch.Tensor) -> bool:
+    """Whether a tensor is one of functorch's wrappers (inside vmap, grad, jvp)."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))

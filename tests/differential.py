@@ -22,7 +22,9 @@ def same_tensor(left: torch.Tensor, right: torch.Tensor, path: str, exact: bool 
     assert left.dtype == right.dtype, f"{path}: dtype {left.dtype} and {right.dtype}"
     assert left.shape == right.shape, f"{path}: shape {tuple(left.shape)} and {tuple(right.shape)}"
     assert left.device == right.device, f"{path}: device"
-    assert left.requires_grad == right.requires_grad, f"{path}: requires_grad {left.requires_grad}, {right.requires_grad}"
+    assert left.requires_grad == right.requires_grad, (
+        f"{path}: requires_grad {left.requires_grad}, {right.requires_grad}"
+    )
     assert left.is_leaf == right.is_leaf, f"{path}: is_leaf {left.is_leaf}, {right.is_leaf}"
     assert left.stride() == right.stride(), f"{path}: stride {left.stride()} and {right.stride()}"
     if exact:
@@ -77,7 +79,12 @@ def backward(result: Any) -> None:
 
 
 def check(
-    function: Callable[..., Any], *args: Any, backend: str = "aten", exact: bool = True, fullgraph: bool = True, calls: int = 2
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "aten",
+    exact: bool = True,
+    fullgraph: bool = True,
+    calls: int = 2,
 ) -> Any:
     """Run ``function`` eagerly and compiled on copies of ``args``, forward and backward, and compare. Returns the compiled."""
     compiled = dovetail.compile(function, backend=backend, fullgraph=fullgraph)

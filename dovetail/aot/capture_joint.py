@@ -140,6 +140,9 @@ def capture_joint(state: AOTState) -> JointGraph:
 def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     """Append the backward to a trace that holds a captured forward, and close the graph."""
     found = _Outputs(trace, result.outputs)
+    for mutation in found.mutations:
+        result.guards.add_leafness(mutation.input_index)
+        result.guards.add_separate_memory(mutation.input_index)
     input_descriptors = list(result.input_descriptors)
     output_descriptors: list[Descriptor | None] = []
     for descriptor in found.descriptors:

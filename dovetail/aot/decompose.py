@@ -21,7 +21,7 @@ class _Tracer(private.PythonKeyTracer):
     origin: torch.fx.Node | None = None
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = super().create_node(*args, **kwargs)
+        node: torch.fx.Node = super().create_node(*args, **kwargs)
         if self.origin is not None:
             node.meta.update({key: value for key, value in self.origin.meta.items() if key not in _VALUE_META})
         return node
@@ -32,6 +32,7 @@ class _Decomposer(torch.fx.Interpreter):
 
     def __init__(self, module: torch.fx.GraphModule, tracer: _Tracer, fake_mode: Any) -> None:
         super().__init__(module)
+        self.old_entries = _entries(module)
         self.tracer = tracer
         self.fake_mode = fake_mode
         self.extra_traceback = False
@@ -48,8 +49,7 @@ class _Decomposer(torch.fx.Interpreter):
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Keep the strides that the old outputs had; a decomposition may lay its result out in another way."""
-        old = self.module.graph.output_node().args[0]
-        return [self._as_laid_out(value, node) for value, node in zip(args[0], old, strict=True)]
+        return [self._as_laid_out(value, node) for value, node in zip(args[0], self.old_entries, strict=True)]
 
     def _tracked(self, node: torch.fx.Node, value: Any, kind: str) -> Any:
         if value is None and node.users:
@@ -123,9 +123,14 @@ def decompose_graph(
     with _recording(tracer, table or {}, fake_mode):
         values = _Decomposer(graph_module, tracer, fake_mode).run(enable_io_processing=False)
         tracer.origin = None
-        entries = [_entry(value, old, tracer) for value, old in zip(values, old_output.args[0], strict=True)]
+        entries = [_entry(value, old, tracer) for value, old in zip(values, _entries(graph_module), strict=True)]
     output = graph.output(entries)
     output.meta = dict(old_output.meta)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach_.default):
+        # `torch.tensor` inside a decomposition ends in this; it writes nothing.
+        if node.target not in mutations_before:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     clean_views(graph)
     made = [node for node in graph.nodes if _mutates(node) and node.target not in mutations_before]
     if made:
@@ -170,6 +175,13 @@ def _copy_attribute(old: torch.nn.Module, new: torch.nn.Module, target: str) -> 
     setattr(new, last, getattr(old, last))
 
 
+def _entries(graph_module: torch.fx.GraphModule) -> list[Any]:
+    entries = graph_module.graph.output_node().args[0]
+    if not isinstance(entries, (list, tuple)):
+        raise GraphInvalidError("the graph does not return one flat list", advice="end it with graph.output([...])")
+    return list(entries)
+
+
 def _mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable
 
@@ -210,7 +222,7 @@ def _same_layout(node: torch.fx.Node, base: Any) -> bool:
     one, other = node.meta.get("val"), base.meta.get("val") if isinstance(base, torch.fx.Node) else None
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    if node.target is torch.ops.aten.permute.default and list(node.args[1]) != list(range(one.dim())):
+    if node.target is torch.ops.aten.permute.default and tuple(node.args[1]) != tuple(range(one.dim())):  # type: ignore[arg-type]
         return False
     if one.dtype != other.dtype or one.dim() != other.dim():
         return False

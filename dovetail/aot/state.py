@@ -11,6 +11,7 @@ import torch
 
 from dovetail.aot.descriptors import Descriptor
 from dovetail.errors import NotCallableError, StageError
+from dovetail.guards import GuardSet
 from dovetail.trace import Trace
 
 
@@ -22,6 +23,9 @@ class FrontendResult(Protocol):
 
     @property
     def input_descriptors(self) -> tuple[Descriptor, ...]: ...
+
+    @property
+    def guards(self) -> GuardSet: ...
 
 
 Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], FrontendResult]

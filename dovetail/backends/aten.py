@@ -190,7 +190,7 @@ def compile_aten(
     source, names = generate_source(graph, kind)
     filename = f"<dovetail aten {kind} {next(_counter)}>"
     exec(compile(source, filename, "exec"), names)
-    run = names["run"]
+    run: CompiledCallable = names["run"]
     # Tracebacks then show the operator and the user's line.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(run, linecache.cache.pop, filename, None)

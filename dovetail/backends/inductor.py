@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.outputs import guard_outputs
+from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError
 
@@ -64,10 +63,12 @@ def compile_inductor(
         settings.setdefault("reorder_for_peak_memory", False)
         settings.setdefault("reorder_for_locality", False)
     fake_mode = find_fake_mode(graph, example_inputs)
-    visible = list(options.get("user_visible_outputs", range(len(outputs))))
-    strides = _promised_strides(outputs, visible)
+    # What the forward saves must have the promised strides too: the backward graph is compiled for them.
+    every = range(len(outputs))
+    visible = list(every if kind == "forward" else options.get("user_visible_outputs", every))
+    strides = promised_strides(outputs, visible)
     # Inductor changes the graph, which the caller keeps to show and to export.
-    own = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    own = own_copy(graph)
     inner = private.inductor_compile(
         own,
         list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"],
@@ -79,16 +80,6 @@ def compile_inductor(
         settings=settings,
     )
     return guard_outputs(inner, strides)
-
-
-def _promised_strides(outputs: Sequence[Any], visible: Sequence[int]) -> list[tuple[int, ...] | None]:
-    wanted: list[tuple[int, ...] | None] = [None] * len(outputs)
-    for index in visible:
-        entry = outputs[index]
-        value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor) and all(type(step) is int for step in value.stride()):
-            wanted[index] = tuple(value.stride())
-    return wanted
 
 
 INDUCTOR = Backend(

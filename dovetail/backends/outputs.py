@@ -7,6 +7,7 @@ being noticed, and gradients would be silently wrong. Eager raises in that case,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,15 +57,23 @@ def guard_outputs(
     """
     aliases: list[_Alias] | None = None
     restride: list[tuple[int, tuple[int, ...]]] = []
+    attached: list[int] = []
     needed: set[int] = set()
 
     def run(inputs: list[Any]) -> list[Any]:
-        nonlocal aliases, restride, needed
+        nonlocal aliases, restride, attached, needed
         with private.BelowAutograd(), private.NoAutocast():
             if aliases is None:
                 sources = dict(enumerate(inputs))
                 outputs = list(compiled(inputs))
                 found, restride = _find_aliases(sources, outputs, promised_strides)
+                inputs_seen = {id(value) for value in sources.values()}
+                known = {alias.index for alias in found}
+                attached = [
+                    index
+                    for index, value in enumerate(outputs)
+                    if index not in known and id(value) not in inputs_seen and fresh(value) is not value
+                ]
                 needed = {source for alias in found for source in alias.inputs}
                 aliases = found
             else:
@@ -72,6 +81,8 @@ def guard_outputs(
                 outputs = list(compiled(inputs))
             for index, strides in restride:
                 outputs[index] = _with_strides(outputs[index], strides)
+            for index in attached:
+                outputs[index] = fresh(outputs[index])
             for alias in aliases:
                 candidates = [sources[source] for source in alias.inputs] + [outputs[item] for item in alias.outputs]
                 outputs[alias.index] = _share_version(outputs[alias.index], candidates)
@@ -137,3 +148,23 @@ def _share_version(value: torch.Tensor, candidates: Sequence[torch.Tensor]) -> t
 
 def _is_lazy(value: torch.Tensor) -> bool:
     return value.is_conj() or value.is_neg()
+
+
+def own_copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy that may be changed: its own nodes and subgraphs, but the same constants."""
+    copied = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for name, child in list(copied.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(copied, name, own_copy(child))
+    return copied
+
+
+def promised_strides(outputs: Sequence[Any], visible: Sequence[int]) -> list[tuple[int, ...] | None]:
+    """The strides that the fake values of the visible outputs have; None for the others and for symbolic ones."""
+    wanted: list[tuple[int, ...] | None] = [None] * len(outputs)
+    for index in visible:
+        entry = outputs[index]
+        value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else None
+        if isinstance(value, torch.Tensor) and all(type(step) is int for step in value.stride()):
+            wanted[index] = tuple(value.stride())
+    return wanted

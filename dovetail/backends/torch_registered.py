@@ -5,14 +5,13 @@ They get Dovetail's forward and backward graphs one by one, as graphs for infere
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.outputs import guard_outputs
+from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 
@@ -34,7 +33,7 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
                 advice="leave backend_options out",
             )
         outputs = output_arguments(graph)
-        own = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+        own = own_copy(graph)
         with torch.no_grad():
             compiled = torch_backend(own, list(example_inputs))
         if not callable(compiled):
@@ -46,17 +45,9 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
             with torch.no_grad():
                 return list(compiled(*values))
 
-        strides = [_static_strides(entry) for entry in outputs]
-        return guard_outputs(call, strides)
+        return guard_outputs(call, promised_strides(outputs, range(len(outputs))))
 
     return Backend(name, compile_graph, description=description or "a backend written for torch.compile")
-
-
-def _static_strides(entry: Any) -> tuple[int, ...] | None:
-    value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else None
-    if isinstance(value, torch.Tensor) and all(type(step) is int for step in value.stride()):
-        return tuple(value.stride())
-    return None
 
 
 def torch_registered_backend(name: str) -> Backend | None:

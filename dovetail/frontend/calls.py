@@ -406,7 +406,11 @@ class Calls:
             derived = self._function_classes[owner] = types.new_class(
                 owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
             )
-        return self._native(derived.apply, args, kwargs)
+        recorder = self.values.trace.recorder
+        with recorder.paused():
+            result = self._native(derived.apply, args, kwargs)
+        recorder.record(owner.apply, args, kwargs, result)
+        return result
 
     def _static_source(self, holder: type, name: str) -> Any:
         return AttributeSource(self.values.pin(holder, holder.__qualname__), name)

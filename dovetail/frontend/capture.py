@@ -27,7 +27,7 @@ from dovetail.guards import (
     TypeIs,
 )
 from dovetail.runtime.recipe import ConstantItem, Recipe, SourceItem, TensorItem, build_recipe
-from dovetail.trace import Trace
+from dovetail.trace import Program, Trace
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Capture:
     effects: tuple[EffectRecipe, ...]
     guards: GuardSet
     ambient: AmbientState
+    program: Program
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -103,6 +104,7 @@ def capture(
     if isinstance(function, types.MethodType):
         raise Break("a bound method is compiled", "compile the function, or the module")
     guards.add(root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee")
+    guards.set_call_shape(len(args), kwargs)
     try:
         names = argument_names(function, len(args))
         arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
@@ -144,5 +146,6 @@ def capture(
     finally:
         with private.disable_current_modes():
             interpreter.effects.undo()
+    program = trace.program(tuple(outputs))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
-    return Capture(function, tuple(outputs), descriptors, recipe, tuple(effects), guards, ambient)
+    return Capture(function, tuple(outputs), descriptors, recipe, tuple(effects), guards, ambient, program)

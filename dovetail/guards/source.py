@@ -34,6 +34,8 @@ _MISSING = object()
 # Descriptors made in C, whose __get__ runs nobody's Python code.
 _DATA_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _METHOD_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+# What a class attribute of these types gives when it is read on the class.
+_RETURN_THEMSELVES = frozenset({*_METHOD_DESCRIPTORS, *_DATA_DESCRIPTORS, property})
 _tuple_getter = type(collections.namedtuple("_Pair", "a b").a)  # type: ignore[attr-defined]
 _type_mro = type.__dict__["__mro__"].__get__
 _type_dict = type.__dict__["__dict__"].__get__
@@ -157,13 +159,15 @@ def read_attribute(value: Any, name: str) -> Any:
         return found.__get__(value, kind)
     if issubclass(kind, type):
         own = _in_class(value, name)
-        if own is not _MISSING and not hasattr(type(found), "__set__"):
+        if own is not _MISSING and _in_class(type(found), "__set__") is _MISSING:
             if type(own) is staticmethod:
                 return own.__func__
             if type(own) is classmethod:
                 return types.MethodType(own.__func__, value)
-            return own
-    elif not hasattr(type(found), "__set__"):
+            if type(own) in _RETURN_THEMSELVES or _in_class(type(own), "__get__") is _MISSING:
+                return own
+            raise AttributeError(f"reading {name!r} of the class {value.__qualname__} would run the user's code")
+    elif _in_class(type(found), "__set__") is _MISSING:
         try:
             table = object.__getattribute__(value, "__dict__")
         except AttributeError:

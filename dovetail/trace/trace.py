@@ -15,6 +15,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.trace.program import Program, Recorder, RecordingMode
 
 
 @dataclass(eq=False)
@@ -64,6 +65,7 @@ class Trace:
         self.phase = "forward"
         self.locate: Callable[[], UserLocation | None] = lambda: None
         self.lines = private.LineTable()
+        self.recorder = Recorder()
         self.inputs: list[TracedInput] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
@@ -78,6 +80,7 @@ class Trace:
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
         stack.enter_context(private.FunctionalTensorMode())
+        stack.enter_context(RecordingMode(self.recorder))
         return self
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
@@ -86,6 +89,19 @@ class Trace:
         if found is not None:
             return found
         self._check_input(real, name)
+        with self.recorder.paused():
+            traced = self._make_input(real, name)
+        self.recorder.number(traced.value)
+        self.inputs.append(traced)
+        self._by_real[id(real)] = traced
+        self._by_value[id(traced.value)] = traced
+        return traced
+
+    def program(self, outputs: tuple[torch.Tensor, ...]) -> Program:
+        """The torch calls so far, as a program that computes ``outputs``."""
+        return self.recorder.finish([item.value for item in self.inputs], outputs)
+
+    def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
             fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
@@ -102,11 +118,7 @@ class Trace:
                 # value off from the leaf that gradients are asked for.
                 with torch.enable_grad():
                     value = leaf.clone()
-        traced = TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name)
-        self.inputs.append(traced)
-        self._by_real[id(real)] = traced
-        self._by_value[id(value)] = traced
-        return traced
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""

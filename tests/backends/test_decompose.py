@@ -118,3 +118,18 @@ def test_returned_view_is_kept():
     before = len(graph.graph.nodes)
     clean_views(graph.graph)
     assert len(graph.graph.nodes) == before
+
+
+def test_constant_made_by_a_decomposition():
+    graph, _, fake_mode = make_graph(lambda x: [x.sin()], torch.ones(2))
+    table = {torch.ops.aten.sin.default: lambda x: x + torch.tensor([2.0, 3.0])}
+    new = decompose_graph(graph, table, fake_mode)
+    (out,) = compile_aten(new)([torch.ones(2)])
+    assert out.tolist() == [3.0, 4.0]
+
+
+def test_graph_without_a_list_is_refused():
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    with pytest.raises(GraphInvalidError, match="flat list"):
+        decompose_graph(torch.fx.GraphModule({}, graph), None, make_graph(lambda x: [x], torch.ones(1))[2])

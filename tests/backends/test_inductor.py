@@ -112,3 +112,23 @@ def test_random_operators_are_not_decomposed():
         isinstance(target, private.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
         for target in wanted_decompositions()
     )
+
+
+def test_saved_outputs_keep_the_strides_the_backward_expects():
+    def saved(x, w):
+        h = torch.nn.functional.conv2d(x, w)
+        return [h.sum(), h, torch.nn.functional.conv2d(h.relu(), w)]
+
+    x, w = torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3)
+    run = compiled(saved, x, w, kind="forward", options={"user_visible_outputs": [0]})
+    for got, want in zip(run([x, w]), saved(x, w), strict=True):
+        assert got.stride() == want.stride()
+
+
+def test_numbers_and_none_among_the_outputs():
+    graph, fakes, _ = make_graph(lambda x: [x + 1], torch.ones(2))
+    add = graph.graph.output_node().args[0][0]
+    graph.graph.output_node().args = ([5, None, add, add],)
+    outputs = compile_with(INDUCTOR, graph, fakes, "forward")([torch.ones(2)])
+    assert outputs[:2] == [5, None]
+    assert outputs[2].tolist() == outputs[3].tolist() == [2.0, 2.0]

@@ -55,3 +55,10 @@ def test_promised_strides():
 def test_same_strides_of_empty_tensors():
     assert same_strides((0, 3), (3, 1), (1, 7))
     assert not same_strides((2, 3), (3, 1), (1, 2))
+
+
+def test_view_of_something_inner_is_detached():
+    run = guard_outputs(lambda inputs: [inputs[0].exp().t()])
+    for _ in range(2):
+        (out,) = run([torch.randn(2, 3)])
+        assert not out._is_view()

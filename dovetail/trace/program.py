@@ -1,0 +1,185 @@
+"""The program: the torch calls of a traced function in order, replayable on other tensors, printed as runnable Python.
+
+The ATen graph has lost what autograd needs (a user's ``detach``, ``no_grad`` regions, custom ``autograd.Function``
+boundaries); the program has it. Replaying it on real tensors is eager, without the user's Python around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from dovetail import torch_private as private
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of the program by its number; inputs come first."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"t{self.number}"
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """One torch call: results go to ``results`` (the flat tensors of what it returned)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[int, ...]
+    grad_enabled: bool
+
+    def __str__(self) -> str:
+        name = resolve_name(self.function) or getattr(self.function, "__qualname__", str(self.function))
+        shown = [_show(item) for item in self.args] + [f"{key}={_show(item)}" for key, item in self.kwargs.items()]
+        left = ", ".join(f"t{number}" for number in self.results)
+        return f"{left} = {name}({', '.join(shown)})" if left else f"{name}({', '.join(shown)})"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(_show(item) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+    return str(value) if isinstance(value, Slot) else repr(value)
+
+
+@dataclass(frozen=True)
+class Program:
+    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can)."""
+
+    inputs: tuple[int, ...]
+    calls: tuple[ProgramCall, ...]
+    outputs: tuple[int, ...]
+    unreplayable: str = ""
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The output tensors, computed by the same torch calls on other inputs."""
+        values: dict[int, torch.Tensor] = dict(zip(self.inputs, inputs, strict=True))
+        for call in self.calls:
+            args = tuple(_fill(item, values) for item in call.args)
+            kwargs = {key: _fill(item, values) for key, item in call.kwargs.items()}
+            with torch.set_grad_enabled(call.grad_enabled):
+                result = call.function(*args, **kwargs)
+            values.update(zip(call.results, _tensors(result), strict=True))
+        return [values[number] for number in self.outputs]
+
+    def __str__(self) -> str:
+        head = f"def program({', '.join(f't{number}' for number in self.inputs)}):"
+        lines = []
+        grad_enabled = True
+        for call in self.calls:
+            if call.grad_enabled != grad_enabled:
+                grad_enabled = call.grad_enabled
+                lines.append(f"    torch.set_grad_enabled({grad_enabled})")
+            lines.append(f"    {call}")
+        return "\n".join([head, *lines, f"    return [{', '.join(f't{number}' for number in self.outputs)}]"])
+
+
+def _fill(value: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return values[value.number]
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(_fill(item, values) for item in value)
+    if kind is dict:
+        return {key: _fill(item, values) for key, item in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    return []
+
+
+@dataclass
+class Recorder:
+    """Collects the calls of one trace."""
+
+    calls: list[ProgramCall] = field(default_factory=list)
+    unreplayable: str = ""
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)
+    _paused: int = 0
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The slot number of a tensor, a new one if it has none."""
+        found = self._numbers.get(id(tensor))
+        if found is None:
+            found = self._numbers[id(tensor)] = len(self._alive)
+            self._alive.append(tensor)
+        return found
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing in the block."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Add one call."""
+        results = _tensors(result)
+        if self._paused or (not results and result is not None):
+            return
+        if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
+            self.unreplayable = self.unreplayable or "it uses torch.func"
+            return
+        stored_args = tuple(self._store(item) for item in args)
+        stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
+        numbers = tuple(self.number(tensor) for tensor in results)
+        self.calls.append(ProgramCall(function, stored_args, stored_kwargs, numbers, torch.is_grad_enabled()))
+
+    def _store(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._numbers:
+                self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"
+            return Slot(self.number(value))
+        kind = type(value)
+        if kind in (list, tuple):
+            return kind(self._store(item) for item in value)
+        if kind is dict:
+            return {key: self._store(item) for key, item in value.items()}
+        return value
+
+    def finish(self, inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> Program:
+        """The program with these inputs and outputs."""
+        for tensor in outputs:
+            if id(tensor) not in self._numbers:
+                self.unreplayable = self.unreplayable or "an output of it was made by code that is no torch call"
+        return Program(
+            tuple(self.number(tensor) for tensor in inputs),
+            tuple(self.calls),
+            tuple(self.number(tensor) for tensor in outputs),
+            self.unreplayable,
+        )
+
+
+class RecordingMode(TorchFunctionMode):
+    """Hands every torch call of the traced program to a :class:`Recorder`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the call and record it."""
+        result = function(*args, **(kwargs or {}))
+        self.recorder.record(function, args, kwargs or {}, result)
+        return result
