@@ -2,13 +2,17 @@
 
 The model is the demo's 6-layer GPT; both compilers run the captured operators as they are (torch.compile with
 ``aot_eager``, Dovetail with ``aten``), so that hardly anything but capture is left of the first call. Rounds alternate
-in one process, each compiles afresh, and the order within a round changes from round to round. Three times are taken:
+in one process, each compiles afresh, and the order within a round changes from round to round. Four times are taken:
 
+- *graphs ready*: from making the compiled model to the backend holding its forward and backward graphs. This is the time
+  that the project promises something about.
 - *first forward*: making the compiled model and its first call, less nothing.
 - *first step*: the same with the backward of the loss, because a compiler may put off work until then.
 - *capture*: the first step less what the same step takes when everything is compiled: what capture costs the user.
 
-For Dovetail, its own event log's "capture" and "partition" are shown as well. Run it with ``make bench-capture``.
+For torch.compile, graphs are ready when ``aot_eager`` returns (which does little but wrap them; guards come later); for
+Dovetail, when its event log says that the compilation of the forward graph starts (guards come later as well). Its own
+"capture" and "partition" spans are shown too. Run it with ``make bench-capture``.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import torch
 from torch import Tensor
 
 import dovetail
+from dovetail import torch_private
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.report.curves import Table
 
@@ -49,6 +54,7 @@ def measure(compile_model: Callable[[GPT], Any], config: GPTConfig, tokens: Tens
         loss.backward()
         return middle - begin, time.perf_counter() - begin
 
+    _ready.clear()
     start = time.perf_counter()
     compiled = compile_model(model)
     setup = time.perf_counter() - start
@@ -64,7 +70,21 @@ def measure(compile_model: Callable[[GPT], Any], config: GPTConfig, tokens: Tens
         log = dovetail.events_of(compiled)
         result["own_capture"] = log.seconds("capture")
         result["own_partition"] = log.seconds("partition")
+        _ready.extend(event.start for event in log.events if event.name == "compile forward")
+    if compile_model is not compile_nothing:
+        (ready,) = _ready  # one graph, compiled once: anything else is not what this benchmark compares
+        result["graphs_ready"] = ready - start
     return result
+
+
+_ready: list[float] = []
+
+
+def aot_eager(graph: Any, inputs: list[Any]) -> Any:
+    """torch's ``aot_eager``, noting when it is done."""
+    run = torch_private.torch_backend("aot_eager")(graph, inputs)
+    _ready.append(time.perf_counter())
+    return run
 
 
 def compile_nothing(model: GPT) -> Any:
@@ -75,7 +95,7 @@ def compile_nothing(model: GPT) -> Any:
 def compile_torch(model: GPT) -> Any:
     """torch.compile, with nothing left from earlier rounds."""
     torch.compiler.reset()
-    return torch.compile(model, backend="aot_eager", fullgraph=True)
+    return torch.compile(model, backend=aot_eager, fullgraph=True)
 
 
 def compile_dovetail(model: GPT) -> Any:
@@ -91,7 +111,7 @@ ENGINES: dict[str, Callable[[GPT], Any]] = {
 
 
 def main() -> int:
-    """Measure, print the table, save the raw numbers; 0 if the first forward keeps the promise."""
+    """Measure, print the table, save the raw numbers; 0 if the graphs are ready as soon as promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layers", type=int, default=6)
@@ -123,6 +143,7 @@ def main() -> int:
     rows = [
         (
             name,
+            "-" if name == "eager" else f"{median(name, 'graphs_ready'):.3f} s",
             f"{median(name, 'first_forward'):.3f} s",
             f"{median(name, 'first_step'):.3f} s",
             f"{median(name, 'later_step'):.3f} s",
@@ -131,16 +152,17 @@ def main() -> int:
         for name in ENGINES
     ]
     theirs, ours = "torch.compile (aot_eager)", "Dovetail (aten)"
-    ratios = {what: median(ours, what) / median(theirs, what) for what in ("first_forward", "first_step", "capture")}
+    compared = ("graphs_ready", "first_forward", "first_step", "capture")
+    ratios = {what: median(ours, what) / median(theirs, what) for what in compared}
     own = {what: median(ours, what) for what in ("own_capture", "own_partition")}
     print(
         f"\nGPT, {options.layers} layers, width {options.width}, block {options.block}, batch {options.batch}; ", end=""
     )
     print(f"{options.threads} threads, medians of {options.rounds} rounds")
-    print(Table(("engine", "first forward", "first step", "later step", "capture"), tuple(rows)))
+    print(Table(("engine", "graphs ready", "first forward", "first step", "later step", "capture"), tuple(rows)))
     print(f"Dovetail's own log: capture {own['own_capture']:.3f} s, partition {own['own_partition']:.3f} s")
     said = ", ".join(f"{what.replace('_', ' ')} {ratio:.2f}" for what, ratio in ratios.items())
-    print(f"Dovetail / torch.compile: {said} (promised: at most {PROMISE})")
+    print(f"Dovetail / torch.compile: {said} (promised for graphs ready: at most {PROMISE})")
 
     now = datetime.now(UTC)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -155,7 +177,7 @@ def main() -> int:
     }
     target.write_text(json.dumps(about, indent=1), encoding="utf-8")
     print(f"wrote {target}")
-    return 0 if ratios["first_forward"] <= PROMISE else 1
+    return 0 if ratios["graphs_ready"] <= PROMISE else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
-from dovetail.aot.compile_joint import CompiledGraph, compile_joint
+from dovetail.aot.compile_joint import compile_joint, make_entry
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
 from dovetail.backends import Backend, lookup_backend
@@ -34,7 +34,7 @@ from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.frame import Break
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
-from dovetail.runtime.entry import Entry, ReplayedEffect
+from dovetail.runtime.entry import Entry
 from dovetail.runtime.module import CompiledModule
 
 _compile_lock = threading.RLock()
@@ -46,12 +46,6 @@ def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs:
 
 
 register_frontend("bytecode", _bytecode_frontend)
-
-
-def _entry(capture: Capture, compiled: CompiledGraph) -> Entry:
-    effects = tuple(ReplayedEffect(item.source, item.kind, item.values, item.deleted) for item in capture.effects)
-    checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
-    return Entry(checker, compiled.run, capture.recipe, effects, compiled=compiled)
 
 
 class CompiledFunction:
@@ -129,7 +123,7 @@ class CompiledFunction:
             compiled = compile_joint(
                 None, joint, self.backend, options=self.options.backend_options, events=self.events
             )
-            return _entry(joint.capture, compiled)
+            return make_entry(compiled)
 
     def _after_exception(
         self, error: Exception, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -227,25 +221,6 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
             return capture_joint(create_state(stack, function, tuple(args), kwargs))
     except Break as stop:
         raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
-
-
-def run_joint(joint: JointGraph, **options: Any) -> Callable[..., Any]:
-    """Compile a captured joint graph into something that is called like the original function."""
-    compiled = compile_joint(None, joint, options.pop("backend", None), options=options)
-    entry = _entry(joint.capture, compiled)
-    function = joint.capture.function
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        tensors = entry.checker.check(function, args, kwargs)
-        if tensors is None:
-            failures = entry.checker.explain(function, args, kwargs)
-            raise InputError(
-                "the graph was captured for other inputs: " + "; ".join(str(item) for item in failures[:3]),
-                advice="capture it again, or use dovetail.compile, which does so by itself",
-            )
-        return entry.call(function, args, kwargs, tensors)
-
-    return step
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,6 @@ def inductor_runs_as_is(overload: OpOverload) -> None:
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
-import functools  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
 
@@ -303,7 +302,7 @@ def dispatch_keys(tensor: torch.Tensor) -> str:
 
 
 def global_state_check() -> Callable[[], bool]:
-    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32 and the thread count are as now."""
+    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32, thread count are as now."""
     return torch._C._dynamo.guards.GlobalStateGuard().check
 
 
@@ -368,6 +367,7 @@ def kernel_flags(
         torch._C._get_cudnn_allow_tf32,
         torch._C._get_mkldnn_enabled,
         torch._C._get_float32_matmul_precision,
+        torch._C._get_deterministic_fill_uninitialized_memory,
     ),
 ) -> tuple[Any, ...]:
     """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
@@ -385,6 +385,7 @@ KERNEL_FLAG_NAMES = (
     "cuDNN TF32",
     "MKLDNN",
     "float32 matmul precision",
+    "filling of uninitialized memory",
 )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 import torch
 
@@ -16,24 +19,48 @@ from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.backends import Backend, compile_with, lookup_backend
+from dovetail.errors import CaptureError, InputError
 from dovetail.events import EventLog
-from dovetail.runtime.function import RuntimeFunction, make_runtime_function
+from dovetail.guards import compile_checker
+from dovetail.runtime.entry import Entry
+from dovetail.runtime.function import make_runtime_function
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledGraph:
     """Stage 2's result: ``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from."""
 
     joint: JointGraph
-    partitioned: PartitionedGraph
+    partitioned: PartitionedGraph | None
     backend: Backend
-    run: RuntimeFunction
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     events: EventLog = field(default_factory=EventLog)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it like the original function; raises :class:`InputError` for inputs that the graph was not captured for."""
+        entry = make_entry(self)
+        function = self.joint.capture.function
+        tensors = entry.checker.check(function, args, kwargs)
+        if tensors is None:
+            failures = entry.checker.explain(function, args, kwargs)
+            raise InputError(
+                "the graph was captured for other inputs: " + "; ".join(str(item) for item in failures[:3]),
+                advice="capture it again, or use dovetail.compile, which does so by itself",
+            )
+        return entry.call(function, args, kwargs, tensors)
 
     def __str__(self) -> str:
         return f"compiled by {self.backend.name}: {self.partitioned}"
+
+
+@functools.lru_cache(maxsize=256)
+def make_entry(compiled: CompiledGraph) -> Entry:
+    """Guards, runtime function, effects and result recipe as one entry; the frontend's capture says what they are."""
+    capture = compiled.joint.capture
+    checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
+    return Entry(checker, compiled.run, capture.recipe, capture.effects, compiled=compiled)
 
 
 class _Backward:
@@ -83,6 +110,20 @@ class _Backward:
         return run
 
 
+def _program_runner(joint: JointGraph) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """Run the torch-level program tape: eager's own operators under eager's own autograd."""
+    program = joint.capture.program
+    if program.unreplayable:
+        raise CaptureError(
+            f"the program cannot be replayed call by call: {program.unreplayable}", advice='use backend="aten" instead'
+        )
+    if joint.provenance:
+        raise CaptureError(
+            "the joint graph was edited, and the eager backend runs the program as it was", advice='use backend="aten"'
+        )
+    return program.run  # type: ignore[no-any-return]
+
+
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
     tangents = [
@@ -108,6 +149,8 @@ def compile_joint(
     chosen = backend if isinstance(backend, Backend) else lookup_backend(backend)
     log = events if events is not None else EventLog()
     joint.lint()
+    if chosen.takes_program:
+        return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
     table = chosen.decompositions()
     if table:
         with log.span("decompose"):

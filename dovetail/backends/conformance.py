@@ -105,8 +105,8 @@ CASES: tuple[Case, ...] = (
 def check_backend(backend: Backend, cases: tuple[Case, ...] = CASES) -> tuple[Failure, ...]:
     """Run a backend on every case and kind of graph; the failures, none for a backend that conforms.
 
-    Values are compared with the ATen operators' own (to the last bit if the backend says "bitwise"), over two calls; and
-    so are dtypes, shapes and strides. Outputs must be no views, require no gradient, share version counters where they
+    Values are compared with the ATen operators' own (to the last bit if the backend says "bitwise"), over two calls; so
+    are dtypes, shapes and strides. Outputs must be no views, require no gradient, share version counters where they
     share memory, and an input that is handed through must be the same object.
     """
     kinds: tuple[Kind, ...] = ("forward", "backward", "inference")
@@ -114,7 +114,8 @@ def check_backend(backend: Backend, cases: tuple[Case, ...] = CASES) -> tuple[Fa
     for case in cases:
         for kind in kinds:
             try:
-                problem = _check(backend, case, kind)
+                with torch.random.fork_rng(devices=[]):
+                    problem = _check(backend, case, kind)
             except DovetailError as error:
                 problem = str(error)
             if problem:
@@ -128,9 +129,9 @@ def _check(backend: Backend, case: Case, kind: Kind) -> str:
     fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
     table = backend.decompositions()
     with fake_mode, torch.no_grad():
-        graph = make_fx(case.function)(*fakes)
+        graph = make_fx(torch.func.functionalize(case.function))(*fakes)
         reference = compile_aten(graph, fakes, kind=kind)
-        written = make_fx(case.function, decomposition_table=table)(*fakes) if table else graph
+        written = make_fx(graph, decomposition_table=table)(*fakes) if table else graph
     before = str(written.graph)
     compiled = compile_with(backend, written, fakes, kind, {})
     for _ in range(2):

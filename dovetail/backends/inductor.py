@@ -39,6 +39,33 @@ def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = 
     )
 
 
+def _refuse_writes(graph: torch.fx.GraphModule) -> None:
+    """Inductor takes graphs for functional; a mask filled in place made its result silently wrong."""
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, private.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        written = node.args[0] if node.args else None
+        into_input = isinstance(written, torch.fx.Node) and written.op == "placeholder"
+        if node.target is torch.ops.aten.copy_.default and into_input and not _read_after(node):
+            continue
+        raise BackendError(
+            f"the graph writes in place with {node.target}, and Inductor needs a functional graph",
+            where=node.meta.get("user_line"),
+            advice='functionalise the graph, or use backend="aten"',
+        )
+
+
+def _read_after(write: torch.fx.Node) -> bool:
+    """Whether anything but the output reads the written input, or the write's result, after the write."""
+    target = write.args[0]
+    node = write.next
+    while node.op not in ("output", "root"):
+        if target in node.all_input_nodes or write in node.all_input_nodes:
+            return True
+        node = node.next
+    return False
+
+
 def compile_inductor(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
 ) -> CompiledCallable:
@@ -55,6 +82,7 @@ def compile_inductor(
             f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
         )
     outputs = output_arguments(graph)
+    _refuse_writes(graph)
     random_targets = {node.target for node in graph.graph.nodes if _draws_random_numbers(node.target)}
     for target in random_targets:
         private.inductor_runs_as_is(target)

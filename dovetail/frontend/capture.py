@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
+from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.values import IDENTITY_TYPES, is_leaf_value
@@ -26,18 +28,9 @@ from dovetail.guards import (
     Source,
     TypeIs,
 )
+from dovetail.runtime.entry import EffectRecipe
 from dovetail.runtime.recipe import ConstantItem, Recipe, SourceItem, TensorItem, build_recipe
 from dovetail.trace import Program, Trace
-
-
-@dataclass(frozen=True)
-class EffectRecipe:
-    """One container to be brought to its final state after the graph has run."""
-
-    source: Source
-    kind: str
-    values: Recipe
-    deleted: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,16 @@ def argument_names(function: Any, count: int) -> list[str]:
     code = getattr(target, "__code__", None)
     names = list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
     return [f"L[{names[i]!r}]" if i < len(names) else f"args[{i}]" for i in range(count)]
+
+
+def definition_of(function: Any) -> UserLocation | None:
+    """Where a function, or a module's forward, is defined."""
+    target = type(function).forward if isinstance(function, torch.nn.Module) else function
+    code = getattr(target, "__code__", None)
+    if code is None:
+        return None
+    line = code.co_firstlineno
+    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
 
 
 def describe(source: Source, real: torch.Tensor) -> Descriptor:
@@ -94,10 +97,12 @@ def capture(
 
     Raises :class:`Break` for what cannot be captured, and whatever the user's code raises.
     """
-    ambient = AmbientState.snapshot()
-    if ambient.refuses_capture:
-        raise Break(ambient.refuses_capture, "call the function outside of that mode")
+    outside = trace.ambient
+    if outside.refuses_capture:
+        raise Break(outside.refuses_capture, "call the function outside of that mode")
+    inside = AmbientState.snapshot()
     interpreter = Interpreter(trace, guards)
+    interpreter.entry_location = definition_of(function)
     values = interpreter.values
     root = CalleeSource()
     values.note(function, root)
@@ -135,7 +140,7 @@ def capture(
             effects.append(
                 EffectRecipe(effect.source, effect.kind, build_recipe(effect.values, classify), effect.deleted)
             )
-        differences = ambient.differences()
+        differences = inside.differences()
         if differences:
             raise Break(f"the function changes the state of torch: {differences[0]}", "change it outside of the function")
         for traced in trace.inputs:
@@ -148,4 +153,4 @@ def capture(
             interpreter.effects.undo()
     program = trace.program(tuple(outputs))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
-    return Capture(function, tuple(outputs), descriptors, recipe, tuple(effects), guards, ambient, program)
+    return Capture(function, tuple(outputs), descriptors, recipe, tuple(effects), guards, outside, program)

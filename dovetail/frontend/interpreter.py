@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections.abc
-import functools
 import inspect
 import operator
 import types
@@ -123,10 +122,12 @@ class Interpreter(Attributes, Calls):
         self.effects = Effects(self.values.source_of)
         self.values.effects = self.effects
         self.frames: list[Frame] = []
+        self.entry_location: UserLocation | None = None
         self._function_classes: dict[type, type] = {}
         self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._created: dict[int, Any] = {}
+        self._cells: dict[int, CellSource] = {}
         self._seen_globals: set[tuple[int, str]] = set()
         self._seen_functions: set[int] = set()
         self.values.is_created = self.is_created  # type: ignore[attr-defined]
@@ -139,7 +140,7 @@ class Interpreter(Attributes, Calls):
         for frame in reversed(self.frames):
             if not is_trusted(frame.globals.get("__name__")):
                 return frame.location()
-        return self.frames[-1].location() if self.frames else None
+        return self.frames[-1].location() if self.frames else self.entry_location
 
     def created(self, value: Any) -> None:
         """Remember that an object was made by the trace."""
@@ -175,12 +176,7 @@ class Interpreter(Attributes, Calls):
             self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
             for position, cell in enumerate(function.__closure__ or ()):
                 if not self.is_created(cell):
-                    self.values.note(cell, AttributeSource(source, f"__closure__[{position}]"))
                     self._cells[id(cell)] = CellSource(source, position)
-
-    @functools.cached_property
-    def _cells(self) -> dict[int, CellSource]:
-        return {}
 
     def _default(self, function: types.FunctionType, name: str, position: int | None) -> Any:
         table: Any = function.__kwdefaults__ if position is None else function.__defaults__
@@ -308,7 +304,7 @@ class Interpreter(Attributes, Calls):
             value = cell.cell_contents
         except ValueError:
             if source is not None:
-                self.values.guard(source.base_cell if hasattr(source, "base_cell") else source, Unbound(), f"{name} is unbound")
+                self.values.guard(source, Unbound(), f"{name} is unbound")
             raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
         if source is None or self.effects.written(cell):
             return value

@@ -11,9 +11,6 @@ A :class:`GuardSet` collects guards while a capture runs; :meth:`GuardSet.freeze
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,410 +19,18 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import InputError, UserLocation
-from dovetail.guards.source import (
-    ArgumentSource,
-    GradSource,
-    InstanceDictSource,
-    ItemSource,
-    KeywordSource,
-    Source,
-    constant_key,
-    item_key,
-    plain_contains,
-    plain_keys,
-    plain_length,
-    read_item,
+from dovetail.guards.predicate import (
+    Equals,
+    Leafness,
+    Predicate,
+    SameTensor,
+    StorageOffset,
+    TensorFacts,
+    TensorMatch,
+    Unbound,
+    short,
 )
-
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""The tables of ``nn.Module`` that hold hooks of one module."""
-
-_HEAP_TYPE = 1 << 9
-
-
-def short(value: object) -> str:
-    """A value as a sentence shows it, without running the user's ``__repr__``."""
-    try:
-        constant_key(value)
-    except TypeError:
-        if isinstance(value, type):
-            return f"the class {value.__qualname__}"
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-            return f"the function {value.__qualname__}"
-        if isinstance(value, types.ModuleType):
-            return f"the module {value.__name__}"
-        return f"a {type(value).__qualname__} object"
-    text = object.__repr__(value) if type(value).__module__ not in ("builtins", "torch") else repr(value)
-    if type(value).__module__ not in ("builtins", "torch"):
-        text = f"{type(value).__qualname__}.{getattr(value, '_name_', '?')}"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-@dataclass(frozen=True)
-class Predicate:
-    """What a guard asks of the value at its source."""
-
-    def holds(self, value: Any) -> bool:
-        """Whether the value passes; runs none of the user's code."""
-        raise NotImplementedError
-
-    def describe(self, name: str) -> str:
-        """What is asked, as a sentence."""
-        raise NotImplementedError
-
-    def failure(self, name: str, value: Any) -> str:
-        """What is wrong with a value that did not pass."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class TypeIs(Predicate):
-    """The type is exactly this one."""
-
-    cls: type
-
-    def holds(self, value: Any) -> bool:
-        return type(value) is self.cls
-
-    def describe(self, name: str) -> str:
-        return f"type({name}) is {self.cls.__qualname__}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"type of `{name}` was {self.cls.__qualname__}, is {type(value).__qualname__}"
-
-
-class Identity(Predicate):
-    """The value is this very object: held strongly, but an instance of the user's class (or a module) weakly.
-
-    >>> Identity(len).holds(len)
-    True
-    """
-
-    __slots__ = ("address", "display", "read")
-
-    address: int
-    display: str
-    read: Callable[[], Any]
-
-    def __init__(self, value: Any) -> None:
-        read: Callable[[], Any] | None = None
-        kind = type(value)
-        if kind.__flags__ & _HEAP_TYPE and not issubclass(kind, type):
-            try:
-                read = weakref.ref(value)
-            except TypeError:
-                pass
-        object.__setattr__(self, "address", id(value))
-        object.__setattr__(self, "display", short(value))
-        object.__setattr__(self, "read", read if read is not None else _Holder(value))
-
-    def __eq__(self, other: object) -> bool:
-        # A dead weak reference leaves an address that another object may get.
-        return type(other) is Identity and self.address == other.address and self.read() is other.read()
-
-    def __hash__(self) -> int:
-        return hash(self.address)
-
-    def __repr__(self) -> str:
-        return f"Identity({self.display})"
-
-    @property
-    def is_weak(self) -> bool:
-        """Whether the object may go away."""
-        return not isinstance(self.read, _Holder)
-
-    def holds(self, value: Any) -> bool:
-        return self.read() is value and (value is not None or not self.is_weak)
-
-    def describe(self, name: str) -> str:
-        return f"{name} is the same object, {self.display}"
-
-    def failure(self, name: str, value: Any) -> str:
-        now = short(value)
-        return f"`{name}` was {self.display}, is {f'another one ({now})' if now == self.display else now}"
-
-
-class _Holder:
-    """Gives back one object when it is called."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        return self.value
-
-
-@dataclass(frozen=True)
-class Equals(Predicate):
-    """The value is a constant of the same type that is equal; nan equals nan, 0.0 is not -0.0.
-
-    Takes numbers, strings, bytes, bools, None, enum members, torch's dtypes, devices, layouts, memory formats and sizes,
-    slices, ranges, and tuples and frozensets of these; TypeError for anything else.
-    """
-
-    value: Any = field(compare=False)
-    key: tuple[Any, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", constant_key(self.value))
-
-    def holds(self, value: Any) -> bool:
-        try:
-            return constant_key(value) == self.key
-        except TypeError:
-            return False
-
-    def describe(self, name: str) -> str:
-        return f"{name} is {short(self.value)}"
-
-    def failure(self, name: str, value: Any) -> str:
-        then, now = short(self.value), short(value)
-        if then == now:
-            return f"`{name}` was {then}, is {now} of type {type(value).__qualname__}"
-        return f"`{name}` was {then}, is {now}"
-
-
-@dataclass(frozen=True)
-class Length(Predicate):
-    """A container has this many items."""
-
-    length: int
-
-    def holds(self, value: Any) -> bool:
-        return plain_length(value) == self.length
-
-    def describe(self, name: str) -> str:
-        return f"len({name}) is {self.length}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`len({name})` was {self.length}, is {plain_length(value)}"
-
-
-@dataclass(frozen=True)
-class DictKeys(Predicate):
-    """A dictionary has these keys in this order; a key is compared as a constant if it is one, else by identity."""
-
-    keys: tuple[Any, ...] = field(compare=False)
-    compared_keys: tuple[Any, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compared_keys", tuple([item_key(key) for key in self.keys]))
-
-    def holds(self, value: Any) -> bool:
-        if dict.__len__(value) != len(self.keys):
-            return False
-        for key, expected, compared in zip(plain_keys(value), self.keys, self.compared_keys):
-            if key is not expected and item_key(key) != compared:
-                return False
-        return True
-
-    def describe(self, name: str) -> str:
-        return f"list({name}) is [{', '.join(map(short, self.keys))}]"
-
-    def failure(self, name: str, value: Any) -> str:
-        now = list(plain_keys(value))
-        then_keys, now_keys = set(self.compared_keys), {item_key(key) for key in now}
-        new = [short(key) for key in now if item_key(key) not in then_keys]
-        gone = [short(key) for key, compared in zip(self.keys, self.compared_keys) if compared not in now_keys]
-        changes = [f"new: {', '.join(new[:5])}"] if new else []
-        changes += [f"gone: {', '.join(gone[:5])}"] if gone else []
-        return f"the keys of `{name}` changed ({'; '.join(changes) or 'another order'})"
-
-
-@dataclass(frozen=True)
-class HasNoKey(Predicate):
-    """A dictionary or set does not have this key."""
-
-    key: Any = field(compare=False)
-    compared_key: tuple[Any, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compared_key", item_key(self.key))
-
-    def holds(self, value: Any) -> bool:
-        return not plain_contains(value, self.key)
-
-    def describe(self, name: str) -> str:
-        return f"{short(self.key)} not in {name}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` had no key {short(self.key)}, and has one now"
-
-
-@dataclass(frozen=True)
-class SetEquals(Predicate):
-    """A set or frozenset has exactly these items, compared as constants if they are, else by identity."""
-
-    items: Iterable[Any] = field(compare=False)
-    compared_items: frozenset[Any] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(self.items))
-        object.__setattr__(self, "compared_items", frozenset([item_key(item) for item in self.items]))
-
-    def holds(self, value: Any) -> bool:
-        if plain_length(value) != len(self.compared_items):
-            return False
-        walk = set.__iter__ if issubclass(type(value), set) else frozenset.__iter__
-        return all(item_key(item) in self.compared_items for item in walk(value))
-
-    def describe(self, name: str) -> str:
-        return f"{name} has the same {len(self.compared_items)} items"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the items of the set `{name}` changed"
-
-
-@dataclass(frozen=True)
-class NoHooks(Predicate):
-    """An ``nn.Module`` has no forward or backward hooks of its own."""
-
-    def holds(self, value: Any) -> bool:
-        table = object.__getattribute__(value, "__dict__")
-        return all(plain_length(read_item(table, name)) == 0 for name in HOOK_TABLES)
-
-    def describe(self, name: str) -> str:
-        return f"{name} has no hooks"
-
-    def failure(self, name: str, value: Any) -> str:
-        table = object.__getattribute__(value, "__dict__")
-        found = [hooks.strip("_") for hooks in HOOK_TABLES if plain_length(read_item(table, hooks))]
-        return f"`{name}` had no hooks, and has {', '.join(found)} now"
-
-
-@dataclass(frozen=True)
-class Unbound(Predicate):
-    """A closure cell is empty. On a :class:`CellSource` the cell itself is asked, not its content."""
-
-    def holds(self, value: Any) -> bool:
-        try:
-            types.CellType.cell_contents.__get__(value)  # type: ignore[attr-defined]
-        except ValueError:
-            return True
-        return False
-
-    def describe(self, name: str) -> str:
-        return f"{name} is unbound"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` was unbound, and has a value now"
-
-
-@dataclass(frozen=True)
-class SameTensor(Predicate):
-    """The value is the same object as the one at another source; checked with both in hand."""
-
-    other: Source
-
-    def holds(self, value: Any) -> bool:
-        raise TypeError("SameTensor needs the value at the other source")
-
-    def describe(self, name: str) -> str:
-        return f"{name} is {self.other.name}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` and `{self.other.name}` were one object, and are two now"
-
-
-@dataclass(frozen=True)
-class TensorMatch(Predicate):
-    """The value is a tensor with the metadata recorded under ``index``; checked for all tensors at once in C++."""
-
-    index: int
-
-    def holds(self, value: Any) -> bool:
-        raise TypeError("TensorMatch needs the recorded metadata")
-
-    def describe(self, name: str) -> str:
-        return f"{name} is a tensor like input {self.index}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the tensor `{name}` changed"
-
-
-@dataclass(frozen=True)
-class Leafness(Predicate):
-    """Whether a tensor is a leaf of autograd's graph."""
-
-    is_leaf: bool
-
-    def holds(self, value: Any) -> bool:
-        return bool(value.is_leaf) is self.is_leaf
-
-    def describe(self, name: str) -> str:
-        return f"{name} is {'a' if self.is_leaf else 'no'} leaf"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}.is_leaf` was {self.is_leaf}, is {not self.is_leaf}"
-
-
-@dataclass(frozen=True)
-class StorageOffset(Predicate):
-    """A tensor starts at this element of its storage."""
-
-    offset: int
-
-    def holds(self, value: Any) -> bool:
-        return value.storage_offset() == self.offset
-
-    def describe(self, name: str) -> str:
-        return f"{name}.storage_offset() is {self.offset}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}.storage_offset()` was {self.offset}, is {value.storage_offset()}"
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """The metadata of one tensor at capture, without the tensor."""
-
-    type: type
-    dtype: torch.dtype
-    device: torch.device
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    requires_grad: bool
-    is_leaf: bool
-    dispatch_keys: str
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorFacts:
-        """Read the metadata of a dense tensor."""
-        return TensorFacts(
-            type(tensor),
-            tensor.dtype,
-            tensor.device,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.requires_grad,
-            tensor.is_leaf,
-            private.dispatch_keys(tensor),
-        )
-
-    def differences(self, name: str, value: Any) -> list[str]:
-        """Sentences on what is another way now; leafness has a guard of its own."""
-        if type(value) is not self.type:
-            return [f"type of `{name}` was {self.type.__name__}, is {type(value).__qualname__}"]
-        if value.layout is not torch.strided:
-            return [f"`{name}.layout` was torch.strided, is {value.layout}"]
-        found = []
-        for attribute in ("dtype", "device", "requires_grad"):
-            then, now = getattr(self, attribute), getattr(value, attribute)
-            if then != now:
-                found.append(f"`{name}.{attribute}` was {then}, is {now}")
-        shape, stride = tuple(value.shape), tuple(value.stride())
-        if len(shape) != len(self.shape):
-            found.append(f"`{name}.dim()` was {len(self.shape)}, is {len(shape)}")
-        else:
-            sizes = zip(self.shape, shape)
-            found += [f"`{name}.shape[{i}]` was {then}, is {now}" for i, (then, now) in enumerate(sizes) if then != now]
-            if shape == self.shape and stride != self.stride and value.numel():
-                found.append(f"`{name}.stride()` was {self.stride}, is {stride}")
-        if not found and private.dispatch_keys(value) != self.dispatch_keys:
-            found.append(f"the dispatch keys of `{name}` were {self.dispatch_keys}, are {private.dispatch_keys(value)}")
-        return found
+from dovetail.guards.source import FETCH_ERRORS, ArgumentSource, CellSource, GradSource, KeywordSource, Source
 
 
 @dataclass(frozen=True)
@@ -564,7 +169,7 @@ class GuardSet:
     def add_storage_offset(self, index: int, location: UserLocation | None = None) -> None:
         """Guard where in its storage the tensor starts."""
         source = self.tensor_source(index)
-        offset = self._tensors[index].storage_offset()
+        offset = int(self._tensors[index].storage_offset())
         self.add(source, StorageOffset(offset), location, f"{source.name}.storage_offset() was read")
 
     def add_separate_memory(self, index: int) -> None:
@@ -581,22 +186,21 @@ class GuardSet:
         self._call_shape = (positional, tuple(keywords))
 
     def freeze(self) -> FrozenGuards:
-        """The guards as data. Call it outside of the trace; the set then lets go of its tensors and takes no more guards."""
+        """The guards as data. Call it outside of the trace.
+
+        The set then lets go of its tensors and takes no more guards.
+        """
         if self._frozen is None:
             positional, keywords = self._call_shape or self._inferred_call_shape()
             bulk = argument_bulk = None
             # A tensor that is another way by now (an eager run changed it) is checked fact by fact.
             unchanged = all(
-                item.facts == TensorFacts.of(tensor) if tensor.layout is torch.strided else False
+                tensor.layout is torch.strided and item.facts == TensorFacts.of(tensor)
                 for item, tensor in zip(self._inputs, self._tensors, strict=True)
             )
             if self._tensors and unchanged:
                 bulk = private.bulk_tensor_check(self._tensors)
-                arguments = [
-                    tensor
-                    for item, tensor in zip(self._inputs, self._tensors, strict=True)
-                    if is_argument(item.source)
-                ]
+                arguments = [self._tensors[i] for i, item in enumerate(self._inputs) if is_argument(item.source)]
                 if arguments and len(arguments) < len(self._tensors):
                     argument_bulk = private.bulk_tensor_check(arguments)
             self._frozen = FrozenGuards(
@@ -628,11 +232,6 @@ class GuardSet:
             raise RuntimeError("this guard set is frozen")
 
 
-def hook_sources(module: Source) -> tuple[Source, ...]:
-    """The sources of a module's tables of hooks."""
-    return tuple(ItemSource(InstanceDictSource(module), name) for name in HOOK_TABLES)
-
-
 @dataclass(frozen=True)
 class GuardFailure:
     """One reason why an entry could not be used; ``guard`` is None for the call's shape and torch's state."""
@@ -657,8 +256,6 @@ def check_guard(
     kwargs: Mapping[str, Any],
 ) -> list[GuardFailure]:
     """The slow way to check one guard: the reasons why it fails, none if it holds."""
-    from dovetail.guards.source import FETCH_ERRORS, CellSource
-
     source, predicate = guard.source, guard.predicate
     name = source.name
     try:
@@ -676,8 +273,3 @@ def check_guard(
         return [] if holds else [GuardFailure(predicate.failure(name, value), guard)]
     except FETCH_ERRORS as error:
         return [GuardFailure(f"`{name}` cannot be read any more ({type(error).__name__}: {error})", guard)]
-
-
-def replace_location(guard: Guard, location: UserLocation) -> Guard:
-    """The same guard, said to be needed at another line."""
-    return dataclasses.replace(guard, location=location)

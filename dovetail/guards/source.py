@@ -1,8 +1,8 @@
 """How to find a value again at the next call: a path from the callee, the arguments or a pinned object.
 
-A source is data. :meth:`Source.fetch` walks it without running the user's code: no ``__getattr__``, no ``__getitem__`` of a
-subclass, no property. Where a value cannot be had that way, fetching raises one of :data:`FETCH_ERRORS`, which a checker
-takes as a miss.
+A source is data. :meth:`Source.fetch` walks it without running the user's code: no ``__getattr__``, no ``__getitem__``
+of a subclass, no property. Where a value cannot be had that way, fetching raises one of :data:`FETCH_ERRORS`, which a
+checker takes as a miss.
 
 >>> source = ItemSource(ArgumentSource(0, "L['x']"), "k")
 >>> source.name
@@ -10,6 +10,8 @@ takes as a miss.
 >>> source.fetch(None, ({"k": 3},), {})
 3
 """
+
+# ruff: noqa: D102  (an overriding method does what its base class says)
 
 from __future__ import annotations
 
@@ -81,47 +83,47 @@ def item_key(key: object) -> tuple[Any, ...]:
         return "object", id(key)
 
 
-def plain_length(value: object) -> int:
+def plain_length(value: Any) -> int:
     """``len`` of a built-in container, also of a subclass, without running a ``__len__`` of the user's."""
-    kind = type(value)
+    kind: type = type(value)
     for builtin in (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque):
         if issubclass(kind, builtin):
-            return builtin.__len__(value)  # type: ignore[arg-type]
+            return builtin.__len__(value)
     raise TypeError(f"a {kind.__qualname__} has no plain length")
 
 
-def plain_keys(value: object) -> Iterator[Any]:
+def plain_keys(value: Any) -> Iterator[Any]:
     """The keys of a dictionary in its own order, without running the user's code."""
     kind = type(value)
     if issubclass(kind, collections.OrderedDict):
         # After move_to_end the order of an OrderedDict is no longer that of the dictionary below it.
-        return collections.OrderedDict.__iter__(value)  # type: ignore[arg-type]
-    return dict.__iter__(value)  # type: ignore[arg-type]
+        return collections.OrderedDict.__iter__(value)
+    return dict.__iter__(value)
 
 
-def plain_contains(container: object, key: object) -> bool:
+def plain_contains(container: Any, key: object) -> bool:
     """Whether a dictionary or set has the key, without running a ``__contains__`` of the user's."""
-    kind = type(container)
+    kind: type = type(container)
     if issubclass(kind, dict):
-        return dict.__contains__(container, key)  # type: ignore[arg-type]
+        return dict.__contains__(container, key)
     if issubclass(kind, set):
-        return set.__contains__(container, key)  # type: ignore[arg-type]
+        return set.__contains__(container, key)
     if issubclass(kind, frozenset):
-        return frozenset.__contains__(container, key)  # type: ignore[arg-type]
+        return frozenset.__contains__(container, key)
     raise TypeError(f"a {kind.__qualname__} has no keys")
 
 
-def read_item(container: object, key: Any) -> Any:
+def read_item(container: Any, key: Any) -> Any:
     """One item of a list, tuple or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
-    kind = type(container)
+    kind: type = type(container)
     if issubclass(kind, dict):
-        return dict.__getitem__(container, key)  # type: ignore[arg-type]
+        return dict.__getitem__(container, key)
     if issubclass(kind, list):
-        return list.__getitem__(container, key)  # type: ignore[arg-type]
+        return list.__getitem__(container, key)
     if issubclass(kind, tuple):
-        return tuple.__getitem__(container, key)  # type: ignore[arg-type]
+        return tuple.__getitem__(container, key)
     if kind is types.MappingProxyType:
-        return container[key]  # type: ignore[index]
+        return container[key]
     raise TypeError(f"a {kind.__qualname__} has no plain items")
 
 

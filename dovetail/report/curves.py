@@ -123,7 +123,7 @@ def svg_chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bo
         for piece in _pieces(curve.values, logarithmic):
             points = " ".join(f"{x_of(step):.1f},{y_of(value):.1f}" for step, value in piece)
             parts.append(f'<polyline points="{points}" {style}><title>{html.escape(curve.name)}</title></polyline>')
-        key = left + 330 + 130 * number if len(curves) <= 4 else left + 250 + 90 * number
+        key = 240 + number * (width - right - 240) // max(4, len(curves))
         parts.append(f'<line x1="{key}" x2="{key + 24}" y1="18" y2="18" {style}/>')
         parts.append(f'<text x="{key + 28}" y="22" class="key">{html.escape(curve.name)}</text>')
     parts.append("</svg>")

@@ -15,7 +15,7 @@ from dovetail.runtime.recipe import Recipe, rebuild
 
 
 @dataclass(frozen=True)
-class ReplayedEffect:
+class EffectRecipe:
     """One container that is brought to its final state after the graph has run."""
 
     source: Source
@@ -34,7 +34,7 @@ class Entry:
     checker: Checker
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None
     recipe: Recipe | None
-    effects: tuple[ReplayedEffect, ...] = ()
+    effects: tuple[EffectRecipe, ...] = ()
     reason: str = ""
     compiled: Any = None
 
@@ -57,7 +57,7 @@ class Entry:
         return result
 
 
-def _apply(effect: ReplayedEffect, container: Any, value: Any) -> None:
+def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
     if isinstance(container, types.CellType):
         container.cell_contents = value
     elif effect.kind == "dict":

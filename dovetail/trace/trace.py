@@ -15,6 +15,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.guards import AmbientState
 from dovetail.trace.program import Program, Recorder, RecordingMode
 
 
@@ -66,12 +67,14 @@ class Trace:
         self.locate: Callable[[], UserLocation | None] = lambda: None
         self.lines = private.LineTable()
         self.recorder = Recorder()
+        self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
 
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
+        self.ambient = AmbientState.snapshot()
         stack.enter_context(private.compiling_flag())
         stack.enter_context(private.disable_autocast_cache())
         stack.enter_context(private.enable_python_dispatcher())

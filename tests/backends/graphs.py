@@ -17,7 +17,7 @@ def make_graph(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[tor
     fake_mode = private.FakeTensorMode()
     fakes = [fake_mode.from_tensor(value.detach(), static_shapes=True) for value in inputs]
     with fake_mode, torch.no_grad():
-        graph = make_fx(function)(*fakes)
+        graph = make_fx(torch.func.functionalize(function))(*fakes)
     for node in graph.graph.nodes:
         node.meta["phase"] = "forward"
         node.meta["user_line"] = UserLocation("train.py", 7)

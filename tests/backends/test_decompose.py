@@ -93,7 +93,6 @@ def test_idle_views_and_dead_code_go():
         return [x.view(2, 2).view(4).detach().sin(), torch.rand(2)]
 
     graph, _, fake_mode = make_graph(idle, torch.ones(4))
-    torch.ops.aten.rand.default
     new = decompose_graph(graph, None, fake_mode)
     targets = [node.target for node in new.graph.nodes if node.op == "call_function"]
     assert torch.ops.aten.exp.default not in targets

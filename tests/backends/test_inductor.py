@@ -132,3 +132,22 @@ def test_numbers_and_none_among_the_outputs():
     outputs = compile_with(INDUCTOR, graph, fakes, "forward")([torch.ones(2)])
     assert outputs[:2] == [5, None]
     assert outputs[2].tolist() == outputs[3].tolist() == [2.0, 2.0]
+
+
+def test_write_inside_the_graph_is_refused():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    mask = graph.call_function(torch.ops.aten.empty_like.default, (x,))
+    graph.output([graph.call_function(torch.ops.aten.bernoulli_.float, (mask,))])
+    with pytest.raises(BackendError, match="writes in place with aten.bernoulli_.float"):
+        compile_with(INDUCTOR, torch.fx.GraphModule({}, graph), [torch.ones(2)], "forward")
+
+
+def test_final_write_to_an_input_is_done():
+    graph, fakes, _ = make_graph(lambda x: [x + 1], torch.ones(2))
+    placeholder, add = list(graph.graph.nodes)[:2]
+    with graph.graph.inserting_after(add):
+        graph.graph.call_function(torch.ops.aten.copy_.default, (placeholder, add)).meta["val"] = fakes[0]
+    x = torch.ones(2)
+    compile_with(INDUCTOR, graph, fakes, "inference")([x])
+    assert x.tolist() == [2.0, 2.0]

@@ -316,7 +316,10 @@ FUNCTIONS = [value for name, value in sorted(globals().items()) if name.startswi
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_like_eager(function: Any) -> None:
-    check(function, x())
+    # An input that is returned, itself or as a view, gets gradients from inside and outside of the graph; eager adds all of
+    # them in one fixed order, and addition of floats is not associative.
+    returns_input = function in (f_dict_methods, f_indexing, f_returns_objects, f_input_back, f_view_of_input)
+    check(function, x(), exact=not returns_input)
 
 
 class Square(torch.autograd.Function):

@@ -1,0 +1,214 @@
+"""The state of torch outside of the program: grad mode, autocast, defaults, switches for kernels, active modes.
+
+>>> state = AmbientState.snapshot()
+>>> state.matches(), state.refuses_capture
+(True, None)
+>>> with torch.no_grad():
+...     state.differences()
+['grad mode was on, is off']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+
+AUTOCAST_DEVICES = tuple(
+    name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)
+)
+"""The device types whose autocast state is watched."""
+
+
+@dataclass(frozen=True)
+class AmbientState:
+    """What capture and guards must know of the state of torch. The number of threads is not part of it.
+
+    Taken inside of an open trace, it leaves out what the trace itself turns on: its modes, the compiling flag and the
+    switched-off autocast cache (``autocast_cache`` is then None, which matches both).
+    """
+
+    grad_mode: bool = field(metadata={"label": "grad mode"})
+    inference_mode: bool = field(metadata={"label": "inference mode"})
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = field(metadata={"label": "autocast"})
+    autocast_cache: bool | None = field(metadata={"label": "autocast cache"})
+    default_dtype: torch.dtype = field(metadata={"label": "default dtype"})
+    default_device: torch.device | None = field(metadata={"label": "default device"})
+    deterministic: tuple[bool, bool] = field(metadata={"label": "deterministic algorithms"})
+    reduced_precision: tuple[Any, ...] = field(metadata={"label": "reduced-precision matmul"})
+    kernel_flags: tuple[Any, ...] = field(metadata={"label": "kernel switches"})
+    torch_function: tuple[bool, bool] = field(metadata={"label": "__torch_function__ dispatch"})
+    function_modes: tuple[str, ...] = field(metadata={"label": "torch function modes"})
+    dispatch_modes: tuple[str, ...] = field(metadata={"label": "torch dispatch modes"})
+    functorch_level: int | None = field(metadata={"label": "functorch level"})
+    forward_ad_level: int = field(metadata={"label": "forward-mode level"})
+    saved_tensor_hooks: bool = field(metadata={"label": "saved-tensor hooks"})
+    jit_tracing: bool = field(metadata={"label": "torch.jit.trace"})
+    compiling: bool = field(metadata={"label": "torch.compiler.is_compiling()"})
+
+    @staticmethod
+    def snapshot() -> AmbientState:
+        """The state now."""
+        modes = private.dispatch_modes()
+        in_trace = any(map(private.is_tracing_mode, modes))
+        device: torch.device | None = None
+        names = []
+        for mode in private.function_modes():
+            found = private.function_mode_device(mode)
+            if found is not None:
+                device = found
+            names.append(type(mode).__qualname__)
+        matmul = torch.backends.cuda.matmul
+        return AmbientState(
+            grad_mode=torch.is_grad_enabled(),
+            inference_mode=torch.is_inference_mode_enabled(),
+            autocast=tuple(
+                (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES
+            ),
+            autocast_cache=None if in_trace else torch.is_autocast_cache_enabled(),
+            default_dtype=torch.get_default_dtype(),
+            default_device=device,
+            deterministic=(
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            reduced_precision=(
+                matmul.allow_tf32,
+                matmul.allow_fp16_reduced_precision_reduction,
+                matmul.allow_bf16_reduced_precision_reduction,
+            ),
+            kernel_flags=private.kernel_flags(),
+            torch_function=private.torch_function_switches(),
+            function_modes=tuple(names),
+            dispatch_modes=tuple(type(mode).__qualname__ for mode in modes if not private.is_tracing_mode(mode)),
+            functorch_level=private.functorch_level(),
+            forward_ad_level=private.forward_ad_level(),
+            saved_tensor_hooks=private.saved_tensor_hooks() is not None,
+            jit_tracing=private.is_jit_tracing(),
+            compiling=not in_trace and torch.compiler.is_compiling(),
+        )
+
+    @property
+    def refuses_capture(self) -> str | None:
+        """Why nothing can be captured in this state; None where it can."""
+        modes = [name for name in self.function_modes if name != "DeviceContext"]
+        if modes:
+            return f"a torch function mode is active ({', '.join(modes)})"
+        if self.dispatch_modes:
+            return f"a torch dispatch mode is active ({', '.join(self.dispatch_modes)})"
+        if self.functorch_level is not None:
+            return "a functorch transform (vmap, grad, jvp ...) is active"
+        if self.forward_ad_level >= 0:
+            return "forward-mode differentiation is active"
+        if self.saved_tensor_hooks:
+            return "hooks for saved tensors are active"
+        if not self.torch_function[0] or self.torch_function[1]:
+            return "__torch_function__ is disabled"
+        if self.jit_tracing:
+            return "torch.jit.trace is running"
+        if self.compiling:
+            return "another compiler is tracing this program"
+        return None
+
+    def matches(self) -> bool:
+        """Whether the state now is this one."""
+        return self.same_as(AmbientState.snapshot())
+
+    def same_as(self, other: AmbientState) -> bool:
+        """Whether two states are the same; an unknown autocast cache matches both."""
+        return self == other or not self._differing(other)
+
+    def differences(self) -> list[str]:
+        """Sentences on what is another way now."""
+        now = AmbientState.snapshot()
+        sentences: list[str] = []
+        for name in self._differing(now):
+            sentences += self._sentences(name, getattr(self, name), getattr(now, name))
+        return sentences
+
+    def matcher(self) -> Callable[[], bool]:
+        """A fast form of :meth:`matches`, for a check that runs at every call."""
+        fast: Callable[[], bool] | None = None
+        inference = self.inference_mode
+        compiling = self.compiling
+        level = self.functorch_level
+        forward_level = self.forward_ad_level
+        hooks = self.saved_tensor_hooks
+        flags = self.kernel_flags
+        modes = len(self.function_modes)
+        dispatch = len(self.dispatch_modes)
+        is_inference = torch.is_inference_mode_enabled
+        is_compiling = torch.compiler.is_compiling
+        functorch_level = private.functorch_level
+        forward_ad_level = private.forward_ad_level
+        saved_hooks = private.saved_tensor_hooks
+        function_mode_count = private.function_mode_count
+        dispatch_mode_count = private.dispatch_mode_count
+        kernel_flags = private.kernel_flags
+        is_jit_tracing = private.is_jit_tracing
+        dtypes = [dtype for _, _, dtype in self.autocast]
+        autocast_dtype = torch.get_autocast_dtype
+        jit_tracing = self.jit_tracing
+
+        def matches() -> bool:
+            nonlocal fast
+            if (
+                is_inference() is not inference
+                or function_mode_count() != modes
+                or dispatch_mode_count() != dispatch
+                or functorch_level() != level
+                or (saved_hooks() is not None) is not hooks
+                or kernel_flags() != flags
+                or is_compiling() is not compiling
+                or forward_ad_level() != forward_level
+                or is_jit_tracing() is not jit_tracing
+                # The C++ check overlooks the type that autocast will use once it is enabled.
+                or [autocast_dtype(name) for name in AUTOCAST_DEVICES] != dtypes
+            ):
+                return False
+            if fast is not None and modes == 0 and fast():
+                return True
+            # The C++ check also wants the same number of threads: what differs is found slowly, the check renewed.
+            if not self.matches():
+                return False
+            fast = private.global_state_check()
+            return True
+
+        return matches
+
+    def _differing(self, other: AmbientState) -> list[str]:
+        return [
+            item.name
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(other, item.name)
+            and not (item.name == "autocast_cache" and None in (self.autocast_cache, other.autocast_cache))
+        ]
+
+    def _sentences(self, name: str, then: Any, now: Any) -> list[str]:
+        if name == "autocast":
+            sentences = []
+            for (device, was_on, old), (_, is_on, new) in zip(then, now):
+                if was_on is not is_on:
+                    sentences.append(f"autocast on {device} was {_text(was_on)}, is {_text(is_on)}")
+                elif old != new:
+                    sentences.append(f"autocast dtype on {device} was {old}, is {new}")
+            return sentences
+        if name == "kernel_flags":
+            labels = private.KERNEL_FLAG_NAMES
+            return [
+                f"{label} was {_text(old)}, is {_text(new)}" for label, old, new in zip(labels, then, now) if old != new
+            ]
+        label = next(item.metadata["label"] for item in fields(self) if item.name == name)
+        return [f"{label} was {_text(then)}, is {_text(now)}"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value)

@@ -1,0 +1,434 @@
+"""One generated Python function that checks all guards of an entry and fetches its input tensors.
+
+Every object is fetched once: the sources form a tree, which the function walks with one local variable per depth. The
+arguments come first, since they change most often; then the tensors that they lead to, in one C++ check; then the rest.
+
+>>> guards = GuardSet()
+>>> index = guards.add_tensor(ArgumentSource(0, "L['x']"), torch.zeros(8))
+>>> checker = compile_checker(guards)
+>>> [tuple(tensor.shape) for tensor in checker.check(None, (torch.ones(8),), {})]
+[(8,)]
+>>> print(checker.explain(None, (torch.ones(16),), {})[0])
+`L['x'].shape[0]` was 8, is 16
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.guards.ambient import AmbientState
+from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, check_guard, is_argument
+from dovetail.guards.predicate import (
+    HOOK_TABLES,
+    DictKeys,
+    Equals,
+    HasNoKey,
+    Identity,
+    Leafness,
+    Length,
+    NoHooks,
+    Predicate,
+    SameTensor,
+    TensorMatch,
+    TypeIs,
+    Unbound,
+)
+from dovetail.guards.source import (
+    FETCH_ERRORS,
+    ArgumentSource,
+    AttributeSource,
+    CalleeSource,
+    CellSource,
+    GradSource,
+    InstanceDictSource,
+    ItemSource,
+    KeywordSource,
+    PinnedSource,
+    Source,
+    TypeSource,
+    constant_key,
+    instance_dict,
+    read_gradient,
+)
+
+_SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
+_SINGLETON_TYPES = frozenset(
+    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
+)
+_SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
+_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
+_METHOD_SLOTS = frozenset({"__func__", "__self__"})
+_INLINED_ITEMS = 8
+
+
+class Checker:
+    """The check of one entry. ``check`` is the generated function itself.
+
+    ``check(callee, args, kwargs)`` gives the input tensors in index order, or None for a miss.
+    """
+
+    def __init__(
+        self,
+        frozen: FrozenGuards,
+        ambient: AmbientState | None,
+        check: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None],
+        source_code: str,
+    ) -> None:
+        self.guards = frozen
+        self.ambient = ambient
+        self.check = check
+        self._source_code = source_code
+
+    @property
+    def source_code(self) -> str:
+        """The generated function, to read."""
+        return self._source_code
+
+    def explain(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[GuardFailure]:
+        """Why ``check`` would say no: one failure per guard that does not hold, the call's shape and state first."""
+        frozen = self.guards
+        failures: list[GuardFailure] = []
+        if self.ambient is not None:
+            failures += [GuardFailure(sentence) for sentence in self.ambient.differences()]
+        if frozen.positional is not None and len(args) != frozen.positional:
+            failures.append(GuardFailure(f"the call had {frozen.positional} positional arguments, has {len(args)}"))
+        if frozen.keywords is not None and tuple(kwargs) != frozen.keywords:
+            then, now = ", ".join(frozen.keywords) or "none", ", ".join(kwargs) or "none"
+            failures.append(GuardFailure(f"the names of the keyword arguments were {then}, are {now}"))
+        for guard in frozen.guards:
+            failures += check_guard(guard, frozen.tensors, callee, args, kwargs)
+        if not failures:
+            failures += self._explain_relations(callee, args, kwargs)
+        return failures
+
+    def _explain_relations(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[GuardFailure]:
+        inputs = self.guards.tensors
+        values = [item.source.fetch(callee, args, kwargs) for item in inputs]
+        failures = []
+        seen: dict[int, str] = {}
+        for item, value in zip(inputs, values):
+            first = seen.setdefault(id(value), item.source.name)
+            if first != item.source.name:
+                failures.append(GuardFailure(f"`{first}` and `{item.source.name}` were two tensors, and are one now"))
+        if not failures:
+            for index in self.guards.separate:
+                memory = _memory(values[index])
+                for other, value in enumerate(values):
+                    if other != index and _memory(value) == memory:
+                        failures.append(
+                            GuardFailure(
+                                f"`{inputs[index].source.name}`, which is written to, did not share its memory with "
+                                f"`{inputs[other].source.name}`, and does now"
+                            )
+                        )
+        return failures
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _memory_is_separate(tensors: list[torch.Tensor], indices: tuple[int, ...]) -> bool:
+    memories = [_memory(tensor) for tensor in tensors]
+    # An empty tensor has no memory to share.
+    return all(memories[index] == 0 or memories.count(memories[index]) == 1 for index in indices)
+
+
+class _Node:
+    """One source of the tree, with its guards and the sources one step further."""
+
+    __slots__ = ("children", "guards", "kept", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.guards: list[Guard] = []
+        self.children: dict[Source, _Node] = {}
+        self.kept: str | None = None
+
+
+class _Generator:
+    """Writes the function for one set of guards."""
+
+    def __init__(self, frozen: FrozenGuards, ambient: AmbientState | None) -> None:
+        self.frozen = frozen
+        self.ambient = ambient
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"MISSES": FETCH_ERRORS}
+        self._constants: dict[int, tuple[str, Any]] = {}
+        self.roots: dict[Source, _Node] = {}
+        self.nodes: dict[Source, _Node] = {}
+        self._same: list[tuple[str, str]] = []
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def constant(self, value: Any, hint: str = "c") -> str:
+        """The name under which the function sees an object."""
+        known = self._constants.get(id(value))
+        if known is None:
+            name = f"{hint}{len(self._constants)}"
+            known = self._constants[id(value)] = (name, value)
+            self.names[name] = value
+        return known[0]
+
+    def literal(self, value: Any) -> str:
+        """A string or small number as it is, everything else by name."""
+        if type(value) is str or type(value) is int:
+            return repr(value)
+        if value is None or type(value) is bool:
+            return repr(value)
+        return self.constant(value)
+
+    def require(self, condition: str) -> None:
+        """Miss unless the condition is true."""
+        self.lines.append(f"        if not ({condition}): return None")
+
+    def node(self, source: Source) -> _Node:
+        """The tree's node for a source, made with all of its parents."""
+        found = self.nodes.get(source)
+        if found is None:
+            found = self.nodes[source] = _Node(source)
+            parent = source.parent
+            siblings = self.roots if parent is None else self.node(parent).children
+            siblings[source] = found
+        return found
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def generate(self) -> str:
+        """The text of the function."""
+        frozen = self.frozen
+        for guard in frozen.guards:
+            self.node(guard.source).guards.append(guard)
+            if isinstance(guard.predicate, SameTensor):
+                pair: list[str] = []
+                for source in (guard.source, guard.predicate.other):
+                    node = self.node(source)
+                    node.kept = node.kept or f"same{len(self.names)}_{len(self.nodes)}_{len(self._same)}_{len(pair)}"
+                    pair.append(node.kept)
+                self._same.append((pair[0], pair[1]))
+        self._head()
+        roots = list(self.roots.values())
+        for node in roots:
+            if is_argument(node.source):
+                self.walk(node, 0)
+        arguments = [index for index, item in enumerate(frozen.tensors) if is_argument(item.source)]
+        if frozen.argument_bulk is not None:
+            check = self.constant(frozen.argument_bulk, "check_arguments_")
+            self.require(f"{check}({', '.join(f't{index}' for index in arguments)})")
+        for node in roots:
+            if not is_argument(node.source):
+                self.walk(node, 0)
+        self._tail()
+        body = "\n".join(self.lines)
+        return f"def check(callee, args, kwargs):\n    try:\n{body}\n    except MISSES:\n        return None\n"
+
+    def _head(self) -> None:
+        frozen = self.frozen
+        if frozen.positional is not None:
+            self.require(f"len(args) == {frozen.positional}")
+        if frozen.keywords is not None:
+            self.require(f"tuple(kwargs) == {frozen.keywords!r}" if frozen.keywords else "not kwargs")
+        if self.ambient is not None:
+            grad = self.constant(torch.is_grad_enabled, "is_grad_enabled_")
+            self.require(f"{grad}() is {self.ambient.grad_mode}")
+            self.require(f"{self.constant(self.ambient.matcher(), 'ambient_')}()")
+
+    def _tail(self) -> None:
+        frozen = self.frozen
+        for one, other in self._same:
+            self.require(f"{one} is {other}")
+        count = len(frozen.tensors)
+        names = ", ".join(f"t{index}" for index in range(count))
+        if count:
+            if frozen.bulk is not None:
+                self.require(f"{self.constant(frozen.bulk, 'check_tensors_')}({names})")
+            else:
+                for index, item in enumerate(frozen.tensors):
+                    differences = self.constant(item.facts.differences, "differences_")
+                    self.require(f"not {differences}('', t{index})")
+            if count > 1 and (frozen.bulk is None or not private.bulk_check_sees_duplicates()):
+                self.require(f"len({{*map(id, ({names}))}}) == {count}")
+            if frozen.separate and count > 1:
+                separate = self.constant(_memory_is_separate, "memory_is_separate_")
+                self.require(f"{separate}(({names}), {frozen.separate!r})")
+        self.lines.append(f"        return [{names}]")
+
+    # --- the tree -----------------------------------------------------------------------------------------------------
+
+    def walk(self, node: _Node, depth: int) -> None:
+        """Fetch a node's value, check it, and go on with its children."""
+        source = node.source
+        guards = [guard for guard in node.guards if not isinstance(guard.predicate, SameTensor)]
+        unbound = [guard for guard in guards if isinstance(guard.predicate, Unbound)]
+        if unbound and isinstance(source, CellSource):
+            cell = self.constant(source.cell, "cell_")
+            self.require(f"{self.constant(unbound[0].predicate.holds, 'holds_')}({cell}({self.variable(depth - 1)}))")
+            guards = [guard for guard in guards if guard not in unbound]
+            if not guards and not node.children and node.kept is None:
+                return
+        variable = self.variable(depth)
+        self.lines.append(f"        {variable} = {self.fetch(source, self.variable(depth - 1))}")
+        if isinstance(source, InstanceDictSource) and self.is_dict(source):
+            self.require(f"type({variable}) is dict")
+        for guard in sorted(guards, key=lambda guard: not isinstance(guard.predicate, TypeIs)):
+            if isinstance(guard.predicate, TensorMatch):
+                self.lines.append(f"        t{guard.predicate.index} = {variable}")
+            else:
+                self.require(self.condition(source, guard.predicate, variable))
+        if node.kept is not None:
+            self.lines.append(f"        {node.kept} = {variable}")
+        for child in node.children.values():
+            self.walk(child, depth + 1)
+
+    def variable(self, depth: int) -> str:
+        """The local variable of a depth: a node's value is in use until its children are done."""
+        return f"v{depth}"
+
+    def known_type(self, source: Source) -> type | None:
+        """The type that a value is sure to have once its own guards have passed."""
+        if isinstance(source, PinnedSource):
+            return type(source.pinned.value)
+        node = self.nodes.get(source)
+        for guard in node.guards if node is not None else ():
+            if isinstance(guard.predicate, TypeIs):
+                return guard.predicate.cls
+            if isinstance(guard.predicate, Identity):
+                return type(guard.predicate.read())
+        return None
+
+    def is_dict(self, source: Source) -> bool:
+        """Whether a source of an object's ``__dict__`` belongs to an object, not to a class."""
+        base = source.parent
+        kind = self.known_type(base) if base is not None else None
+        return kind is not None and not issubclass(kind, type)
+
+    def fetch(self, source: Source, base: str) -> str:
+        """The expression that takes one step, in its cheapest form."""
+        if isinstance(source, CalleeSource):
+            return "callee"
+        if isinstance(source, ArgumentSource):
+            return f"args[{source.index}]"
+        if isinstance(source, KeywordSource):
+            return f"kwargs[{source.keyword!r}]"
+        if isinstance(source, PinnedSource):
+            return self.constant(source.pinned.value, "pinned_")
+        parent = source.parent
+        assert parent is not None
+        kind = self.known_type(parent)
+        if isinstance(source, TypeSource):
+            return f"type({base})"
+        if isinstance(source, ItemSource):
+            if kind in (dict, list, tuple) or (isinstance(parent, InstanceDictSource) and self.is_dict(parent)):
+                return f"{base}[{self.literal(source.key)}]"
+            if kind is not None:
+                for builtin in (dict, list, tuple):
+                    if issubclass(kind, builtin):
+                        return f"{builtin.__name__}_item({base}, {self.literal(source.key)})"
+        if isinstance(source, AttributeSource):
+            plain_function = kind is types.FunctionType and source.attribute in _FUNCTION_SLOTS
+            if plain_function or (kind is types.MethodType and source.attribute in _METHOD_SLOTS):
+                return f"{base}.{source.attribute}"
+            if isinstance(parent, PinnedSource) and kind is types.ModuleType:
+                table = instance_dict(parent.pinned.value)
+                if source.attribute in table:
+                    return f"{self.constant(table, 'module_')}[{source.attribute!r}]"
+        if isinstance(source, CellSource) and kind is types.FunctionType:
+            return f"{base}.__closure__[{source.index}].cell_contents"
+        if isinstance(source, InstanceDictSource) and kind is not None and not issubclass(kind, type):
+            if kind.__getattribute__ is object.__getattribute__ and "__dict__" not in _own_names(kind):
+                return f"{base}.__dict__"
+            return f"own_attribute({base}, '__dict__')"
+        if isinstance(source, GradSource):
+            return f"read_gradient({base})"
+        return f"{self.constant(source.read, 'read_')}({base})"  # type: ignore[attr-defined]
+
+    # --- predicates ---------------------------------------------------------------------------------------------------
+
+    def condition(self, source: Source, predicate: Predicate, variable: str) -> str:
+        """The expression that is true if the predicate holds, in its cheapest form."""
+        kind = self.known_type(source)
+        if isinstance(predicate, TypeIs):
+            return f"type({variable}) is {self.constant(predicate.cls, 'type_')}"
+        if isinstance(predicate, Identity):
+            if predicate.is_weak:
+                return f"{variable} is not None and {self.constant(predicate.read, 'object_')}() is {variable}"
+            return f"{variable} is {self.literal_identity(predicate.read())}"
+        if isinstance(predicate, Equals):
+            return self.equals(predicate.value, variable)
+        if isinstance(predicate, Length) and kind in _SIZED_TYPES:
+            return f"len({variable}) == {predicate.length}"
+        if isinstance(predicate, HasNoKey) and (
+            kind in (dict, set, frozenset) or (isinstance(source, InstanceDictSource) and self.is_dict(source))
+        ):
+            return f"{self.literal(predicate.key)} not in {variable}"
+        if isinstance(predicate, DictKeys) and not predicate.keys and kind is dict:
+            return f"not {variable}"
+        if isinstance(predicate, NoHooks) and kind is not None and issubclass(kind, torch.nn.Module):
+            table = f"{variable}_dict"
+            self.lines.append(f"        {table} = own_attribute({variable}, '__dict__')")
+            return " and ".join(f"not {table}[{name!r}]" for name in HOOK_TABLES)
+        if isinstance(predicate, Leafness):
+            return f"{variable}.is_leaf is {predicate.is_leaf}"
+        return f"{self.constant(predicate.holds, 'holds_')}({variable})"
+
+    def literal_identity(self, value: Any) -> str:
+        """None, True and False as they are, every other object by name."""
+        return repr(value) if value is None or type(value) is bool else self.constant(value, "object_")
+
+    def equals(self, value: Any, variable: str) -> str:
+        """A comparison of constants that runs no code but that of built-in types."""
+        kind = type(value)
+        if kind in _SINGLETON_TYPES or issubclass(kind, enum.Enum):
+            return f"{variable} is {self.literal_identity(value)}"
+        same_type = f"type({variable}) is {self.constant(kind, 'type_')}"
+        if kind in _SIMPLE_TYPES:
+            return f"{same_type} and {variable} == {self.literal(value)}"
+        if kind is float:
+            if math.isnan(value):
+                return f"{same_type} and {variable} != {variable}"
+            if value != 0.0:
+                return f"{same_type} and {variable} == {self.constant(value)}"
+        if (kind is tuple or kind is torch.Size) and len(value) <= _INLINED_ITEMS:
+            items = [self.equals(item, f"{variable}[{position}]") for position, item in enumerate(value)]
+            return " and ".join([same_type, f"len({variable}) == {len(value)}", *items])
+        return f"is_equal({variable}, {self.constant(constant_key(value), 'key_')})"
+
+
+def _own_names(kind: type) -> set[str]:
+    # The entry that Python itself makes is a getset descriptor; a property of that name is the user's.
+    return {
+        name
+        for owner in kind.__mro__
+        for name, value in vars(owner).items()
+        if name == "__dict__" and type(value) is not types.GetSetDescriptorType
+    }
+
+
+def _is_equal(value: Any, key: tuple[Any, ...]) -> bool:
+    return constant_key(value) == key
+
+
+def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
+    """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
+    frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
+    generator = _Generator(frozen, ambient)
+    text = generator.generate()
+    namespace: dict[str, Any] = {
+        **generator.names,
+        "dict_item": dict.__getitem__,
+        "list_item": list.__getitem__,
+        "tuple_item": tuple.__getitem__,
+        "own_attribute": object.__getattribute__,
+        "read_gradient": read_gradient,
+        "is_equal": _is_equal,
+    }
+    exec(compile(text, "<dovetail guards>", "exec"), namespace)
+    return Checker(frozen, ambient, namespace["check"], text)

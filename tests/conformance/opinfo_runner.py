@@ -1,0 +1,490 @@
+"""Run torch's operator database through a compiler and compare with eager, operator by operator.
+
+``python -m tests.conformance.opinfo_runner --ops add,mul --samples 2 -j 2``; see the README beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import queue
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.conformance.compare import (
+    COMPILERS,
+    Compiler,
+    Difference,
+    aliasing,
+    clone,
+    differences,
+    refusal_types,
+    tensors_in,
+)
+
+VARIANTS = ("forward", "backward", "inplace")
+# Worst first: an operator's verdict is the worst of its samples.
+VERDICTS = ("wrong", "error", "refused", "passed", "eager cannot", "not applicable")
+
+# These return memory that nobody has written to, so that their values mean nothing.
+UNINITIALISED = frozenset(
+    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+)
+
+
+@dataclass
+class SampleResult:
+    """What became of one sample (or of a whole operator, where its process died)."""
+
+    verdict: str
+    kind: str = ""
+    reason: str = ""
+    sample: int = -1
+
+
+@dataclass
+class OperatorResult:
+    """All samples of one operator, by variant."""
+
+    name: str
+    samples: dict[str, list[SampleResult]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def verdict(self, variant: str) -> str:
+        """The worst verdict among the samples; a sample that eager cannot run says nothing about the others."""
+        found = {sample.verdict for sample in self.samples.get(variant, ())}
+        return next((verdict for verdict in VERDICTS if verdict in found), "not applicable")
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> OperatorResult:
+        """Rebuild from what :func:`dataclasses.asdict` made."""
+        samples = {key: [SampleResult(**entry) for entry in value] for key, value in data["samples"].items()}
+        return OperatorResult(data["name"], samples, data["seconds"])
+
+
+def operators() -> dict[str, Any]:
+    """The operators that take float32 on the CPU, by full name (with the variant's name after a dot)."""
+    # The import takes seconds, and a parent process that only hands out names from the command line does not need it.
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    supported = [op for op in op_db if op.supports_dtype(torch.float32, "cpu")]
+    named = {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in supported}
+    if len(named) != len(supported):
+        raise AssertionError("two operators of the database have the same full name")
+    return named
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+@dataclass
+class Outcome:
+    """Everything that can be seen after one call."""
+
+    result: Any
+    inputs: Any
+    aliases: Any
+    random_state: torch.Tensor
+    gradients: list[torch.Tensor | None] | None
+
+
+def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callable[[Any], Any] | None) -> Outcome:
+    _seed()
+    inputs = clone(values)
+    result = function(*inputs)
+    state = torch.get_rng_state()
+    gradients = None
+    if backward:
+        roots = [tensor for tensor in tensors_in(post(result) if post else result) if tensor.requires_grad]
+        leaves = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
+        if roots and leaves:
+            generator = torch.Generator().manual_seed(7)
+            cotangents = [
+                torch.randn(root.shape, generator=generator).to(root.dtype).to_sparse()
+                if root.layout == torch.sparse_coo
+                else torch.randn(root.shape, generator=generator).to(root.dtype)
+                for root in roots
+            ]
+            gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+    return Outcome(result, inputs, aliasing(result, inputs), state, gradients)
+
+
+def _compare(eager: Outcome, compiled: Outcome, values: str) -> list[Difference]:
+    found = list(differences(eager.result, compiled.result, "result", values))
+    found += differences(eager.inputs, compiled.inputs, "input after the call", values)
+    found += differences(eager.gradients, compiled.gradients, "gradient", values)
+    if not found and eager.aliases != compiled.aliases:
+        found.append(Difference("aliasing", "result", f"eager {eager.aliases}, compiled {compiled.aliases}"))
+    if not torch.equal(eager.random_state, compiled.random_state):
+        found.append(Difference("random state", "the call", "not as eager leaves it"))
+    return found
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return " | ".join(lines[:3])[:500]
+
+
+def check_call(
+    function: Callable[..., Any],
+    values: tuple[Any, ...],
+    compiler: Compiler,
+    *,
+    backward: bool = False,
+    post: Callable[[Any], Any] | None = None,
+    uninitialised: bool = False,
+    calls: int = 2,
+) -> SampleResult:
+    """Run ``function(*values)`` eagerly and compiled, on copies, and compare all that can be seen.
+
+    The compiled function is called ``calls`` times, so that both the call that compiles and one that finds the entry count.
+    ``post`` is applied to the result before the gradients are asked for.
+
+    >>> check_call(torch.sin, (torch.ones(2),), lambda function: function).verdict
+    'passed'
+    """
+    try:
+        eager, again = _run(function, values, backward, post), _run(function, values, backward, post)
+    except Exception as error:
+        return SampleResult("eager cannot", type(error).__name__, _first_line(str(error)))
+    if backward and eager.gradients is None:
+        return SampleResult("eager cannot", "no gradient", "no output depends on an input that requires a gradient")
+    values_rule = "ignored" if uninitialised else "exact" if not _compare(eager, again, "exact") else "close"
+    compiled = compiler(function)
+    for _ in range(calls):
+        try:
+            outcome = _run(compiled, values, backward, post)
+        except Exception as error:
+            kind = type(error).__name__
+            if isinstance(error, refusal_types()):
+                return SampleResult("refused", kind, _first_line(str(error)))
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f" [{Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
+            return SampleResult("error", kind, _first_line(str(error)) + place)
+        found = _compare(eager, outcome, values_rule)
+        if found and values_rule == "exact" and all(entry.kind == "values" for entry in found):
+            # Two equal runs do not prove determinism: kernels may choose by the alignment of fresh memory.
+            more = [_run(function, values, backward, post) for _ in range(4)]
+            if any(_compare(eager, other, "exact") for other in more):
+                values_rule = "close"
+                found = _compare(eager, outcome, values_rule)
+        if found:
+            return SampleResult("wrong", found[0].kind, "; ".join(str(entry) for entry in found[:3])[:500])
+    return SampleResult("passed")
+
+
+def check_refusal_leaves_inputs(function: Callable[..., Any], values: tuple[Any, ...], compiler: Compiler) -> str:
+    """After a refusal nothing may have changed: the first difference in the inputs or the random state, or ''."""
+    _seed()
+    inputs, state = clone(values), torch.get_rng_state()
+    try:
+        compiler(function)(*inputs)
+    except Exception:
+        found = list(differences(clone(values), inputs, "input after a refusal"))
+        if not torch.equal(state, torch.get_rng_state()):
+            found.append(Difference("random state", "a refused call", "changed"))
+        return str(found[0]) if found else ""
+    return ""
+
+
+def _calling(op: Any) -> Callable[..., Any]:
+    # sample arguments travel as a tuple and a dict, as in a user's own wrapper.
+    target = op.op
+
+    def forward(value: Any, args: Any, kwargs: Any) -> Any:
+        return target(value, *args, **kwargs)
+
+    return forward
+
+
+def _writing(variant: Callable[..., Any], through_clone: bool) -> Callable[..., Any]:
+    def write(value: Any, args: Any, kwargs: Any) -> Any:
+        return variant(value, *args, **kwargs)
+
+    def write_clone(value: Any, args: Any, kwargs: Any) -> Any:
+        fresh = value.clone()
+        variant(fresh, *args, **kwargs)
+        return fresh
+
+    return write_clone if through_clone else write
+
+
+def _samples(op: Any, requires_grad: bool, count: int) -> list[Any]:
+    _seed()
+    return list(itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=requires_grad), count))
+
+
+def _checked(results: list[SampleResult], index: int, function: Callable[..., Any], sample: Any, **rest: Any) -> None:
+    values = (sample.input, sample.args, sample.kwargs)
+    result = check_call(function, values, **rest)
+    if result.verdict == "refused":
+        changed = check_refusal_leaves_inputs(function, values, rest["compiler"])
+        if changed:
+            result = SampleResult("wrong", "refusal changed the world", f"{changed}; after: {result.reason}")
+    result.sample = index
+    results.append(result)
+
+
+def check_operator(name: str, op: Any, compiler: Compiler, samples: int = 2) -> OperatorResult:
+    """All variants of one operator on its first ``samples`` samples."""
+    outcome = OperatorResult(name, {variant: [] for variant in VARIANTS})
+    started = time.perf_counter()
+    common: dict[str, Any] = {"compiler": compiler, "uninitialised": op.name in UNINITIALISED}
+    differentiable = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+    in_place = op.get_inplace()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            plain = _samples(op, False, samples)
+            tracked = _samples(op, True, samples) if differentiable else []
+        except Exception as error:
+            text = _first_line(f"sample inputs: {error}")
+            outcome.samples["forward"].append(SampleResult("eager cannot", type(error).__name__, text))
+            return outcome
+        for index, sample in enumerate(plain):
+            _checked(outcome.samples["forward"], index, _calling(op), sample, **common)
+        for index, sample in enumerate(tracked):
+            post = sample.output_process_fn_grad
+            _checked(outcome.samples["backward"], index, _calling(op), sample, backward=True, post=post, **common)
+        if in_place is not None:
+            for index, sample in enumerate(plain):
+                if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+                    _checked(outcome.samples["inplace"], index, _writing(in_place, False), sample, **common)
+            for index, sample in enumerate(tracked if op.supports_inplace_autograd else ()):
+                if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+                    target = _writing(in_place, True)
+                    _checked(outcome.samples["inplace"], index, target, sample, backward=True, **common)
+    outcome.seconds = round(time.perf_counter() - started, 3)
+    return outcome
+
+
+def run_here(names: Iterable[str], compiler: Compiler, samples: int = 2) -> list[OperatorResult]:
+    """Check operators in this process; for the test slice and for debugging."""
+    table = operators()
+    return [check_operator(name, table[name], compiler, samples) for name in names]
+
+
+def _worker(names: Sequence[str], compiler_name: str, samples: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    table = operators()
+    compiler = COMPILERS[compiler_name]
+    with out.open("a") as stream:
+        for name in names:
+            print(json.dumps({"start": name}), file=stream, flush=True)
+            result = check_operator(name, table[name], compiler, samples)
+            print(json.dumps({"done": asdict(result)}), file=stream, flush=True)
+
+
+def _read_progress(out: Path) -> tuple[dict[str, OperatorResult], str | None]:
+    finished: dict[str, OperatorResult] = {}
+    current: str | None = None
+    for line in out.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            # A killed process may leave half a line.
+            continue
+        if "start" in entry:
+            current = entry["start"]
+        else:
+            result = OperatorResult.from_json(entry["done"])
+            finished[result.name] = result
+            current = None
+    return finished, current
+
+
+def _run_chunk(
+    names: Sequence[str], compiler_name: str, samples: int, timeout: float, report: Callable[[OperatorResult], None]
+) -> None:
+    """Run ``names`` in subprocesses; an operator whose process dies or stalls is an error, and the rest goes on."""
+    remaining = list(names)
+    while remaining:
+        with tempfile.TemporaryDirectory() as folder:
+            out, log = Path(folder, "progress.jsonl"), Path(folder, "log.txt")
+            out.touch()
+            command = [sys.executable, "-m", "tests.conformance.opinfo_runner", "--worker", str(out)]
+            command += ["--compiler", compiler_name, "--samples", str(samples), "--ops", ",".join(remaining)]
+            environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
+            with log.open("w") as stream:
+                process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+                size, since, stalled, reported = 0, time.monotonic(), False, 0
+                while process.poll() is None:
+                    time.sleep(0.1)
+                    if out.stat().st_size != size:
+                        size, since = out.stat().st_size, time.monotonic()
+                        finished, _ = _read_progress(out)
+                        for result in list(finished.values())[reported:]:
+                            report(result)
+                        reported = len(finished)
+                    # The first operator's allowance also covers importing torch on a busy machine.
+                    elif time.monotonic() - since > timeout + (60 if size == 0 else 0):
+                        stalled = True
+                        process.kill()
+                        process.wait()
+            finished, current = _read_progress(out)
+            for result in list(finished.values())[reported:]:
+                report(result)
+            remaining = [name for name in remaining if name not in finished]
+            if process.returncode == 0 and not remaining:
+                return
+            tail = _first_line("\n".join(log.read_text(errors="replace").splitlines()[-3:]))
+            if stalled:
+                kind, reason = "timeout", f"nothing happened for {timeout:.0f} s"
+            else:
+                kind, reason = "crash", f"the process ended with {process.returncode}: {tail}"
+            # A process that dies before its first operator would die again: the first operator takes the blame.
+            culprit = current or remaining[0]
+            remaining.remove(culprit)
+            report(OperatorResult(culprit, {"forward": [SampleResult("error", kind, reason)]}))
+
+
+def run_parallel(
+    names: Sequence[str], compiler_name: str, samples: int = 2, jobs: int = 1, timeout: float = 120.0, chunk: int = 40
+) -> list[OperatorResult]:
+    """Check operators in ``jobs`` subprocesses at a time, and return the results in the order of ``names``."""
+    work: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+    size = max(1, min(chunk, -(-len(names) // max(jobs, 1))))
+    for position in range(0, len(names), size):
+        work.put(names[position : position + size])
+    results: dict[str, OperatorResult] = {}
+    lock = threading.Lock()
+
+    def report(result: OperatorResult) -> None:
+        with lock:
+            results[result.name] = result
+            line = "  ".join(f"{variant} {result.verdict(variant):14}" for variant in VARIANTS)
+            print(f"[{len(results):4}/{len(names)}] {result.name:44} {line} {result.seconds:6.2f} s", flush=True)
+
+    def serve() -> None:
+        while True:
+            try:
+                names_now = work.get_nowait()
+            except queue.Empty:
+                return
+            _run_chunk(names_now, compiler_name, samples, timeout, report)
+
+    threads = [threading.Thread(target=serve) for _ in range(max(1, jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[name] for name in names if name in results]
+
+
+def totals(results: Sequence[OperatorResult]) -> dict[str, dict[str, int]]:
+    """How many operators got which verdict, for each variant."""
+    return {
+        variant: {verdict: sum(result.verdict(variant) == verdict for result in results) for verdict in VERDICTS}
+        for variant in VARIANTS
+    }
+
+
+def _cause(text: str) -> str:
+    """A reason with what is particular to one operator taken out, so that equal causes count together."""
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "'…'", text)
+    text = re.sub(r"0x[0-9a-f]+", "0x…", text)
+    return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", text)[:160]
+
+
+def grouped(results: Sequence[OperatorResult], verdicts: Iterable[str]) -> list[tuple[str, str, list[str], str]]:
+    """Failures by cause, most frequent first: verdict, cause, operators (with variant), and one full reason."""
+    groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    example: dict[tuple[str, str], str] = {}
+    wanted = set(verdicts)
+    for result in results:
+        for variant, samples in result.samples.items():
+            for sample in samples:
+                if sample.verdict in wanted:
+                    key = (sample.verdict, f"{sample.kind}: {_cause(sample.reason)}")
+                    label = f"{result.name}/{variant}"
+                    if label not in groups[key]:
+                        groups[key].append(label)
+                    example.setdefault(key, sample.reason)
+    order = sorted(groups, key=lambda key: (VERDICTS.index(key[0]), -len(groups[key])))
+    return [(key[0], key[1], groups[key], example[key]) for key in order]
+
+
+def summary(results: Sequence[OperatorResult]) -> str:
+    """The totals, then the failures by cause."""
+    lines = [f"{'':10}" + "".join(f"{verdict:>16}" for verdict in VERDICTS) + f"{'passed, %':>12}"]
+    for variant, counts in totals(results).items():
+        asked = sum(counts[verdict] for verdict in ("wrong", "error", "refused", "passed"))
+        share = f"{100 * counts['passed'] / asked:.1f}" if asked else "-"
+        lines.append(f"{variant:10}" + "".join(f"{counts[verdict]:16}" for verdict in VERDICTS) + f"{share:>12}")
+    for verdict, cause, names, reason in grouped(results, ("wrong", "error", "refused")):
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        lines += ["", f"{verdict} x{len(names)}  {cause}", f"    in {shown}", f"    such as: {reason[:300]}"]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 1 if any answer was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.opinfo_runner", description=__doc__)
+    parser.add_argument("--ops", help="operators by full name, separated by commas; all by default")
+    parser.add_argument("--match", help="a regular expression that the full name must contain")
+    parser.add_argument("--samples", type=int, default=2, help="samples for each operator (default 2)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--chunk", type=int, default=40, help="operators for each process")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one operator")
+    parser.add_argument("--compiler", choices=sorted(COMPILERS), default="dovetail")
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--list", action="store_true", help="print the operators' names and stop")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.worker:
+        _worker(chosen.ops.split(","), chosen.compiler, chosen.samples, chosen.worker)
+        return 0
+    table = operators()
+    names = chosen.ops.split(",") if chosen.ops else list(table)
+    unknown = [name for name in names if name not in table]
+    if unknown:
+        # A bare name stands for all its variants.
+        names = [full for name in names for full in ([name] if name in table else [k for k in table if table[k].name == name])]
+        missing = [name for name in unknown if not any(op.name == name for op in table.values())]
+        if missing:
+            parser.error(f"no operator is called {', '.join(missing)} (see --list)")
+    if chosen.match:
+        names = [name for name in names if re.search(chosen.match, name)]
+    if chosen.list:
+        print("\n".join(names))
+        return 0
+    results = run_parallel(names, chosen.compiler, chosen.samples, chosen.jobs, chosen.timeout, chosen.chunk)
+    print("\n" + summary(results))
+    if chosen.json:
+        payload = {
+            "compiler": chosen.compiler,
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "samples": chosen.samples,
+            "totals": totals(results),
+            "operators": [
+                {**asdict(result), "verdicts": {variant: result.verdict(variant) for variant in VARIANTS}}
+                for result in results
+            ],
+        }
+        chosen.json.write_text(json.dumps(payload, indent=1))
+    return int(any(result.verdict(variant) == "wrong" for result in results for variant in VARIANTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
