@@ -4,8 +4,8 @@ The model is the demo's 6-layer GPT; both compilers run the captured operators a
 ``aot_eager``, Dovetail with ``aten``), so that hardly anything but capture is left of the first call. Rounds alternate
 in one process, each compiles afresh, and the order within a round changes from round to round. Four times are taken:
 
-- *graphs ready*: from making the compiled model to the backend holding its forward and backward graphs. This is the time
-  that the project promises something about.
+- *graphs ready*: from making the compiled model to the backend holding its forward and backward graphs: the time that
+  the project promises something about.
 - *first forward*: making the compiled model and its first call, less nothing.
 - *first step*: the same with the backward of the loss, because a compiler may put off work until then.
 - *capture*: the first step less what the same step takes when everything is compiled: what capture costs the user.

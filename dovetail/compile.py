@@ -131,7 +131,8 @@ class CompiledFunction:
         """The program raised while it was captured: eager decides whether that was the user's own error."""
         _inside.active = False
         if self.options.fullgraph:
-            self.original(*args, **kwargs)
+            if not getattr(error, "_dovetail_native", False):
+                self.original(*args, **kwargs)
             raise GraphBreakError(
                 f"capture failed with {type(error).__name__}: {error}", advice="drop fullgraph=True to run it eagerly"
             ) from error

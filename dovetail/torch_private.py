@@ -293,7 +293,8 @@ def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 def bulk_check_sees_duplicates() -> bool:
     """Whether this torch's bulk check refuses one tensor in two places (true on 2.13)."""
     first, second = torch.zeros(1), torch.zeros(1)
-    return not bulk_tensor_check([first, second])(first, first)
+    check = bulk_tensor_check([first, second])
+    return check(first, second) and not check(first, first)
 
 
 def dispatch_keys(tensor: torch.Tensor) -> str:
@@ -392,3 +393,29 @@ KERNEL_FLAG_NAMES = (
 def is_functorch_wrapped(value: torch.Tensor) -> bool:
     """Whether a tensor is one of functorch's wrappers (inside vmap, grad, jvp)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+@contextlib.contextmanager
+def effects_as_plain_operators() -> Iterator[None]:
+    """Record operators with an ordered effect (``_linalg_check_errors``) as plain nodes, without effect tokens."""
+    from torch._higher_order_ops import effects
+
+    original = effects.has_effects
+    from torch._subclasses import functional_tensor as functional
+
+    def no_effects(op: Any) -> bool:
+        return False if getattr(op, "namespace", "") == "aten" else bool(original(op))
+
+    patched = [module for module in (effects, functional) if hasattr(module, "has_effects")]
+    for module in patched:
+        module.has_effects = no_effects
+    try:
+        yield
+    finally:
+        for module in patched:
+            module.has_effects = original
+
+
+def view_replay(view: torch.Tensor) -> Any:
+    """The view operators between a tensor and its base, as a function of another base."""
+    return view._view_func_unsafe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,6 +14,16 @@ from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Trace, TracedInput
+
+
+class AutogradView:
+    """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too."""
+
+    def __init__(self, view: torch.Tensor) -> None:
+        self._replay = private.view_replay(view)
+
+    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        return self._replay(base)
 
 
 class StridedView:
@@ -60,6 +71,8 @@ class _Outputs:
     def _find(self) -> None:
         sharing: dict[int, int] = {}
         for value in self.returned:
+            if value.layout is not torch.strided:
+                raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
             sharing[_storage(value)] = sharing.get(_storage(value), 0) + 1
         bases: dict[int, int] = {}
         for position, value in enumerate(self.returned):
@@ -93,7 +106,7 @@ class _Outputs:
         return ordered[0]
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
-        if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+        if value._base is not base and (value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg()):
             raise CaptureError(
                 "a returned tensor is a bit-cast or conjugate view of another tensor",
                 where=self.trace.locate(),
@@ -101,7 +114,8 @@ class _Outputs:
             )
         if value.requires_grad and not base.requires_grad:
             raise CaptureError("a returned view requires a gradient but its base does not", advice="return a clone of it")
-        return ViewOutput(output, StridedView(value, base), value.requires_grad)
+        replay: Any = AutogradView(value) if value._base is base else StridedView(value, base)
+        return ViewOutput(output, replay, value.requires_grad)
 
     def _find_mutations(self) -> None:
         mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]
@@ -171,6 +185,11 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         with torch.enable_grad():
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
+        for gradient, item in zip(gradients, trace.inputs, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise CaptureError(
+                    f"the gradient of {item.name} has the layout {gradient.layout}", advice="use dense gradients (sparse=False)"
+                )
     gradient_nodes = [None if gradient is None else trace.node_of(gradient) for gradient in gradients]
     output_descriptors.extend(
         None if gradient is None else Gradient(descriptor)
@@ -181,6 +200,7 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     _placeholders_first(graph)
     _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=_is_impure)
+    _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
     spec = RuntimeSpec(
@@ -197,6 +217,22 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         fake_mode=trace.fake_mode,
         capture=result,
     )
+
+
+def _drop_unused_vectors(graph: torch.fx.Graph) -> None:
+    """Eager computes eigenvectors only where a gradient may need them; for a traced tensor torch always asks for them."""
+    for target, wanted in ((torch.ops.aten._linalg_eigh.default, 0), (torch.ops.aten._linalg_svd.default, 1)):
+        for node in graph.find_nodes(op="call_function", target=target):
+            if all(user.target is operator.getitem and user.args[1] == wanted for user in node.users):
+                names = [argument.name for argument in target._schema.arguments]
+                flag = "compute_v" if "compute_v" in names else "compute_uv"
+                position = names.index(flag)
+                args = list(node.args)
+                if len(args) > position:
+                    args[position] = False
+                    node.args = tuple(args)
+                else:
+                    node.kwargs = {**node.kwargs, flag: False}
 
 
 def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
@@ -232,6 +268,8 @@ def _is_impure(node: torch.fx.Node) -> bool:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers; such a node is kept even if unused, so that the generator moves as in eager."""
+    """Whether a node must stay even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
+    if node.target is torch.ops.aten._linalg_check_errors.default:
+        return True
     tags: Any = getattr(node.target, "tags", ())
     return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags

@@ -21,7 +21,7 @@ from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, Length, NoHooks
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
-INLINED_TORCH = ("torch.nn.modules", "torch.utils._contextlib", "torch.nn.utils.parametrize", "torch.utils._pytree")
+INLINED_TORCH = ("torch.testing", "torch.nn.modules", "torch.utils._contextlib", "torch.nn.utils.parametrize", "torch.utils._pytree")
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = ("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap", "enum", "numbers")
 PURE_MODULES = frozenset(

@@ -237,7 +237,7 @@ class Interpreter(Attributes, Calls):
                 break
         if found is None:
             raise error
-        if getattr(error, "_dovetail_native", False) and isinstance(error, RuntimeError):
+        if getattr(error, "_dovetail_native", False):
             is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
             if is_cleanup and self._catches(frame, found.target, error):
                 raise Break("an error raised by a tensor operation is caught", "check before the operation instead") from error

@@ -165,6 +165,10 @@ class Values:
                 "pass the tensor to the function, or keep it in an attribute of a module",
             )
         kind = type(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise Break(
+                "a Python number is made from a tensor's data", "keep it in a tensor, or do this outside of the function"
+            )
         if kind is tuple:
             if any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
                 return tuple(self.wrap(item) for item in value)

@@ -206,12 +206,16 @@ class _Generator:
         """The text of the function."""
         frozen = self.frozen
         for guard in frozen.guards:
-            self.node(guard.source).guards.append(guard)
+            source = guard.source
+            self.node(source).guards.append(guard)
+            if isinstance(guard.predicate, NoHooks):
+                # The tables of hooks are in the dictionary that the module's other guards read as well.
+                self.node(InstanceDictSource(source))
             if isinstance(guard.predicate, SameTensor):
                 pair: list[str] = []
                 for source in (guard.source, guard.predicate.other):
                     node = self.node(source)
-                    node.kept = node.kept or f"same{len(self.names)}_{len(self.nodes)}_{len(self._same)}_{len(pair)}"
+                    node.kept = node.kept or f"same{len(self._same)}_{len(pair)}"
                     pair.append(node.kept)
                 self._same.append((pair[0], pair[1]))
         self._head()
@@ -278,7 +282,11 @@ class _Generator:
         self.lines.append(f"        {variable} = {self.fetch(source, self.variable(depth - 1))}")
         if isinstance(source, InstanceDictSource) and self.is_dict(source):
             self.require(f"type({variable}) is dict")
-        for guard in sorted(guards, key=lambda guard: not isinstance(guard.predicate, TypeIs)):
+            if any(isinstance(guard.predicate, NoHooks) for guard in self.nodes[source.base].guards):
+                self.require(" and ".join(f"not {variable}[{name!r}]" for name in HOOK_TABLES))
+        for guard in sorted(guards, key=lambda guard: not isinstance(guard.predicate, (TypeIs, Identity))):
+            if isinstance(guard.predicate, NoHooks) and self.is_dict(InstanceDictSource(source)):
+                continue  # asked of the dictionary
             if isinstance(guard.predicate, TensorMatch):
                 self.lines.append(f"        t{guard.predicate.index} = {variable}")
             else:
@@ -332,6 +340,8 @@ class _Generator:
                 for builtin in (dict, list, tuple):
                     if issubclass(kind, builtin):
                         return f"{builtin.__name__}_item({base}, {self.literal(source.key)})"
+            elif type(source.key) is str and not isinstance(parent, InstanceDictSource):
+                return f"dict_item({base}, {self.literal(source.key)})"
         if isinstance(source, AttributeSource):
             plain_function = kind is types.FunctionType and source.attribute in _FUNCTION_SLOTS
             if plain_function or (kind is types.MethodType and source.attribute in _METHOD_SLOTS):
@@ -371,10 +381,6 @@ class _Generator:
             return f"{self.literal(predicate.key)} not in {variable}"
         if isinstance(predicate, DictKeys) and not predicate.keys and kind is dict:
             return f"not {variable}"
-        if isinstance(predicate, NoHooks) and kind is not None and issubclass(kind, torch.nn.Module):
-            table = f"{variable}_dict"
-            self.lines.append(f"        {table} = own_attribute({variable}, '__dict__')")
-            return " and ".join(f"not {table}[{name!r}]" for name in HOOK_TABLES)
         if isinstance(predicate, Leafness):
             return f"{variable}.is_leaf is {predicate.is_leaf}"
         return f"{self.constant(predicate.holds, 'holds_')}({variable})"

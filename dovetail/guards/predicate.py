@@ -4,8 +4,6 @@
 (False, False, True)
 """
 
-# ruff: noqa: D102  (an overriding method does what its base class says)
-
 from __future__ import annotations
 
 import enum

@@ -11,8 +11,6 @@ checker takes as a miss.
 3
 """
 
-# ruff: noqa: D102  (an overriding method does what its base class says)
-
 from __future__ import annotations
 
 import collections

@@ -77,7 +77,7 @@ class Trace:
         self.ambient = AmbientState.snapshot()
         stack.enter_context(private.compiling_flag())
         stack.enter_context(private.disable_autocast_cache())
-        stack.enter_context(private.enable_python_dispatcher())
+        stack.enter_context(private.effects_as_plain_operators())
         stack.enter_context(self.fake_mode)
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:

@@ -1,1 +1,1 @@
-"""Conformance: what eager answers is what a compiled function must answer, over torch's own operator samples and real models."""
+"""Conformance: compiled functions must answer what eager answers, over torch's operator samples and real models."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import itertools
 import json
 import os
@@ -44,7 +45,16 @@ VERDICTS = ("wrong", "error", "refused", "passed", "eager cannot", "not applicab
 
 # These return memory that nobody has written to, so that their values mean nothing.
 UNINITIALISED = frozenset(
-    ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_")
+    (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
 )
 
 
@@ -78,11 +88,16 @@ class OperatorResult:
         return OperatorResult(data["name"], samples, data["seconds"])
 
 
+@functools.cache
 def operators() -> dict[str, Any]:
     """The operators that take float32 on the CPU, by full name (with the variant's name after a dot)."""
     # The import takes seconds, and a parent process that only hands out names from the command line does not need it.
+    from torch.testing._internal import common_methods_invocations
     from torch.testing._internal.common_methods_invocations import op_db
 
+    # The database seeds the generator inside some operators. The runner seeds before every call, and what is asked here
+    # is whether the operator can be compiled, not whether a program that sets the seed can.
+    common_methods_invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
     supported = [op for op in op_db if op.supports_dtype(torch.float32, "cpu")]
     named = {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in supported}
     if len(named) != len(supported):
@@ -113,7 +128,7 @@ def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callab
     inputs = clone(values)
     result = function(*inputs)
     state = torch.get_rng_state()
-    gradients = None
+    gradients: list[torch.Tensor | None] | None = None
     if backward:
         roots = [tensor for tensor in tensors_in(post(result) if post else result) if tensor.requires_grad]
         leaves = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
@@ -157,7 +172,7 @@ def check_call(
 ) -> SampleResult:
     """Run ``function(*values)`` eagerly and compiled, on copies, and compare all that can be seen.
 
-    The compiled function is called ``calls`` times, so that both the call that compiles and one that finds the entry count.
+    The compiled function is called ``calls`` times: the call that compiles and one that finds the entry both count.
     ``post`` is applied to the result before the gradients are asked for.
 
     >>> check_call(torch.sin, (torch.ones(2),), lambda function: function).verdict
@@ -459,7 +474,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in table]
     if unknown:
         # A bare name stands for all its variants.
-        names = [full for name in names for full in ([name] if name in table else [k for k in table if table[k].name == name])]
+        names = [
+            full
+            for name in names
+            for full in ([name] if name in table else [k for k in table if table[k].name == name])
+        ]
         missing = [name for name in unknown if not any(op.name == name for op in table.values())]
         if missing:
             parser.error(f"no operator is called {', '.join(missing)} (see --list)")

@@ -1,4 +1,4 @@
-"""For each predicate: no miss while nothing changes, a miss and a sentence when it does, in the generated check and the slow one."""
+"""For each predicate: a hit while nothing changes, a miss and a sentence when it does; both checks agree."""
 
 from __future__ import annotations
 
@@ -99,11 +99,12 @@ class Evil:
 
 
 CONSTANTS = [
-    0, 1, 2, True, False, None, 0.0, -0.0, 1.0, math.nan, math.inf, 1j, complex(0.0, -0.0), complex(math.nan, 1), "", "a",
-    b"a", Colour.RED, Colour.BLUE, Level.LOW, torch.float32, torch.float64, torch.device("cpu"), torch.device("cpu", 0),
-    torch.strided, torch.contiguous_format, torch.Size([1, 2]), (1, 2), (1, 2.0), (True, 2), (), slice(1), slice(None, 1.0),
-    slice(True), range(3), range(0, 4, 2), range(0, 3, 2), frozenset({1}), frozenset({True}), frozenset(), ((1,), "a"),
-    (0.0,), (-0.0,), ..., NotImplemented, tuple(range(20)), 10**30, Evil(), Text("a"), [1], torch.ones(2),
+    0, 1, 2, True, False, None, 0.0, -0.0, 1.0, math.nan, math.inf, 1j, complex(0.0, -0.0), complex(math.nan, 1),
+    "", "a", b"a", Colour.RED, Colour.BLUE, Level.LOW, torch.float32, torch.float64, torch.device("cpu"),
+    torch.device("cpu", 0), torch.strided, torch.contiguous_format, torch.Size([1, 2]), (1, 2), (1, 2.0), (True,
+    2), (), slice(1), slice(None, 1.0), slice(True), range(3), range(0, 4, 2), range(0, 3, 2), frozenset({1}),
+    frozenset({True}), frozenset(), ((1,), "a"), (0.0,), (-0.0,), ..., NotImplemented, tuple(range(20)), 10**30,
+    Evil(), Text("a"), [1], torch.ones(2),
 ]  # fmt: skip
 
 
@@ -293,7 +294,7 @@ def test_cells():
     value = 3
 
     def function():
-        return value
+        return value  # noqa: F821
 
     checker = checker_of((CellSource(CalleeSource(), 0), Equals(3)), positional=0)
     assert agree(checker, callee=function) == []
@@ -597,3 +598,36 @@ def test_weak_identity_in_a_path():
     del module
     table["model"] = torch.nn.Linear(2, 2)
     assert agree(checker)
+
+
+def test_identity_is_asked_before_the_length():
+    value = [1, 2]
+    checker = checker_of((X, Length(2)), (X, Identity(value)))
+
+    class List(list):
+        def __len__(self):
+            raise AssertionError("user code was run")
+
+    assert agree(checker, value) == [] and agree(checker, List([1, 2]))
+
+
+def test_shared_prefixes_are_fetched_once():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    root = CalleeSource()
+    tensors = []
+    pairs = [(root, TypeIs(torch.nn.Sequential)), (root, NoHooks())]
+    for name, layer in model.named_children():
+        source = ItemSource(ItemSource(InstanceDictSource(root), "_modules"), name)
+        pairs += [(source, TypeIs(torch.nn.Linear)), (source, NoHooks())]
+        table = ItemSource(InstanceDictSource(source), "_parameters")
+        tensors += [(ItemSource(table, key), layer._parameters[key]) for key in ("weight", "bias")]
+    checker = checker_of(*pairs, tensors=tensors, positional=0)
+    assert agree(checker, callee=model) == []
+    assert checker.source_code.count("'_modules'") == 1 and checker.source_code.count("'_parameters'") == 2
+    assert [id(tensor) for tensor in checker.check(model, (), {})] == [id(tensor) for tensor in model.parameters()]
+    model[1].weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert agree(checker, callee=model) == []
+    model[1].weight = model[0].weight
+    assert agree(checker, callee=model)
+    model[1] = torch.nn.ReLU()
+    assert any("was Linear, is ReLU" in sentence for sentence in agree(checker, callee=model))

@@ -1,4 +1,4 @@
-"""Prints what a check costs: ``python tests/guards/time_check.py [modules]``. Not a test; nothing fails on a slow machine."""
+"""Prints what a check costs: ``python tests/guards/time_check.py [modules]``. Not a test."""
 
 from __future__ import annotations
 
