@@ -9,7 +9,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.joint_graph import JointGraph, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
@@ -199,7 +199,7 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     _remove_input_clones(trace)
-    graph.eliminate_dead_code(is_impure_node=_is_impure)
+    graph.eliminate_dead_code(is_impure_node=must_stay)
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
@@ -260,16 +260,3 @@ def _remove_input_clones(trace: Trace) -> None:
         if item.original_node is not item.node:
             item.original_node.replace_all_uses_with(item.node)
 
-
-def _is_impure(node: torch.fx.Node) -> bool:
-    if node.op in ("placeholder", "output"):
-        return True
-    return is_random(node)
-
-
-def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node must stay even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
-    if node.target is torch.ops.aten._linalg_check_errors.default:
-        return True
-    tags: Any = getattr(node.target, "tags", ())
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags

@@ -157,7 +157,8 @@ def compile_joint(
             module = decompose_graph(joint.graph_module, table, joint.fake_mode)
             joint = joint.with_graph(module)
     with log.span("partition") as details:
-        parts = partition(joint)
+        # Without fusion, computing twice costs time and saves only memory; a bitwise backend keeps eager's trade.
+        parts = partition(joint, "save_all" if chosen.numerics == "bitwise" else "minimum_cut")
         details["saved_bytes"] = parts.saved_bytes
     settings = dict(options or {})
     with log.span("compile forward", backend=chosen.name):

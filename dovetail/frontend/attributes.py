@@ -66,6 +66,7 @@ class Attributes:
                 self.values.guards.add_no_gradient(traced.index, self.values.where())
                 return None
             if name == "is_leaf":
+                self.values.guards.add_leafness(traced.index, self.values.where())
                 return traced.real.is_leaf
             if name in ("grad_fn", "_version"):
                 raise Break(f".{name} of an input is read", "read it outside of the compiled function")
@@ -78,6 +79,7 @@ class Attributes:
         return self._native_attribute(target, name)
 
     def _native_attribute(self, target: Any, name: str) -> Any:
+        target = self.values.wrap(target)
         return self.values.wrap(getattr(target, name))
 
     def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:

@@ -381,7 +381,7 @@ class Interpreter(Attributes, Calls):
             if isinstance(target, list):
                 self.values.whole(target)
                 if isinstance(key, slice):
-                    value = list(self.iterate(value))
+                    value = self.drain(value)
             self.effects.set_item(target, key, value)
         else:
             raise Break(f"an item of a {type(target).__name__} is set")

@@ -309,7 +309,7 @@ def build_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("LIST_EXTEND")
 def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    frame.stack[-instruction.arg].extend(interpreter.iterate(values))
+    frame.stack[-instruction.arg].extend(interpreter.drain(values))
 
 
 @handles("LIST_APPEND")
@@ -321,7 +321,7 @@ def list_append(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("SET_UPDATE")
 def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    frame.stack[-instruction.arg].update(interpreter.iterate(values))
+    frame.stack[-instruction.arg].update(interpreter.drain(values))
 
 
 @handles("SET_ADD")
@@ -360,7 +360,7 @@ def list_to_tuple(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 @handles("UNPACK_SEQUENCE")
 def unpack_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
-    values = list(interpreter.iterate(frame.stack.pop()))
+    values = interpreter.drain(frame.stack.pop())
     if len(values) < instruction.arg:
         raise ValueError(f"not enough values to unpack (expected {instruction.arg}, got {len(values)})")
     if len(values) > instruction.arg:
@@ -370,7 +370,7 @@ def unpack_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 @handles("UNPACK_EX")
 def unpack_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
-    values = list(interpreter.iterate(frame.stack.pop()))
+    values = interpreter.drain(frame.stack.pop())
     before, after = instruction.arg & 255, instruction.arg >> 8
     if len(values) < before + after:
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
@@ -431,7 +431,7 @@ def make_function(
 @handles("CALL_FUNCTION_EX")
 def call_function_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
     kwargs = interpreter.items_of(frame.stack.pop()) if instruction.arg & 1 else {}
-    args = tuple(interpreter.iterate(frame.stack.pop()))
+    args = tuple(interpreter.drain(frame.stack.pop()))
     function = frame.stack.pop()
     if frame.stack and frame.stack[-1] is NULL:
         frame.stack.pop()

@@ -1,0 +1,232 @@
+"""Split a joint graph into a forward and a backward graph by a minimum cut.
+
+What the backward reads is either saved by the forward or computed again from what is saved. The choice is a minimum cut in a
+flow network whose capacities are bytes (the construction of Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+2016, recast as a cut as in min-cut rematerialisation); networkx solves it. Random operators and expensive operators are never
+computed twice, so the numbers never change.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import networkx
+import torch
+
+from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
+from dovetail.aot.joint_graph import JointGraph, must_stay
+
+Strategy = Literal["minimum_cut", "save_all"]
+CHEAP_NAMES = frozenset(
+    {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select",
+     "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "diagonal", "full", "full_like", "zeros",
+     "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "empty_like", "arange", "scalar_tensor", "_to_copy", "clone",
+     "cat", "stack", "constant_pad_nd", "where", "masked_fill"}
+)
+
+
+@dataclass(frozen=True)
+class PartitionedGraph:
+    """Forward and backward graph. ``saved`` describes what goes between them, in the order of the backward's inputs.
+
+    ``saved_bytes`` counts memory that is kept for the backward and is neither a parameter nor a buffer, each storage once.
+    """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule | None
+    saved: tuple[Descriptor, ...]
+    saved_bytes: int
+    recomputed_nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.saved)} values saved for backward ({self.saved_bytes / 2**20:.2f} MiB), "
+            f"{len(self.recomputed_nodes)} operators computed again"
+        )
+
+
+def value_bytes(node: torch.fx.Node) -> int:
+    """Bytes of a node's tensor; one for a number."""
+    value = node.meta.get("val")
+    return max(1, value.numel() * value.element_size()) if isinstance(value, torch.Tensor) else 1
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    if node.meta.get("recompute"):
+        return not must_stay(node)
+    if node.op == "get_attr" or node.target is operator.getitem:
+        return True
+    if node.op != "call_function" or must_stay(node):
+        return False
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return True
+    return getattr(node.target, "_opname", "") in CHEAP_NAMES
+
+
+class _Split:
+    """The sets that both strategies need."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        graph = joint.graph_module.graph
+        self.nodes = list(graph.nodes)
+        placeholders = graph.find_nodes(op="placeholder")
+        self.primals = placeholders[: joint.num_primals]
+        self.tangents = placeholders[joint.num_primals :]
+        results: Any = graph.output_node().args[0]
+        self.forward_outputs = list(results[: joint.num_forward_outputs])
+        self.gradients = list(results[joint.num_forward_outputs :])
+        self.dependent: set[torch.fx.Node] = set(self.tangents)
+        for node in self.nodes:
+            if any(argument in self.dependent for argument in node.all_input_nodes):
+                self.dependent.add(node)
+        self.needed: set[torch.fx.Node] = set()
+        self.read: dict[torch.fx.Node, None] = {}
+        stack = [node for node in self.gradients if node is not None]
+        for node in stack:
+            if node not in self.dependent:
+                self.read[node] = None
+        while stack:
+            node = stack.pop()
+            if node in self.needed or node not in self.dependent:
+                continue
+            self.needed.add(node)
+            for argument in node.all_input_nodes:
+                if argument in self.dependent:
+                    stack.append(argument)
+                else:
+                    self.read[argument] = None
+
+
+def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> PartitionedGraph:
+    """Split a joint graph. ``"save_all"`` saves what the backward reads and computes nothing twice."""
+    split = _Split(joint)
+    if not any(node is not None for node in split.gradients):
+        forward = _extract(joint, split.primals, split.forward_outputs, split.nodes)
+        return PartitionedGraph(forward, None, (), 0, ())
+    saved = list(split.read) if strategy == "save_all" else _minimum_cut(split)
+    saved = [_without_tuple(node) for node in saved]
+    order = {node: position for position, node in enumerate(split.nodes)}
+    saved.sort(key=lambda node: order[node])
+    forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes)
+    backward = _extract(joint, [*saved, *split.tangents], split.gradients, split.nodes, keep_impure=False)
+    described = tuple(_describe(node) for node in saved)
+    forward_names = {node.name for node in forward.graph.nodes}
+    again = tuple(
+        node.name
+        for node in backward.graph.nodes
+        if node.op == "call_function" and node.name in forward_names and node.meta.get("phase") == "forward"
+    )
+    return PartitionedGraph(forward, backward, described, _saved_bytes(saved), again)
+
+
+def _without_tuple(node: torch.fx.Node) -> torch.fx.Node:
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        raise AssertionError(f"{node.name} holds several tensors and cannot be saved as one value")
+    return node
+
+
+def _describe(node: torch.fx.Node) -> Descriptor:
+    descriptor = node.meta.get("desc")
+    return descriptor if isinstance(descriptor, Descriptor) else SavedForBackward(node.name)
+
+
+def _saved_bytes(saved: list[torch.fx.Node]) -> int:
+    storages: dict[int, int] = {}
+    for node in saved:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
+            storage = value.untyped_storage()
+            storages[storage._cdata] = max(storages.get(storage._cdata, 0), storage.nbytes())
+    return sum(storages.values())
+
+
+def _minimum_cut(split: _Split) -> list[torch.fx.Node]:
+    """The cheapest set of values from which all that the backward reads can be computed without expensive operators."""
+    network: Any = networkx.DiGraph()
+    relevant: set[torch.fx.Node] = set()
+    stack = list(split.read)
+    while stack:
+        node = stack.pop()
+        if node in relevant:
+            continue
+        relevant.add(node)
+        network.add_edge((node.name, "out"), "sink") if node in split.read else None
+        is_tuple = isinstance(node.meta.get("val"), (tuple, list))
+        if is_tuple:
+            network.add_edge((node.name, "in"), (node.name, "out"))
+        else:
+            network.add_edge((node.name, "in"), (node.name, "out"), capacity=_weight(node))
+        if node.op in ("placeholder", "get_attr") or (not _is_cheap(node) and not is_tuple):
+            network.add_edge("source", (node.name, "in"))
+            continue
+        if is_tuple and not _is_cheap(node):
+            # A tuple cannot be saved; its parts can, so the cut is moved to them.
+            network.add_edge("source", (node.name, "in"))
+            continue
+        arguments = node.all_input_nodes
+        if not arguments:
+            network.remove_edge((node.name, "in"), (node.name, "out"))
+            continue
+        for argument in arguments:
+            network.add_edge((argument.name, "out"), (node.name, "in"))
+            stack.append(argument)
+    if "source" not in network or "sink" not in network:
+        return []
+    _, (reachable, _) = networkx.minimum_cut(
+        network, "source", "sink", flow_func=networkx.algorithms.flow.boykov_kolmogorov
+    )
+    return [
+        node
+        for node in relevant
+        if (node.name, "in") in reachable and network.has_node((node.name, "out")) and (node.name, "out") not in reachable
+        and network.has_edge((node.name, "in"), (node.name, "out"))
+    ]
+
+
+def _weight(node: torch.fx.Node) -> int:
+    # Parameters and buffers are alive anyway; a view costs what its base costs, and is preferred less than the base.
+    if isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
+        return 1
+    return 2 * value_bytes(node) + (0 if node.op == "placeholder" else 1)
+
+
+def _extract(
+    joint: JointGraph,
+    inputs: list[torch.fx.Node],
+    outputs: list[torch.fx.Node | None],
+    order: list[torch.fx.Node],
+    keep_impure: bool = True,
+) -> torch.fx.GraphModule:
+    """The part of the graph that computes ``outputs`` from ``inputs``, in the same order, with all metadata."""
+    wanted: set[torch.fx.Node] = set()
+    given = set(inputs)
+    stack = [node for node in outputs if node is not None]
+    if keep_impure:
+        stack += [node for node in order if node.op == "call_function" and must_stay(node)]
+    while stack:
+        node = stack.pop()
+        if node not in wanted:
+            wanted.add(node)
+            if node not in given:
+                stack.extend(node.all_input_nodes)
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in order:
+        if node in wanted and node not in copies:
+            if node.op == "placeholder":
+                raise AssertionError(f"{node.name} is needed and is not among the inputs")
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = dict(node.meta)
+    graph.output([None if node is None else copies[node] for node in outputs])
+    return torch.fx.GraphModule(joint.graph_module, graph)
+
+
+def tangent_positions(graph: torch.fx.GraphModule) -> list[int]:
+    """Positions of the tangents among a graph's placeholders."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return [position for position, node in enumerate(placeholders) if isinstance(node.meta.get("desc"), Tangent)]

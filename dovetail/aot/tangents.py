@@ -1,0 +1,79 @@
+"""Leave out tangents that are not defined.
+
+Autograd's engine does not propagate an undefined gradient: it is not a tensor of zeros, and an infinity on its way does not
+turn it into NaN. A first-order backward is linear in its tangents, so a node all of whose tangent-dependent arguments are
+zero is zero itself; a sum with a zero is the other summand; where one of several arguments is zero, zeros are made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_SUMS = (torch.ops.aten.add.Tensor,)
+
+
+def specialise_tangents(
+    backward: torch.fx.GraphModule, positions: Sequence[int], defined: Sequence[bool]
+) -> tuple[torch.fx.GraphModule, list[int]]:
+    """A backward graph without the placeholders of undefined tangents, and the positions of inputs that are no longer used.
+
+    ``positions`` are those of the tangents among the placeholders, ``defined`` says which of them there are. Unused inputs
+    are removed from the graph as well; a gradient that is zero becomes None in the outputs.
+    """
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    tangents = {placeholders[position] for position in positions}
+    zero = {placeholders[position] for position, flag in zip(positions, defined, strict=True) if not flag}
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    dependent = set(tangents)
+
+    def zeros_like(node: torch.fx.Node) -> torch.fx.Node:
+        value = node.meta["val"]
+        made = graph.call_function(
+            torch.ops.aten.zeros.default, (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+        )
+        made.meta = {"val": value.new_zeros(value.shape), "phase": "backward"}
+        return made
+
+    def argument(node: torch.fx.Node) -> torch.fx.Node:
+        return zeros_like(node) if node in zero else copies[node]
+
+    for node in backward.graph.nodes:
+        if node.op == "placeholder":
+            if node not in zero:
+                copies[node] = graph.placeholder(node.name)
+                copies[node].meta = dict(node.meta)
+            continue
+        if node.op == "output":
+            results: Any = node.args[0]
+            graph.output([None if item is None or item in zero else copies[item] for item in results])
+            continue
+        inputs = [item for item in node.all_input_nodes if item in dependent]
+        if inputs:
+            dependent.add(node)
+        missing = [item for item in inputs if item in zero]
+        if inputs and len(missing) == len(inputs):
+            zero.add(node)
+            continue
+        if missing and node.target in _SUMS and not node.kwargs and len(node.args) == 2:
+            (other,) = [item for item in node.args if item not in missing] or [None]
+            if isinstance(other, torch.fx.Node) and _same_kind(other, node):
+                copies[node] = copies[other]
+                continue
+        copies[node] = graph.node_copy(node, argument)
+        copies[node].meta = dict(node.meta)
+    graph.eliminate_dead_code()
+    unused = []
+    for position, node in enumerate(placeholders):
+        if position not in positions and not copies[node].users:
+            graph.erase_node(copies[node])
+            unused.append(position)
+    return torch.fx.GraphModule(backward, graph), unused
+
+
+def _same_kind(left: torch.fx.Node, right: torch.fx.Node) -> bool:
+    a, b = left.meta["val"], right.meta["val"]
+    return bool(a.shape == b.shape and a.dtype == b.dtype and a.device == b.device)

@@ -1,0 +1,138 @@
+"""One captured function as one ``torch.autograd.Function``, and what eager does around a pure graph.
+
+The graph is pure; this module writes mutated inputs back, hands inputs through as themselves and makes returned views anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.errors import HigherOrderGradientError
+from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
+
+FlatCallable = Callable[[list[Any]], list[Any]]
+RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def make_runtime_function(
+    spec: RuntimeSpec,
+    forward: FlatCallable,
+    backward_for: Callable[[tuple[bool, ...]], FlatCallable] | None,
+    tangent_strides: Sequence[tuple[int, ...]] | None = None,
+) -> RuntimeFunction:
+    """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
+
+    ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
+    backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
+    than in ``tangent_strides`` is copied into them, because the backward was compiled for those.
+    """
+    compute = forward if backward_for is None else _autograd_function(spec, forward, backward_for, tangent_strides)
+    epilogue = _Epilogue(spec)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        epilogue.check(inputs)
+        # The graph's callable may clear the list that it is given.
+        outputs = compute(list(inputs))
+        return epilogue(inputs, outputs)
+
+    return run
+
+
+def _autograd_function(
+    spec: RuntimeSpec,
+    forward: FlatCallable,
+    backward_for: Callable[[tuple[bool, ...]], FlatCallable],
+    tangent_strides: Sequence[tuple[int, ...]] | None,
+) -> FlatCallable:
+    count = len(spec.output_differentiable)
+    differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
+    constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+
+    class CompiledBackward(torch.autograd.Function):
+        """Forward and backward graph of one entry."""
+
+        @staticmethod
+        def forward(ctx: Any, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results = forward(list(primals))
+            saved = results[count:]
+            ctx.set_materialize_grads(False)
+            is_tensor = [isinstance(value, torch.Tensor) for value in saved]
+            ctx.save_for_backward(*[value for value, flag in zip(saved, is_tensor, strict=True) if flag])
+            ctx.saved_constants = [None if flag else (value,) for value, flag in zip(saved, is_tensor, strict=True)]
+            if constant:
+                ctx.mark_non_differentiable(*[results[index] for index in constant])
+            return tuple(results[:count])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            if torch.is_grad_enabled():
+                raise HigherOrderGradientError(
+                    "a second derivative through a compiled function is asked for (create_graph=True)",
+                    advice="take both derivatives inside the compiled function, or run this one eagerly",
+                )
+            tangents = [gradients[index] for index in differentiable]
+            defined = tuple(tangent is not None for tangent in tangents)
+            tensors = iter(ctx.saved_tensors)
+            values: list[Any] = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
+            for position, tangent in enumerate(tangents):
+                if tangent is not None:
+                    values.append(_with_strides(tangent, tangent_strides[position] if tangent_strides else None))
+            return tuple(backward_for(defined)(values))
+
+    def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
+
+    return compute
+
+
+def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    if strides is None or tangent.stride() == strides or tangent.layout is not torch.strided:
+        return tangent
+    target = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
+    return target.copy_(tangent)
+
+
+class _Epilogue:
+    """What happens after the graph: write-backs, then inputs and views as results."""
+
+    def __init__(self, spec: RuntimeSpec) -> None:
+        self._mutations = spec.mutations
+        self._outputs = spec.outputs
+        self._plain = not spec.mutations and all(
+            isinstance(output, FreshOutput) and output.index == position for position, output in enumerate(spec.outputs)
+        )
+        self._count = len(spec.outputs)
+
+    def check(self, inputs: list[torch.Tensor]) -> None:
+        """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
+        for mutation in self._mutations:
+            value = inputs[mutation.input_index]
+            if value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+
+    def __call__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of the call."""
+        if self._plain:
+            del outputs[self._count :]
+            return outputs
+        for mutation in self._mutations:
+            with torch.set_grad_enabled(mutation.differentiable):
+                inputs[mutation.input_index].copy_(outputs[mutation.output_index])
+        return [self._result(output, inputs, outputs) for output in self._outputs]
+
+    def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
+        if isinstance(output, FreshOutput):
+            return outputs[output.index]
+        if isinstance(output, InputOutput):
+            return inputs[output.index]
+        assert isinstance(output, ViewOutput)
+        base = self._result(output.base, inputs, outputs)
+        if output.differentiable:
+            view: torch.Tensor = output.replay(base)
+            return view
+        with torch.no_grad():
+            view = output.replay(base)
+        return view.detach() if view.requires_grad else view
