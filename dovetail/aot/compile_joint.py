@@ -67,11 +67,12 @@ class _Backward:
     """Backward callables by pattern of defined tangents; each is compiled when it is first needed."""
 
     def __init__(
-        self, partitioned: PartitionedGraph, backend: Backend, options: Mapping[str, Any], events: EventLog
+        self, partitioned: PartitionedGraph, backend: Backend, options: Mapping[str, Any], events: EventLog, count: int
     ) -> None:
         self._partitioned = partitioned
         self._backend = backend
         self._options = options
+        self._count = count
         self._events = events
         self._compiled: dict[tuple[bool, ...], Callable_] = {}
         self._lock = threading.Lock()
@@ -87,6 +88,9 @@ class _Backward:
 
     def _compile(self, defined: tuple[bool, ...]) -> Callable_:
         graph = self._partitioned.backward
+        if graph is None:
+            # Eager's outputs require a gradient here too, and no gradient reaches any input.
+            return lambda values: [None] * self._count
         placeholders = graph.graph.find_nodes(op="placeholder")
         first_tangent = len(placeholders) - len(defined)
         keep = list(range(first_tangent))
@@ -163,14 +167,15 @@ def compile_joint(
     settings = dict(options or {})
     with log.span("compile forward", backend=chosen.name):
         examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
-        training = bool(parts.backward is not None and any(joint.spec.output_differentiable))
+        training = any(joint.spec.output_differentiable)
         forward_settings = {**settings, "user_visible_outputs": list(range(joint.num_forward_outputs))}
         forward = compile_with(chosen, parts.forward, examples, "forward" if training else "inference", forward_settings)
     backward_for = None
     if training:
         visible = {**settings, "user_visible_outputs": list(range(joint.num_primals))}
-        backward_for = _Backward(parts, chosen, visible, log)
-        backward_for(default_pattern(joint))
+        backward_for = _Backward(parts, chosen, visible, log, joint.num_primals)
+        if parts.backward is not None:
+            backward_for(default_pattern(joint))
     tangent_strides = [
         tuple(node.meta["val"].stride())
         for node in joint.graph_module.graph.find_nodes(op="placeholder")
