@@ -62,6 +62,7 @@ class CompiledFunction:
             functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the first entry whose guards hold; compile one where none do."""
         original = self.original
         if private.is_tracing() or getattr(_inside, "active", False):
             return original(*args, **kwargs)
@@ -97,7 +98,7 @@ class CompiledFunction:
                 return self._fall_back(Break(error.what, error.advice, error.where), guards, ambient, args, kwargs)
             except DovetailError:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back and runs eagerly)
                 return self._after_exception(error, guards, ambient, args, kwargs)
             finally:
                 _inside.active = False
@@ -131,7 +132,7 @@ class CompiledFunction:
         """The program raised while it was captured: eager decides whether that was the user's own error."""
         _inside.active = False
         if self.options.fullgraph:
-            if not getattr(error, "_dovetail_native", False):
+            if not private.is_marked_native(error):
                 self.original(*args, **kwargs)
             raise GraphBreakError(
                 f"capture failed with {type(error).__name__}: {error}", advice="drop fullgraph=True to run it eagerly"

@@ -96,6 +96,7 @@ class LineTable:
         position = bisect.bisect_right(self._starts, number) - 1
         return self._lines[position] if position >= 0 else None
 
+
 from torch._ops import OpOverload, OpOverloadPacket  # noqa: E402, F401
 
 
@@ -283,8 +284,8 @@ def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """
     guard = torch._C._dynamo.guards.TensorGuards(
         *tensors,
-        dynamic_dims_sizes=[list(item.shape) for item in tensors],
-        dynamic_dims_strides=[list(item.stride()) for item in tensors],
+        dynamic_dims_sizes=[list(item.shape) for item in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[list(item.stride()) for item in tensors],  # type: ignore[misc]
     )
     return guard.check
 
@@ -419,3 +420,21 @@ def effects_as_plain_operators() -> Iterator[None]:
 def view_replay(view: torch.Tensor) -> Any:
     """The view operators between a tensor and its base, as a function of another base."""
     return view._view_func_unsafe
+
+
+TensorBase = torch._C.TensorBase
+
+
+def module_call_with_hooks() -> Any:
+    """The Python function that runs a module's hooks around its forward."""
+    return torch.nn.Module._call_impl
+
+
+def mark_native(error: BaseException) -> None:
+    """Note on an exception that a tensor operation raised it, not the user's own code."""
+    error._dovetail_native = True  # type: ignore[attr-defined]
+
+
+def is_marked_native(error: BaseException) -> bool:
+    """Whether :func:`mark_native` was called on an exception."""
+    return bool(getattr(error, "_dovetail_native", False))

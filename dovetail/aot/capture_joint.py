@@ -23,7 +23,9 @@ class AutogradView:
         self._replay = private.view_replay(view)
 
     def __call__(self, base: torch.Tensor) -> torch.Tensor:
-        return self._replay(base)
+        """The view, of another base."""
+        view: torch.Tensor = self._replay(base)
+        return view
 
 
 class StridedView:
@@ -36,6 +38,7 @@ class StridedView:
         self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
 
     def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        """The view, of another base."""
         if self.same:
             return base.view_as(base) if torch.is_grad_enabled() else base.detach()
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
@@ -72,7 +75,9 @@ class _Outputs:
         sharing: dict[int, int] = {}
         for value in self.returned:
             if value.layout is not torch.strided:
-                raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
+                raise CaptureError(
+                    f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor"
+                )
             sharing[_storage(value)] = sharing.get(_storage(value), 0) + 1
         bases: dict[int, int] = {}
         for position, value in enumerate(self.returned):
@@ -106,14 +111,18 @@ class _Outputs:
         return ordered[0]
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
-        if value._base is not base and (value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg()):
+        if value._base is not base and (
+            value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg()
+        ):
             raise CaptureError(
                 "a returned tensor is a bit-cast or conjugate view of another tensor",
                 where=self.trace.locate(),
                 advice="return a clone of it",
             )
         if value.requires_grad and not base.requires_grad:
-            raise CaptureError("a returned view requires a gradient but its base does not", advice="return a clone of it")
+            raise CaptureError(
+                "a returned view requires a gradient but its base does not", advice="return a clone of it"
+            )
         replay: Any = AutogradView(value) if value._base is base else StridedView(value, base)
         return ViewOutput(output, replay, value.requires_grad)
 
@@ -174,7 +183,7 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     gradients: list[torch.Tensor | None] = [None] * len(leaves)
     wanted = [leaf for leaf in leaves if leaf is not None]
     roots = [value for value, is_root in zip(found.graph_values, differentiable, strict=True) if is_root]
-    tangents = []
+    tangents: list[torch.Tensor] = []
     for position, is_root in enumerate(differentiable):
         if is_root:
             tangents.append(_tangent(trace, found.graph_values[position], len(tangents)))
@@ -188,7 +197,8 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         for gradient, item in zip(gradients, trace.inputs, strict=True):
             if gradient is not None and gradient.layout is not torch.strided:
                 raise CaptureError(
-                    f"the gradient of {item.name} has the layout {gradient.layout}", advice="use dense gradients (sparse=False)"
+                    f"the gradient of {item.name} has the layout {gradient.layout}",
+                    advice="use dense gradients (sparse=False)",
                 )
     gradient_nodes = [None if gradient is None else trace.node_of(gradient) for gradient in gradients]
     output_descriptors.extend(
@@ -259,4 +269,3 @@ def _remove_input_clones(trace: Trace) -> None:
     for item in trace.inputs:
         if item.original_node is not item.node:
             item.original_node.replace_all_uses_with(item.node)
-

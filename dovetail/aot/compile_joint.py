@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-import torch
-
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
 from dovetail.aot.joint_graph import JointGraph
@@ -131,7 +129,9 @@ def _program_runner(joint: JointGraph) -> Callable[[list[torch.Tensor]], list[to
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
     tangents = [
-        node for node in joint.graph_module.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("desc"), Tangent)
+        node
+        for node in joint.graph_module.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("desc"), Tangent)
     ]
     scalars = [node.meta["val"].numel() == 1 for node in tangents]
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
@@ -169,7 +169,9 @@ def compile_joint(
         examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
         training = any(joint.spec.output_differentiable)
         forward_settings = {**settings, "user_visible_outputs": list(range(joint.num_forward_outputs))}
-        forward = compile_with(chosen, parts.forward, examples, "forward" if training else "inference", forward_settings)
+        forward = compile_with(
+            chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
+        )
     backward_for = None
     if training:
         visible = {**settings, "user_visible_outputs": list(range(joint.num_primals))}
@@ -183,5 +185,3 @@ def compile_joint(
     ]
     run = make_runtime_function(joint.spec, forward, backward_for, tangent_strides=tangent_strides)
     return CompiledGraph(joint, parts, chosen, run, log)
-
-

@@ -28,7 +28,12 @@ def export_joint(state: AOTState | None, joint: JointGraph, path: str | os.PathL
     nodes = []
     tensors: dict[str, torch.Tensor] = {}
     for node in joint.graph_module.graph.nodes:
-        entry: dict[str, Any] = {"name": node.name, "op": node.op, "args": _encode(node.args), "kwargs": _encode(node.kwargs)}
+        entry: dict[str, Any] = {
+            "name": node.name,
+            "op": node.op,
+            "args": _encode(node.args),
+            "kwargs": _encode(node.kwargs),
+        }
         if node.op == "call_function":
             entry["target"] = _operator_name(node.target)
         elif node.op == "get_attr":
@@ -69,10 +74,14 @@ class LoadedGraph:
         """Forward outputs and one gradient (or None) for each primal; raises :class:`ArtefactError` for other inputs."""
         values = [*primals, *tangents]
         if len(values) != len(self.shapes) or len(primals) != self.num_primals:
-            raise ArtefactError(f"{self.num_primals} primals and {len(self.shapes) - self.num_primals} tangents are needed")
+            raise ArtefactError(
+                f"{self.num_primals} primals and {len(self.shapes) - self.num_primals} tangents are needed"
+            )
         for value, shape, dtype, name in zip(values, self.shapes, self.dtypes, self.inputs, strict=True):
             if tuple(value.shape) != shape or value.dtype != dtype:
-                raise ArtefactError(f"{name} must be {dtype} of shape {shape}, not {value.dtype} of {tuple(value.shape)}")
+                raise ArtefactError(
+                    f"{name} must be {dtype} of shape {shape}, not {value.dtype} of {tuple(value.shape)}"
+                )
         with torch.no_grad():
             results = list(self.graph_module(*[value.detach() for value in values]))
         return results[: self.num_forward_outputs], results[self.num_forward_outputs :]
@@ -135,7 +144,9 @@ def _operator_name(target: Any) -> str:
     name = str(getattr(target, "name", lambda: "")())
     namespace, _, rest = name.partition("::")
     if namespace not in NAMESPACES or not rest:
-        raise ArtefactError(f"the operator {target} cannot be written to an artefact", advice="export a graph of ATen operators")
+        raise ArtefactError(
+            f"the operator {target} cannot be written to an artefact", advice="export a graph of ATen operators"
+        )
     return f"{namespace}::{rest}" if "." in rest else f"{namespace}::{rest}.default"
 
 

@@ -51,7 +51,9 @@ def print_joint(joint: JointGraph) -> str:
         for node in joint.nodes_of(phase):
             name = getattr(node.target, "__name__", str(node.target))
             operator = str(node.target).replace("aten.", "") if isinstance(node.target, OpOverload) else name
-            lines.append(f"  {node.name}: {describe_value(node.meta.get('val'))} = {operator}({_arguments(node)}){_line(node)}")
+            lines.append(
+                f"  {node.name}: {describe_value(node.meta.get('val'))} = {operator}({_arguments(node)}){_line(node)}"
+            )
     lines.append("outputs:")
     for node, described in zip(joint.results, joint.output_descriptors, strict=True):
         if node is not None:

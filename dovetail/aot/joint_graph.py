@@ -133,7 +133,7 @@ class JointGraph:
         returned.graph_module.recompile()
         returned.lint(self)
         seconds = time.perf_counter() - start
-        label = name or getattr(graph_pass, "__name__", type(graph_pass).__name__)
+        label = name if name is not None else str(getattr(graph_pass, "__name__", type(graph_pass).__name__))
         record = PassRecord(label, seconds, len(self.graph.nodes), len(returned.graph.nodes))
         return returned.with_graph(returned.graph_module, record)
 
@@ -155,7 +155,8 @@ class JointGraph:
                 schema = getattr(node.target, "_schema", None)
                 if schema is not None and schema.is_mutable:
                     raise GraphInvalidError(
-                        f"{node.name} = {node.target} writes to its arguments", advice="use the operator that returns a new tensor"
+                        f"{node.name} = {node.target} writes to its arguments",
+                        advice="use the operator that returns a new tensor",
                     )
             if any(argument in dependent for argument in node.all_input_nodes):
                 dependent.add(node)
@@ -182,18 +183,26 @@ class JointGraph:
         try:
             self.graph.lint()
         except (RuntimeError, AssertionError, KeyError, AttributeError, TypeError) as error:
-            raise GraphInvalidError(f"the graph does not lint: {error}", advice="insert nodes after what they read") from error
+            raise GraphInvalidError(
+                f"the graph does not lint: {error}", advice="insert nodes after what they read"
+            ) from error
         placeholders = self.graph.find_nodes(op="placeholder")
         if len(placeholders) != len(self.input_descriptors):
-            raise GraphInvalidError(f"the graph has {len(placeholders)} inputs and {len(self.input_descriptors)} descriptors")
+            raise GraphInvalidError(
+                f"the graph has {len(placeholders)} inputs and {len(self.input_descriptors)} descriptors"
+            )
         for node, descriptor in zip(placeholders, self.input_descriptors, strict=True):
             if node.meta.get("desc", descriptor) != descriptor:
-                raise GraphInvalidError(f"the input {node.name} has changed its place: {node.meta['desc']}, not {descriptor}")
+                raise GraphInvalidError(
+                    f"the input {node.name} has changed its place: {node.meta['desc']}, not {descriptor}"
+                )
         results = self.graph.output_node().args
         if len(results) != 1 or not isinstance(results[0], (list, tuple)):
             raise GraphInvalidError("the graph must return one flat list")
         if len(results[0]) != len(self.output_descriptors):
-            raise GraphInvalidError(f"the graph returns {len(results[0])} values for {len(self.output_descriptors)} descriptors")
+            raise GraphInvalidError(
+                f"the graph returns {len(results[0])} values for {len(self.output_descriptors)} descriptors"
+            )
 
     def _fill_values(self) -> None:
         """Compute the fake value of nodes that have none, or that a pass has changed."""
@@ -210,7 +219,9 @@ class JointGraph:
                 with private.disable_current_modes(), self.fake_mode, torch.no_grad():
                     value = node.target(*args, **kwargs)
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-                raise GraphInvalidError(f"{node.name} = {node.target} does not accept its arguments: {error}") from error
+                raise GraphInvalidError(
+                    f"{node.name} = {node.target} does not accept its arguments: {error}"
+                ) from error
             node.meta["val"] = value
             node.meta.setdefault("phase", "backward")
             stale.add(node)
@@ -248,4 +259,3 @@ def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if new.op == "call_function":
             new.meta["signature"] = _signature(new)
     return torch.fx.GraphModule(module, graph)
-

@@ -20,10 +20,44 @@ from dovetail.aot.joint_graph import JointGraph, must_stay
 
 Strategy = Literal["minimum_cut", "save_all"]
 CHEAP_NAMES = frozenset(
-    {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select",
-     "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "diagonal", "full", "full_like", "zeros",
-     "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "empty_like", "arange", "scalar_tensor", "_to_copy", "clone",
-     "cat", "stack", "constant_pad_nd", "where", "masked_fill"}
+    {
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "detach",
+        "alias",
+        "as_strided",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "new_zeros",
+        "new_ones",
+        "empty_like",
+        "arange",
+        "scalar_tensor",
+        "_to_copy",
+        "clone",
+        "cat",
+        "stack",
+        "constant_pad_nd",
+        "where",
+        "masked_fill",
+    }
 )
 
 
@@ -180,7 +214,9 @@ def _minimum_cut(split: _Split) -> list[torch.fx.Node]:
     return [
         node
         for node in relevant
-        if (node.name, "in") in reachable and network.has_node((node.name, "out")) and (node.name, "out") not in reachable
+        if (node.name, "in") in reachable
+        and network.has_node((node.name, "out"))
+        and (node.name, "out") not in reachable
         and network.has_edge((node.name, "in"), (node.name, "out"))
     ]
 

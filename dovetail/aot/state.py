@@ -19,13 +19,16 @@ class FrontendResult(Protocol):
     """What stage 1 needs of a frontend's result."""
 
     @property
-    def outputs(self) -> tuple[torch.Tensor, ...]: ...
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Traced tensors that leave the function."""
 
     @property
-    def input_descriptors(self) -> tuple[Descriptor, ...]: ...
+    def input_descriptors(self) -> tuple[Descriptor, ...]:
+        """One for each traced input."""
 
     @property
-    def guards(self) -> GuardSet: ...
+    def guards(self) -> GuardSet:
+        """What the capture assumed."""
 
 
 Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], FrontendResult]
@@ -57,7 +60,8 @@ class AOTState:
         """Raise :class:`StageError` if the trace has been closed."""
         if not self.is_open:
             raise StageError(
-                "the capture's contexts are closed", advice="call the stage inside the `with contextlib.ExitStack()` block"
+                "the capture's contexts are closed",
+                advice="call the stage inside the `with contextlib.ExitStack()` block",
             )
 
 

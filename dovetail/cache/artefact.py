@@ -27,7 +27,9 @@ GRAPH_FILE = "graph.json"
 TENSOR_FILE = "tensors.safetensors"
 
 
-def write_artefact(path: str | os.PathLike[str], payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+def write_artefact(
+    path: str | os.PathLike[str], payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Path:
     """Write an artefact folder: to a temporary name first, then renamed, so that a reader never sees half of it."""
     target = Path(path)
     if target.exists():

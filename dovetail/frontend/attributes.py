@@ -41,7 +41,8 @@ class Attributes:
 
     if TYPE_CHECKING:
 
-        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """See :class:`Calls`."""
 
     def load_attribute(self, target: Any, name: str) -> Any:
         """``target.name``; raises AttributeError as Python does."""
@@ -91,7 +92,7 @@ class Attributes:
         return self.values.read(value, AttributeSource(self.values.pin(target, target.__name__), name))
 
     def _load_class_attribute(self, target: type, name: str) -> Any:
-        meta_value, meta_owner = class_attribute(type(target), name)
+        meta_value, _ = class_attribute(type(target), name)
         if isinstance(meta_value, property) and isinstance(meta_value.fget, types.FunctionType):
             return self.call(meta_value.fget, (target,), {})
         found, owner = class_attribute(target, name)
@@ -170,7 +171,9 @@ class Attributes:
                 table = attributes.get(table_name)
                 if table is not None and name in table:
                     if source is None:
-                        return values.wrap(table[name]) if not values.source_of(table) else values.read(table[name], None)
+                        return (
+                            values.wrap(table[name]) if not values.source_of(table) else values.read(table[name], None)
+                        )
                     own = InstanceDictSource(source)
                     if not self._written(attributes, name):
                         values.guard(own, HasNoKey(name), f"{source.name}.{name} was found in {table_name}")

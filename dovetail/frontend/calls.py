@@ -21,12 +21,54 @@ from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, Length, NoHooks
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
-INLINED_TORCH = ("torch.testing", "torch.nn.modules", "torch.utils._contextlib", "torch.nn.utils.parametrize", "torch.utils._pytree")
+INLINED_TORCH = (
+    "torch.testing",
+    "torch.nn.modules",
+    "torch.utils._contextlib",
+    "torch.nn.utils.parametrize",
+    "torch.utils._pytree",
+)
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
-NATIVE_PYTHON = ("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap", "enum", "numbers")
+NATIVE_PYTHON = (
+    "re",
+    "inspect",
+    "typing",
+    "warnings",
+    "logging",
+    "abc",
+    "copyreg",
+    "importlib",
+    "weakref",
+    "textwrap",
+    "enum",
+    "numbers",
+)
 PURE_MODULES = frozenset(
-    {"builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools", "_collections", "collections",
-     "_abc", "abc", "typing", "types", "re", "_struct", "numbers", "enum", "string", "_string", "copy", "inspect", "_typing"}
+    {
+        "builtins",
+        "math",
+        "cmath",
+        "_operator",
+        "operator",
+        "itertools",
+        "_functools",
+        "functools",
+        "_collections",
+        "collections",
+        "_abc",
+        "abc",
+        "typing",
+        "types",
+        "re",
+        "_struct",
+        "numbers",
+        "enum",
+        "string",
+        "_string",
+        "copy",
+        "inspect",
+        "_typing",
+    }
 )
 IMPURE_BUILTINS: dict[Any, str] = {
     print: "print writes to the terminal",
@@ -43,14 +85,65 @@ IMPURE_BUILTINS: dict[Any, str] = {
     id: "id() is another number at every call",
 }
 IMPURE_TORCH = frozenset(
-    {"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "set_default_dtype", "set_default_device",
-     "set_default_tensor_type", "save", "load", "set_num_threads", "use_deterministic_algorithms", "set_printoptions",
-     "synchronize", "compile", "from_numpy", "from_file", "frombuffer", "set_float32_matmul_precision", "fork_rng", "backward"}
+    {
+        "manual_seed",
+        "seed",
+        "set_rng_state",
+        "get_rng_state",
+        "initial_seed",
+        "set_default_dtype",
+        "set_default_device",
+        "set_default_tensor_type",
+        "save",
+        "load",
+        "set_num_threads",
+        "use_deterministic_algorithms",
+        "set_printoptions",
+        "synchronize",
+        "compile",
+        "from_numpy",
+        "from_file",
+        "frombuffer",
+        "set_float32_matmul_precision",
+        "fork_rng",
+        "backward",
+    }
 )
-LIST_WRITERS = frozenset({"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__", "__iadd__"})
-DICT_WRITERS = frozenset({"update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__", "move_to_end", "__ior__"})
-SET_WRITERS = frozenset({"add", "remove", "discard", "pop", "clear", "update", "difference_update", "intersection_update",
-                         "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__"})
+LIST_WRITERS = frozenset(
+    {
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "remove",
+        "clear",
+        "sort",
+        "reverse",
+        "__setitem__",
+        "__delitem__",
+        "__iadd__",
+    }
+)
+DICT_WRITERS = frozenset(
+    {"update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__", "move_to_end", "__ior__"}
+)
+SET_WRITERS = frozenset(
+    {
+        "add",
+        "remove",
+        "discard",
+        "pop",
+        "clear",
+        "update",
+        "difference_update",
+        "intersection_update",
+        "symmetric_difference_update",
+        "__ior__",
+        "__iand__",
+        "__isub__",
+        "__ixor__",
+    }
+)
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -78,14 +171,23 @@ class Calls:
 
     if TYPE_CHECKING:
 
-        def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-        def load_attribute(self, target: Any, name: str) -> Any: ...
-        def load_default_attribute(self, target: Any, name: str) -> Any: ...
-        def store_default_attribute(self, target: Any, name: str, value: Any) -> None: ...
+        def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def load_attribute(self, target: Any, name: str) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def load_default_attribute(self, target: Any, name: str) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
+            """See :class:`Interpreter` and :class:`Attributes`."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call anything."""
-        rule = RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
+        rule = (
+            RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
+        )
         if rule is not None:
             return rule(self, args, kwargs)
         kind = type(function)
@@ -149,7 +251,7 @@ class Calls:
             self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
         has_global = any(private.global_module_hooks().values())
         if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
-            return self.run_function(torch.nn.Module._call_impl, (module, *args), kwargs)
+            return self.run_function(private.module_call_with_hooks(), (module, *args), kwargs)
         source = self.values.source_of(module)
         if source is not None:
             self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
@@ -179,7 +281,11 @@ class Calls:
         if not isinstance(maker, types.FunctionType) and not isinstance(starter, types.FunctionType):
             if module in PURE_MODULES or kind in (typing.Any,) or module in ("contextlib", "dataclasses"):
                 return self.call_native(kind, args, kwargs)
-            if isinstance(starter, types.FunctionType) or starter_owner is object or issubclass(kind, (dict, list, tuple, set)):
+            if (
+                isinstance(starter, types.FunctionType)
+                or starter_owner is object
+                or issubclass(kind, (dict, list, tuple, set))
+            ):
                 return self.call_native(kind, args, kwargs)
             raise Break(f"an object of {module}.{kind.__qualname__} is made", "make it outside of the function")
         if isinstance(maker, types.FunctionType):
@@ -189,9 +295,9 @@ class Calls:
         elif maker is object.__new__:
             instance = object.__new__(kind)
         else:
-            instance = kind.__new__(kind, *[self.values.for_native(item) for item in args]) if issubclass(
-                kind, (tuple, frozenset, str, int, float)
-            ) else kind.__new__(kind)
+            immutable = issubclass(kind, (tuple, frozenset, str, int, float))
+            build: Any = kind.__new__
+            instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
         if isinstance(starter, types.FunctionType):
             self.call(starter, (instance, *args), kwargs)
         elif starter_owner is not object:
@@ -205,20 +311,24 @@ class Calls:
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
         if name in IMPURE_TORCH and (module.startswith("torch") or not module):
-            raise Break(f"torch's {name} changes or reads state outside of the graph", "call it outside of the function")
+            raise Break(
+                f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
+            )
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function, a method of a builtin type, or a builtin class."""
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
-        if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)):
+        if isinstance(
+            function, (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+        ):
             if args:
                 bound_owner = args[0]
                 objclass = function.__objclass__
                 if isinstance(bound_owner, (list, dict, set)) and issubclass(objclass, (list, dict, set)):
                     return self.call_container_method(bound_owner, function.__get__(bound_owner), args[1:], kwargs)
-                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, torch._C.TensorBase):
+                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, private.TensorBase):
                     return self.call_torch(function, args, kwargs)
                 if name == "__setattr__" and objclass is object:
                     self.store_default_attribute(bound_owner, *args[1:])
@@ -239,7 +349,7 @@ class Calls:
             raise Break(reason, "do this outside of the compiled function")
         module = getattr(function, "__module__", None)
         if isinstance(function, types.MethodWrapperType):
-            if name == "__init__" and type(owner).__init__ is object.__init__:
+            if name == "__init__" and class_attribute(type(owner), "__init__")[1] is object:
                 return None
             if name == "__setattr__" and not isinstance(owner, type):
                 self.store_default_attribute(owner, *args)
@@ -248,10 +358,15 @@ class Calls:
                 return self.load_default_attribute(owner, *args)
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-            if is_leaf_value(owner) or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match)) or self.values.source_of(owner) is None:
+            if (
+                is_leaf_value(owner)
+                or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
+                or self.values.source_of(owner) is None
+            ):
                 return self._native(function, args, kwargs)
             raise Break(
-                f"{type(owner).__qualname__}.{name} may read or change state that nobody guards", "call it outside of the function"
+                f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
+                "call it outside of the function",
             )
         if module is None or module in PURE_MODULES:
             return self._native(function, args, kwargs)
@@ -348,7 +463,7 @@ class Calls:
                 "keep the value in a tensor, or do this outside of the compiled function",
             ) from error
         except RuntimeError as error:
-            error._dovetail_native = True
+            private.mark_native(error)
             raise
         return self.values.wrap(result)
 
@@ -373,7 +488,9 @@ class Calls:
             return
         seen.add(id(value))
         if isinstance(value, (torch.Tensor, torch.nn.Module)):
-            raise Break(f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function")
+            raise Break(
+                f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function"
+            )
         if isinstance(value, (list, tuple, set, frozenset)):
             self.values.whole(value)
             children = list(value)
@@ -408,8 +525,8 @@ class Calls:
             )
         recorder = self.values.trace.recorder
         with recorder.paused():
-            result = self._native(derived.apply, args, kwargs)
-        recorder.record(owner.apply, args, kwargs, result)
+            result = self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
+        recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
         return result
 
     def _static_source(self, holder: type, name: str) -> Any:
@@ -472,7 +589,9 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True
-        return isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
+        return (
+            isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
+        )
     return isinstance(value, kinds)
 
 
@@ -605,7 +724,11 @@ def _iterating(function: Any, first: int) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         converted = list(args)
         for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
-            if isinstance(args[position], torch.Tensor) and function in (min, max, sum, any, all, sorted) and len(args) > 1:
+            if (
+                isinstance(args[position], torch.Tensor)
+                and function in (min, max, sum, any, all, sorted)
+                and len(args) > 1
+            ):
                 break
             if function in (min, max) and len(args) > 1:
                 break
@@ -642,7 +765,7 @@ class WrappingIterator:
         return value
 
 
-for _function, _first in (
+_ITERATING: tuple[tuple[Any, int], ...] = (
     (zip, 0),
     (enumerate, 0),
     (map, 1),
@@ -653,8 +776,9 @@ for _function, _first in (
     (min, 0),
     (max, 0),
     (sorted, 0),
-):
-    RULES[_function] = _iterating(_function, _first)
+)
+for _iterator, _first in _ITERATING:
+    RULES[_iterator] = _iterating(_iterator, _first)
 
 
 @rule(copy.deepcopy)
@@ -683,4 +807,3 @@ def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 @rule(type.__call__)
 def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.make_instance(args[0], args[1:], kwargs)
-

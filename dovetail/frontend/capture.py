@@ -72,7 +72,7 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
     path: list[str] = []
     step: Source | None = source
     kind = ""
-    while isinstance(step, ItemSource) and getattr(step,'base',None) is not None:
+    while isinstance(step, ItemSource) and getattr(step, "base", None) is not None:
         table = step.base
         if isinstance(table, ItemSource) and isinstance(table.base, InstanceDictSource) and isinstance(step.key, str):
             if table.key not in ("_parameters", "_buffers", "_modules"):
@@ -90,9 +90,7 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
     return UserInput(name)
 
 
-def capture(
-    trace: Trace, guards: GuardSet, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Capture:
+def capture(trace: Trace, guards: GuardSet, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
     """Interpret one call of ``function`` under an open trace; whatever happens, the user's objects are left as they were.
 
     Raises :class:`Break` for what cannot be captured, and whatever the user's code raises.
@@ -108,7 +106,9 @@ def capture(
     values.note(function, root)
     if isinstance(function, types.MethodType):
         raise Break("a bound method is compiled", "compile the function, or the module")
-    guards.add(root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee")
+    guards.add(
+        root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee"
+    )
     guards.set_call_shape(len(args), kwargs)
     try:
         names = argument_names(function, len(args))
@@ -142,7 +142,9 @@ def capture(
             )
         differences = inside.differences()
         if differences:
-            raise Break(f"the function changes the state of torch: {differences[0]}", "change it outside of the function")
+            raise Break(
+                f"the function changes the state of torch: {differences[0]}", "change it outside of the function"
+            )
         for traced in trace.inputs:
             if traced.leaf.grad is not None:
                 raise Break("the function calls .backward() itself", "return the loss and call .backward() outside")

@@ -56,7 +56,9 @@ class Decoded:
 @functools.lru_cache(maxsize=4096)
 def decode(code: types.CodeType) -> Decoded:
     """Decode a code object once; the cache holds the 4096 latest."""
-    instructions = tuple(item for item in dis.get_instructions(code, show_caches=False) if item.opname != "EXTENDED_ARG")
+    instructions = tuple(
+        item for item in dis.get_instructions(code, show_caches=False) if item.opname != "EXTENDED_ARG"
+    )
     index_of: dict[int, int] = {}
     position = 0
     offsets = [item.offset for item in instructions]

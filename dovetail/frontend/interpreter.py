@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import inspect
 import operator
@@ -210,7 +211,7 @@ class Interpreter(Attributes, Calls):
                     result = handler(self, frame, instruction)
                 except Break:
                     raise
-                except BaseException as raised:
+                except BaseException as raised:  # noqa: BLE001  (every exception may have a handler in the user's code)
                     self._unwind(frame, raised)
                     continue
                 if result is None:
@@ -237,10 +238,12 @@ class Interpreter(Attributes, Calls):
                 break
         if found is None:
             raise error
-        if getattr(error, "_dovetail_native", False):
+        if private.is_marked_native(error):
             is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
             if is_cleanup and self._catches(frame, found.target, error):
-                raise Break("an error raised by a tensor operation is caught", "check before the operation instead") from error
+                raise Break(
+                    "an error raised by a tensor operation is caught", "check before the operation instead"
+                ) from error
         del frame.stack[found.depth :]
         if found.push_position:
             frame.stack.append(position)
@@ -250,7 +253,8 @@ class Interpreter(Attributes, Calls):
     def _catches(self, frame: Frame, target: int, error: BaseException) -> bool:
         """Whether the handler at ``target`` is an ``except`` clause (a ``with`` or ``finally`` re-raises)."""
         return any(
-            item.opname in ("CHECK_EXC_MATCH", "POP_TOP") for item in frame.decoded.instructions[target + 1 : target + 5]
+            item.opname in ("CHECK_EXC_MATCH", "POP_TOP")
+            for item in frame.decoded.instructions[target + 1 : target + 5]
         )
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
@@ -346,8 +350,9 @@ class Interpreter(Attributes, Calls):
             self.guard_missing_key(target, key)
             if isinstance(missing, types.FunctionType):
                 return self.call(types.MethodType(missing, target), (key,), {})
-            if kind is collections.defaultdict and self.values.source_of(target) is None and target.default_factory is not None:
-                value = self.call(target.default_factory, (), {})
+            factory = target.default_factory if isinstance(target, collections.defaultdict) else None
+            if kind is collections.defaultdict and self.values.source_of(target) is None and factory is not None:
+                value = self.call(factory, (), {})
                 target[key] = value
                 return value
             if missing is not None and kind is not dict and hasattr(kind, "__missing__"):
@@ -425,7 +430,9 @@ class Interpreter(Attributes, Calls):
             return function(*operands)
         return self._native(function, operands, {})
 
-    def _operate_python(self, function: Any, names: tuple[str, str | None], operands: tuple[Any, ...]) -> tuple[bool, Any]:
+    def _operate_python(
+        self, function: Any, names: tuple[str, str | None], operands: tuple[Any, ...]
+    ) -> tuple[bool, Any]:
         for item, name, other in ((operands[0], names[0], operands[1:]), (operands[-1], names[1], operands[:1])):
             if name is None or isinstance(item, torch.Tensor) or is_leaf_value(item):
                 continue
@@ -446,7 +453,9 @@ class Interpreter(Attributes, Calls):
             return item in container
         method, _ = class_attribute(type(container), "__contains__")
         if method is None or not hasattr(type(container), "__contains__"):
-            return any(entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in self.drain(container))
+            return any(
+                entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in self.drain(container)
+            )
         return bool(self._native(operator.contains, (container, item), {}))
 
     def truth(self, value: Any) -> bool:

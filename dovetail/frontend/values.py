@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import types
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -64,7 +66,17 @@ IDENTITY_TYPES = (
     type,
     OpOverload,
 )
-TRUSTED_PREFIXES = ("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing")
+TRUSTED_PREFIXES = (
+    "torch",
+    "builtins",
+    "math",
+    "operator",
+    "functools",
+    "itertools",
+    "collections",
+    "contextlib",
+    "typing",
+)
 
 
 def is_leaf_value(value: object) -> bool:
@@ -167,10 +179,11 @@ class Values:
         kind = type(value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise Break(
-                "a Python number is made from a tensor's data", "keep it in a tensor, or do this outside of the function"
+                "a Python number is made from a tensor's data",
+                "keep it in a tensor, or do this outside of the function",
             )
         if kind is tuple:
-            if any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
+            if self.source_of(value) is None and any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
                 return tuple(self.wrap(item) for item in value)
         elif kind is list and self.source_of(value) is None:
             for position, item in enumerate(value):
@@ -200,11 +213,15 @@ class Values:
         if isinstance(container, (list, tuple)):
             self.guard(source, Length(len(container)), f"{source.name} was gone through")
             for position in range(len(container)):
-                item = (list if isinstance(container, list) else tuple).__getitem__(container, position)
+                item = operator.getitem(container, position)
                 self.read(item, ItemSource(source, position))
         elif isinstance(container, dict):
-            self.guard(source, DictKeys(tuple(dict.keys(container))), f"{source.name} was gone through")
-            for key in dict.keys(container):
+            self.guard(
+                source,
+                DictKeys(tuple(container) if type(container) is OrderedDict else tuple(dict.keys(container))),
+                f"{source.name} was gone through",
+            )
+            for key in tuple(container) if type(container) is OrderedDict else dict.keys(container):
                 self.read(dict.__getitem__(container, key), ItemSource(source, key))
         elif isinstance(container, (set, frozenset)):
             self.guard(source, SetEquals(frozenset(container)), f"{source.name} was gone through")

@@ -1,0 +1,1 @@
+"""Reports for people: curves of a training run as pages and pictures."""

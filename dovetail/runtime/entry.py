@@ -38,9 +38,7 @@ class Entry:
     reason: str = ""
     compiled: Any = None
 
-    def call(
-        self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
-    ) -> Any:
+    def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
         if self.run is None:
             return callee(*args, **kwargs)

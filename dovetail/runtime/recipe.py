@@ -112,8 +112,6 @@ class _Builder:
             items = tuple(self.build(item) for item in value)
         elif isinstance(value, (torch.nn.Module, types.FunctionType, types.MethodType, types.GeneratorType, type)):
             raise self._refuse(value)
-        elif kind.__new__ is not object.__new__ and not hasattr(value, "__dict__"):
-            raise self._refuse(value)
         attributes = []
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):

@@ -55,7 +55,8 @@ class Mutation:
 @dataclass(frozen=True)
 class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
-    ``output_differentiable`` per forward output of the graph."""
+    ``output_differentiable`` per forward output of the graph.
+    """
 
     input_requires_grad: tuple[bool, ...]
     output_differentiable: tuple[bool, ...]

@@ -131,7 +131,9 @@ class Recorder:
         finally:
             self._paused -= 1
 
-    def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def record(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
         """Add one call."""
         results = _tensors(result)
         if self._paused or (not results and result is not None):

@@ -35,11 +35,11 @@ class TracedInput:
 class _Tracer(private.PythonKeyTracer):
     """Marks every node with its phase and the user's line."""
 
-    trace: Trace
+    open_trace: Trace
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
-        trace = self.trace
+        trace = self.open_trace
         node.meta["phase"] = trace.phase
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()
         if line is not None:
@@ -57,7 +57,7 @@ class Trace:
         self.shape_env = private.ShapeEnv()
         self.fake_mode = private.FakeTensorMode(shape_env=self.shape_env)
         self.tracer = _Tracer()
-        self.tracer.trace = self
+        self.tracer.open_trace = self
         self.graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
         self.tracer.graph = self.graph
         self.tracer.root = torch.nn.Module()
@@ -134,7 +134,7 @@ class Trace:
     def node_of(self, value: torch.Tensor) -> torch.fx.Node:
         """The graph node that computes the current value of a traced tensor."""
         inner = private.from_fun(value)
-        slot = private.get_proxy_slot(inner, self.tracer, None)
+        slot: Any = private.get_proxy_slot(inner, self.tracer, None)  # type: ignore[call-overload]
         if slot is None:
             raise CaptureError(
                 "a tensor in the result was not made by the traced program",
@@ -158,7 +158,9 @@ class Trace:
             raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
         if real.device.type == "meta":
             raise InputError(
-                f"{name} is on the meta device and has no data", where=where, advice="move it with .to_empty(device=...)"
+                f"{name} is on the meta device and has no data",
+                where=where,
+                advice="move it with .to_empty(device=...)",
             )
         if real.layout is not torch.strided:
             raise InputError(f"{name} has the layout {real.layout}", where=where, advice="use a dense tensor")

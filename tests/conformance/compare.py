@@ -29,6 +29,23 @@ def _aot_eager(function: Callable[..., Any]) -> Callable[..., Any]:
 COMPILERS: dict[str, Compiler] = {"dovetail": _dovetail, "identity": lambda function: function, "aot_eager": _aot_eager}
 
 
+def not_compiled(compiled: Any) -> str:
+    """Why the last call of something made by Dovetail did not run compiled code, or '' where it did.
+
+    Without this a fall back to eager would pass every comparison.
+    """
+    try:
+        from dovetail.compile import CompiledFunction, CompiledModule, compiled_function
+    except ImportError:
+        return ""
+    if not isinstance(compiled, (CompiledFunction, CompiledModule)):
+        return ""
+    entries = compiled_function(compiled).entries
+    if not entries:
+        return "no entry was made"
+    return "" if entries[0].run is not None else f"it fell back to eager: {entries[0].reason}"
+
+
 @functools.cache
 def refusal_types() -> tuple[type[BaseException], ...]:
     """The exceptions that count as a refusal."""
@@ -136,6 +153,15 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tensor.stride() if tensor.layout == torch.strided else None
 
 
+def close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal by ``torch.testing``'s tolerances for their dtype."""
+    try:
+        torch.testing.assert_close(right, left, equal_nan=True, check_stride=False)
+    except AssertionError:
+        return False
+    return True
+
+
 def tensor_differences(left: torch.Tensor, right: torch.Tensor, path: str, values: str) -> Iterator[Difference]:
     """Compare two tensors; ``values`` is "exact", "close" or "ignored"."""
     facets: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -156,14 +182,12 @@ def tensor_differences(left: torch.Tensor, right: torch.Tensor, path: str, value
             yield Difference(name, path, f"eager {expected}, compiled {actual}")
     if not comparable or values == "ignored" or equal_values(left, right):
         return
-    if values == "close":
-        try:
-            torch.testing.assert_close(right, left, equal_nan=True, check_stride=False)
-        except AssertionError:
-            pass
-        else:
-            return
-    yield Difference("values", path, f"largest difference {max_abs_diff(left, right):.3g}")
+    near = close(left, right)
+    if values == "close" and near:
+        return
+    # Both are wrong answers; the name of the second helps to find the cause.
+    kind = "values, by rounding" if near else "values"
+    yield Difference(kind, path, f"largest difference {max_abs_diff(left, right):.3g}")
 
 
 def differences(left: Any, right: Any, path: str = "result", values: str = "exact") -> Iterator[Difference]:

@@ -47,8 +47,8 @@ def test_harness_accepts_eager() -> None:
 @pytest.mark.parametrize(
     ("function", "broken", "kind"),
     [
-        (torch.sin, lambda x: torch.sin(x) * (1 + 1e-6), "values"),
-        (torch.zeros_like, lambda x: -torch.zeros_like(x), "values"),
+        (torch.sin, lambda x: torch.sin(x) * (1 + 1e-6), "values, by rounding"),
+        (torch.zeros_like, lambda x: -torch.zeros_like(x), "values, by rounding"),
         (torch.sin, lambda x: torch.sin(x).double(), "dtype"),
         (torch.sin, lambda x: torch.sin(x)[None], "shape"),
         (torch.sin, lambda x: torch.sin(x).t().contiguous().t(), "strides"),
@@ -106,6 +106,16 @@ def test_harness_tells_a_refusal_from_an_error() -> None:
     assert _verdict(torch.sin, refuse, torch.ones(2)) == ("refused", "GraphBreakError")
     assert _verdict(torch.sin, fail, torch.ones(2)) == ("error", "KeyError")
     assert _verdict(lambda x: x.nothing, refuse, torch.ones(2)) == ("eager cannot", "AttributeError")
+
+
+def test_harness_finds_a_fall_back_to_eager() -> None:
+    import dovetail
+
+    def plain(function):
+        return dovetail.compile(lambda x: (open, print(end=""), function(x))[2], backend="aten")
+
+    with pytest.warns(dovetail.errors.EagerFallbackWarning):
+        assert _verdict(torch.sin, plain, torch.ones(2)) == ("error", "not compiled")
 
 
 def test_harness_finds_a_refusal_that_changed_an_input() -> None:

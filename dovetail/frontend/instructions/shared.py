@@ -422,7 +422,11 @@ def make_function(
     function.__kwdefaults__ = kwdefaults
     function.__qualname__ = code.co_qualname
     if annotations:
-        pairs = annotations if isinstance(annotations, dict) else dict(zip(annotations[::2], annotations[1::2], strict=True))
+        pairs = (
+            annotations
+            if isinstance(annotations, dict)
+            else dict(zip(annotations[::2], annotations[1::2], strict=True))
+        )
         function.__annotations__ = pairs
     interpreter.created(function)
     return function
@@ -477,7 +481,7 @@ def raise_varargs(interpreter: Any, frame: Any, instruction: Any) -> None:
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
     if cause is not NULL:
-        error.__cause__ = interpreter.call(cause, (), {}) if isinstance(cause, type) else cause
+        error.__cause__ = interpreter.call(cause, (), {}) if isinstance(cause, type) else cause  # type: ignore[assignment]
     raise error
 
 
@@ -575,6 +579,8 @@ def match_class(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(tuple(found))
 
 
-@handles("LOAD_LOCALS", "SETUP_ANNOTATIONS", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR")
+@handles(
+    "LOAD_LOCALS", "SETUP_ANNOTATIONS", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR"
+)
 def refuse(interpreter: Any, frame: Any, instruction: Any) -> None:
     raise Break(f"the instruction {instruction.opname} cannot be captured", "keep async code outside of the function")
