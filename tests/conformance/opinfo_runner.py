@@ -124,6 +124,13 @@ class Outcome:
     gradients: list[torch.Tensor | None] | None
 
 
+def _like(root: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A cotangent in the layout of its output, which is what autograd hands on between operators."""
+    if root.layout != torch.strided or 0 in root.stride():
+        return values.to(root.dtype)
+    return torch.empty_strided(root.shape, root.stride(), dtype=root.dtype).copy_(values.to(root.dtype))
+
+
 def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callable[[Any], Any] | None) -> Outcome:
     _seed()
     inputs = clone(values)
@@ -138,7 +145,7 @@ def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callab
             cotangents = [
                 torch.randn(root.shape, generator=generator).to(root.dtype).to_sparse()
                 if root.layout == torch.sparse_coo
-                else torch.randn(root.shape, generator=generator).to(root.dtype)
+                else _like(root, torch.randn(root.shape, generator=generator))
                 for root in roots
             ]
             gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
