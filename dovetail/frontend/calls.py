@@ -465,6 +465,9 @@ class Calls:
         except RuntimeError as error:
             private.mark_native(error)
             raise
+        if self.values.trace.has_unbacked_sizes():
+            name = getattr(function, "__name__", str(function))
+            raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
 
     def _check_opaque(self, function: Any, value: Any) -> None:

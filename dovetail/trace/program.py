@@ -136,7 +136,9 @@ class Recorder:
     ) -> None:
         """Add one call."""
         results = _tensors(result)
-        if self._paused or (not results and result is not None):
+        # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
+        is_getter = getattr(function, "__name__", "") == "__get__"
+        if self._paused or (not results and (result is not None or is_getter)):
             return
         if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
             self.unreplayable = self.unreplayable or "it uses torch.func"

@@ -148,6 +148,10 @@ class Trace:
         node = private.running_autograd_node()
         return self.lines.find(node._sequence_nr()) if node is not None else None
 
+    def has_unbacked_sizes(self) -> bool:
+        """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
+        return bool(self.shape_env.var_to_range)
+
     def begin_backward(self) -> None:
         """From here on, recorded nodes belong to the backward."""
         self.phase = "backward"
