@@ -70,10 +70,10 @@ bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)
 
 conformance-opinfo: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo $(CONFORMANCE_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo_runner $(CONFORMANCE_ARGS)
 
 conformance-models: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.models $(CONFORMANCE_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.model_runner $(CONFORMANCE_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

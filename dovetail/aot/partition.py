@@ -117,7 +117,10 @@ class _Split:
                 self.dependent.add(node)
         self.needed: set[torch.fx.Node] = set()
         self.read: dict[torch.fx.Node, None] = {}
-        stack = [node for node in self.gradients if node is not None]
+        staying = [node for node in self.nodes if node.op == "call_function" and must_stay(node)]
+        self.forward_staying = [node for node in staying if node not in self.dependent]
+        self.backward_staying = [node for node in staying if node in self.dependent]
+        stack = [*[node for node in self.gradients if node is not None], *self.backward_staying]
         for node in stack:
             if node not in self.dependent:
                 self.read[node] = None
@@ -137,14 +140,14 @@ def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> Partitio
     """Split a joint graph. ``"save_all"`` saves what the backward reads and computes nothing twice."""
     split = _Split(joint)
     if not any(node is not None for node in split.gradients):
-        forward = _extract(joint, split.primals, split.forward_outputs, split.nodes)
+        forward = _extract(joint, split.primals, split.forward_outputs, split.nodes, split.forward_staying)
         return PartitionedGraph(forward, None, (), 0, ())
     saved = list(split.read) if strategy == "save_all" else _minimum_cut(split)
     saved = [_without_tuple(node) for node in saved]
     order = {node: position for position, node in enumerate(split.nodes)}
     saved.sort(key=lambda node: order[node])
-    forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes)
-    backward = _extract(joint, [*saved, *split.tangents], split.gradients, split.nodes, keep_impure=False)
+    forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes, split.forward_staying)
+    backward = _extract(joint, [*saved, *split.tangents], split.gradients, split.nodes, split.backward_staying)
     described = tuple(_describe(node) for node in saved)
     forward_names = {node.name for node in forward.graph.nodes}
     again = tuple(
@@ -233,14 +236,13 @@ def _extract(
     inputs: list[torch.fx.Node],
     outputs: list[torch.fx.Node | None],
     order: list[torch.fx.Node],
-    keep_impure: bool = True,
+    staying: list[torch.fx.Node],
 ) -> torch.fx.GraphModule:
-    """The part of the graph that computes ``outputs`` from ``inputs``, in the same order, with all metadata."""
+    """The part of the graph that computes ``outputs`` and ``staying`` from ``inputs``, in the same order, with all metadata."""
     wanted: set[torch.fx.Node] = set()
     given = set(inputs)
     stack = [node for node in outputs if node is not None]
-    if keep_impure:
-        stack += [node for node in order if node.op == "call_function" and must_stay(node)]
+    stack += staying
     while stack:
         node = stack.pop()
         if node not in wanted:
