@@ -438,3 +438,8 @@ def mark_native(error: BaseException) -> None:
 def is_marked_native(error: BaseException) -> bool:
     """Whether :func:`mark_native` was called on an exception."""
     return bool(getattr(error, "_dovetail_native", False))
+
+
+def no_torch_function() -> Any:
+    """A context in which no ``__torch_function__`` is called, neither a mode's nor a subclass's."""
+    return torch._C.DisableTorchFunction()

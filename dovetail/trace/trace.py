@@ -92,7 +92,7 @@ class Trace:
         if found is not None:
             return found
         self._check_input(real, name)
-        with self.recorder.paused():
+        with private.no_torch_function():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
