@@ -15,6 +15,20 @@ from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Trace, TracedInput
 
+# Found by running torch's operator database bitwise; all differ by rounding, ormqr by the strides of its gradient.
+OTHER_FORMULA = frozenset(
+    {
+        "MaskedFillBackward1",
+        "MaxBackward1",
+        "MinBackward1",
+        "MedianBackward0",
+        "NanmedianBackward0",
+        "ProdBackward0",
+        "ProdBackward1",
+        "OrmqrBackward0",
+    }
+)
+
 
 class AutogradView:
     """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too."""
@@ -220,6 +234,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
+    inexact = _inexact_nodes(roots)
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves), differentiable, tuple(found.outputs), tuple(found.mutations)
     )
@@ -233,7 +248,27 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         spec=spec,
         fake_mode=trace.fake_mode,
         capture=result,
+        inexact=inexact,
     )
+
+
+def _inexact_nodes(roots: list[torch.Tensor]) -> tuple[str, ...]:
+    """Autograd nodes for which torch uses another formula while a dispatch mode is on (``isTensorSubclassLike`` in C++)."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    stack: list[Any] = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        following = [entry[0] for entry in node.next_functions]
+        stack += following
+        name = node.name()
+        # The value of a masked_fill is the second input; with a number, or a value without gradient, the formulas agree.
+        if name in OTHER_FORMULA and not (name == "MaskedFillBackward1" and following[1] is None):
+            found.add(name)
+    return tuple(sorted(found))
 
 
 def _drop_unused_vectors(graph: torch.fx.Graph) -> None:

@@ -155,6 +155,12 @@ def compile_joint(
     joint.lint()
     if chosen.takes_program:
         return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
+    if chosen.numerics == "bitwise" and joint.inexact:
+        raise CaptureError(
+            f"while tracing, torch computes the gradient of {', '.join(joint.inexact)} by another formula than in eager, "
+            f"and the backend {chosen.name} promises eager's numbers to the last bit",
+            advice='use backend="inductor", whose numbers agree up to rounding',
+        )
     table = chosen.decompositions()
     if table:
         with log.span("decompose"):

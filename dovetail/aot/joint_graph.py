@@ -54,7 +54,8 @@ class JointGraph:
     with a gradient). The output node returns one flat list in the order of ``output_descriptors``: first
     ``num_forward_outputs`` forward outputs, then one gradient per primal, None where there is none.
     Each node's ``meta`` holds ``val`` (fake value), ``phase`` ("forward" or "backward") and, where known, ``user_line``
-    (a :class:`dovetail.errors.UserLocation`).
+    (a :class:`dovetail.errors.UserLocation`). ``inexact`` names the autograd nodes whose traced formula is not eager's to the
+    last bit.
     """
 
     graph_module: torch.fx.GraphModule
@@ -66,6 +67,7 @@ class JointGraph:
     fake_mode: Any
     capture: Any = None
     provenance: tuple[PassRecord, ...] = field(default_factory=tuple)
+    inexact: tuple[str, ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:
