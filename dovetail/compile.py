@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,20 @@ def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs:
 
 
 register_frontend("bytecode", _bytecode_frontend)
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No cyclic garbage collection while capturing: nearly all that is made lives on, and going through it again and again
+    took 9 % of the capture of a 6-layer GPT.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CompiledFunction:
@@ -115,7 +130,7 @@ class CompiledFunction:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
             return run_frontend(trace, guards, function, args, kwargs)
 
-        with private.preserved_rng_state(), self.events.span("compile"):
+        with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
             with self.events.span("capture"), contextlib.ExitStack() as stack:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend)
                 joint = capture_joint(state)
@@ -219,7 +234,7 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     3
     """
     try:
-        with private.preserved_rng_state(), contextlib.ExitStack() as stack:
+        with _collection_paused(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
             return capture_joint(create_state(stack, function, tuple(args), kwargs))
     except Break as stop:
         raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop

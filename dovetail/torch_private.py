@@ -443,3 +443,12 @@ def is_marked_native(error: BaseException) -> bool:
 def no_torch_function() -> Any:
     """A context in which no ``__torch_function__`` is called, neither a mode's nor a subclass's."""
     return torch._C.DisableTorchFunction()
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph module that generates its Python code when it is first run; most captured graphs never are."""
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        module: torch.fx.GraphModule = _make_graph_module(root, graph)
+    return module

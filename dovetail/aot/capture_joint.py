@@ -238,7 +238,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves), differentiable, tuple(found.outputs), tuple(found.mutations)
     )
-    module = torch.fx.GraphModule(trace.tracer.root, graph)
+    module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(
         graph_module=module,
         input_descriptors=tuple(input_descriptors),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import networkx
 import torch
 
+from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
 from dovetail.aot.joint_graph import JointGraph, must_stay
 
@@ -261,7 +262,7 @@ def _extract(
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
     graph.output([None if node is None else copies[node] for node in outputs])
-    return torch.fx.GraphModule(joint.graph_module, graph)
+    return private.lazy_graph_module(joint.graph_module, graph)
 
 
 def tangent_positions(graph: torch.fx.GraphModule) -> list[int]:
