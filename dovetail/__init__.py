@@ -13,6 +13,7 @@ from dovetail.versions import check_versions
 check_versions()
 
 from dovetail import aot, errors  # noqa: E402
+from dovetail.aot.export_joint import load  # noqa: E402
 from dovetail.aot.joint_graph import JointGraph  # noqa: E402
 from dovetail.backends import list_backends, register_backend  # noqa: E402
 from dovetail.compile import capture, compile, events_of, explain  # noqa: E402
@@ -30,5 +31,6 @@ __all__ = [
     "events_of",
     "explain",
     "list_backends",
+    "load",
     "register_backend",
 ]

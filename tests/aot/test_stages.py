@@ -98,8 +98,6 @@ def test_saving_fewer_activations_changes_no_number() -> None:
     everything, fewer = partition(joint, "save_all"), partition(joint.apply(recompute_gelu), "minimum_cut")
     assert fewer.saved_bytes < everything.saved_bytes
     assert fewer.recomputed_nodes
-    primals = [joint.capture.guards]  # the graph is run on tensors, in the order of the descriptors
-    del primals
     named = dict(net.named_parameters())
     values = [
         named[d.fqn].detach() if isinstance(d, ParamInput) else x for d in joint.input_descriptors[: joint.num_primals]
