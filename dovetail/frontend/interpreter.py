@@ -23,6 +23,7 @@ from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame
 from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted
 from dovetail.guards import AttributeSource, CellSource, GuardSet, HasNoKey, Identity, ItemSource, Length, Unbound
 from dovetail.trace import Trace
@@ -522,7 +523,9 @@ class Interpreter(Attributes, Calls):
         method, _ = class_attribute(type(iterator), "__next__")
         try:
             if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
-                if not runs_natively(method.__globals__.get("__name__") or "") and not hasattr(iterator, "interpreter"):
+                if not runs_natively(method.__globals__.get("__name__") or "") and not isinstance(
+                    iterator, WrappingIterator
+                ):
                     return False, self.call(types.MethodType(method, iterator), (), {})
             elif isinstance(iterator, types.GeneratorType) and self.values.source_of(iterator) is not None:
                 raise Break("a generator that existed before the call is advanced", "hand over a list instead")

@@ -1,0 +1,275 @@
+"""Functions whose native meaning is not enough: each has a rule of its own that guards what it reads."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.frontend.attributes import class_attribute
+from dovetail.frontend.calls import RULES, rule
+from dovetail.frontend.frame import Break
+
+
+@rule(getattr)
+def _getattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2:
+        return interpreter.load_attribute(*args)
+    try:
+        return interpreter.load_attribute(args[0], args[1])
+    except AttributeError:
+        return args[2]
+
+
+@rule(hasattr)
+def _hasattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        interpreter.load_attribute(*args)
+    except AttributeError:
+        return False
+    return True
+
+
+@rule(setattr)
+def _setattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.store_attribute(*args)
+
+
+@rule(delattr)
+def _delattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.delete_attribute(*args)
+
+
+@rule(isinstance)
+def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    value, kinds = args
+    if isinstance(kinds, tuple):
+        return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
+    if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
+        traced = interpreter.values.trace.input_of(value)
+        if traced is not None:
+            return isinstance(traced.real, kinds)
+        if kinds is torch.Tensor:
+            return True
+        return (
+            isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
+        )
+    return isinstance(value, kinds)
+
+
+@rule(issubclass, callable)
+def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return issubclass(*args) if len(args) == 2 else callable(*args)
+
+
+@rule(type)
+def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1:
+        raise Break("a class is made inside the function", "make it outside of the function")
+    if isinstance(args[0], torch.Tensor):
+        traced = interpreter.values.trace.input_of(args[0])
+        if traced is not None:
+            return type(traced.real)
+        return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
+    return type(args[0])
+
+
+@rule(super)
+def _super(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return super(*args)
+    frame = interpreter.frames[-1]
+    cell = frame.cells.get("__class__")
+    first = frame.code.co_varnames[0]
+    instance = frame.cells[first].cell_contents if first in frame.cells else frame.locals[first]
+    if cell is None:
+        raise RuntimeError("super(): __class__ cell not found")
+    return super(cell.cell_contents, instance)
+
+
+@rule(len)
+def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    (value,) = args
+    method, _ = class_attribute(type(value), "__len__")
+    if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
+        return int(interpreter.call(types.MethodType(method, value), (), {}))
+    interpreter.guard_length(value)
+    return len(value)
+
+
+@rule(iter)
+def _iter(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 2:
+        return iter(interpreter.trampoline(args[0]), args[1])
+    return interpreter.iterate(args[0])
+
+
+@rule(next)
+def _next(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    done, value = interpreter.advance(args[0])
+    if not done:
+        return value
+    if len(args) > 1:
+        return args[1]
+    raise StopIteration(value)
+
+
+@rule(bool)
+def _bool(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args) and interpreter.truth(args[0])
+
+
+def _conversion(function: Any, method_name: str) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            value = args[0]
+            if isinstance(value, torch.Tensor):
+                if function in (str, repr, format, ascii):
+                    raise Break("a tensor is turned into text", "print or format tensors outside of the function")
+                if function is hash:
+                    raise Break("a tensor is hashed", "use an index instead")
+            else:
+                if isinstance(value, torch.nn.Module) and function is not hash:
+                    raise Break(f"{function.__name__}() reads a whole module", "do this outside of the function")
+                method, _ = class_attribute(type(value), method_name)
+                if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
+                    return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                if isinstance(value, (list, tuple, dict, set)):
+                    interpreter.values.whole_deep(value)
+        if isinstance(function, type):
+            return interpreter._native(function, args, kwargs)
+        return interpreter.call_native(function, args, kwargs)
+
+    return handler
+
+
+for _function, _method in (
+    (int, "__int__"),
+    (float, "__float__"),
+    (complex, "__complex__"),
+    (str, "__str__"),
+    (repr, "__repr__"),
+    (format, "__format__"),
+    (ascii, "__repr__"),
+    (hash, "__hash__"),
+    (bytes, "__bytes__"),
+    (abs, "__abs__"),
+    (round, "__round__"),
+    (divmod, "__divmod__"),
+    (pow, "__pow__"),
+    (reversed, "__reversed__"),
+):
+    RULES[_function] = _conversion(_function, _method)
+
+
+def _sequence(kind: Any) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return kind(interpreter.drain(args[0])) if args else kind()
+
+    return handler
+
+
+for _kind in (list, tuple, set, frozenset):
+    RULES[_kind] = _sequence(_kind)
+
+
+@rule(dict)
+def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+    if not args:
+        return dict(**kwargs)
+    source = args[0]
+    pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
+    return dict(pairs, **kwargs)
+
+
+def _iterating(function: Any, first: int) -> Any:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        converted = list(args)
+        for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
+            if (
+                isinstance(args[position], torch.Tensor)
+                and function in (min, max, sum, any, all, sorted)
+                and len(args) > 1
+            ):
+                break
+            if function in (min, max) and len(args) > 1:
+                break
+            if function in (sum, min, max, any, all, sorted):
+                converted[position] = interpreter.drain(args[position])
+            else:
+                converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
+        arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
+        keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
+        if function in (any, all):
+            return function(interpreter.truth(item) for item in arguments[0])
+        try:
+            return interpreter.values.wrap(function(*arguments, **keywords))
+        except private.DATA_DEPENDENT_ERRORS as error:
+            raise Break(f"{function.__name__} needs the values of a tensor") from error
+
+    return handler
+
+
+class WrappingIterator:
+    """An iterator whose items went through the interpreter."""
+
+    def __init__(self, interpreter: Any, inner: Any) -> None:
+        self.interpreter = interpreter
+        self.inner = inner
+
+    def __iter__(self) -> WrappingIterator:
+        return self
+
+    def __next__(self) -> Any:
+        done, value = self.interpreter.advance(self.inner)
+        if done:
+            raise StopIteration
+        return value
+
+
+_ITERATING: tuple[tuple[Any, int], ...] = (
+    (zip, 0),
+    (enumerate, 0),
+    (map, 1),
+    (filter, 1),
+    (sum, 0),
+    (any, 0),
+    (all, 0),
+    (min, 0),
+    (max, 0),
+    (sorted, 0),
+)
+for _iterator, _first in _ITERATING:
+    RULES[_iterator] = _iterating(_iterator, _first)
+
+
+@rule(copy.deepcopy)
+def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
+    interpreter.guard_deep(args[0], set())
+    return copy.deepcopy(args[0])
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+@rule(torch.is_grad_enabled)
+def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled()
+
+
+@rule(torch.nn.Module.__call__)
+def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.call_module(args[0], args[1:], kwargs)
+
+
+@rule(type.__call__)
+def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.make_instance(args[0], args[1:], kwargs)
