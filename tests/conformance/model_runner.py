@@ -414,6 +414,8 @@ def check_model(name: str, mode: str, compiler: Compiler) -> ModelResult:
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         outcome.reason = "; ".join(str(entry) for entry in found[:3]) + more
         if all(entry.kind.startswith("values") for entry in found) and _equals_compiling_branch(name, mode, actual):
+            # The model asks whether it is compiled and takes another algorithm; on that branch the numbers are eager's.
+            outcome.verdict = "passed"
             outcome.reason += (
                 "; bitwise equal to eager where torch.compiler.is_compiling() is true: the model branches on it"
             )
