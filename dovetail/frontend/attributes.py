@@ -9,7 +9,7 @@ import torch
 
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_trusted
-from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, ItemSource, Source
+from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
 
 MISSING = object()
 NATIVE_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -102,6 +102,7 @@ class Attributes:
                 return self.call(getter, (target, name), {})
             return getattr(target, name)
         assert owner is not None
+        self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
             return found.__func__
         if isinstance(found, classmethod):
@@ -120,6 +121,7 @@ class Attributes:
         for owner in order[order.index(start) + 1 :]:
             if name in owner.__dict__:
                 found = owner.__dict__[name]
+                self._guard_class_item(owner, name, found)
                 if instance is kind:
                     if isinstance(found, classmethod):
                         return self._bind(found.__func__, kind)
@@ -207,16 +209,26 @@ class Attributes:
     def _written(self, attributes: dict[str, Any], name: str) -> bool:
         return bool(self.effects.written(attributes, name))
 
+    def _guard_class_item(self, owner: type, name: str, found: Any) -> None:
+        """Guard that a class still has the same function, property, static or class method under a name."""
+        if is_trusted(owner.__module__):
+            return
+        source: Source = AttributeSource(self.values.pin(owner, owner.__qualname__), name)
+        if isinstance(found, classmethod):
+            source, found = AttributeSource(source, "__func__"), found.__func__
+        elif isinstance(found, staticmethod):
+            found = found.__func__
+        if isinstance(found, (types.FunctionType, property)):
+            self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
+
     def _bind(self, function: Any, target: Any) -> Any:
         return types.MethodType(function, target)
 
     def _bind_descriptor(self, found: Any, owner: type | None, target: Any, name: str) -> Any:
         assert owner is not None
         values = self.values
+        self._guard_class_item(owner, name, found)
         if isinstance(found, types.FunctionType):
-            if not is_trusted(owner.__module__):
-                source = AttributeSource(values.pin(owner, owner.__qualname__), name)
-                values.read(found, source)
             return types.MethodType(found, target)
         if isinstance(found, property):
             if isinstance(found.fget, types.FunctionType):

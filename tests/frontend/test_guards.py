@@ -219,3 +219,48 @@ def test_the_users_own_error_comes_through() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         dovetail.compile(f, backend="aten", fullgraph=True)(torch.ones(2))
+
+
+def test_class_attributes_are_guarded() -> None:
+    class Base:
+        def method(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Thing(Base):
+        k = 2.0
+
+        @property
+        def p(self) -> float:
+            return 3.0
+
+        @staticmethod
+        def s(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @classmethod
+        def c(cls, x: torch.Tensor) -> torch.Tensor:
+            return x * cls.k
+
+        def method(self, x: torch.Tensor) -> torch.Tensor:
+            return super().method(x) * 2
+
+    thing = Thing()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return thing.method(thing.c(thing.s(x * thing.k))) * thing.p + Thing.s(x)
+
+    compiled = dovetail.compile(f, backend="aten", fullgraph=True)
+    x = torch.ones(2)
+    agree(f, compiled, x)
+    for owner, name, value in (
+        (Thing, "k", 5.0),
+        (Thing, "p", property(lambda self: 11.0)),
+        (Thing, "s", staticmethod(lambda x: x * 7)),
+        (Thing, "c", classmethod(lambda cls, x: x * 13)),
+        (Base, "method", lambda self, x: x - 4),
+        (Thing, "method", lambda self, x: x * 0.5),
+    ):
+        setattr(owner, name, value)
+        agree(f, compiled, x)
+        agree(f, compiled, x)
+    assert len(compiled.entries) == 7
