@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +25,18 @@ from dovetail.errors import (
     DovetailError,
     EagerFallbackWarning,
     GraphBreakError,
+    GraphBreakWarning,
     InputError,
     NotCallableError,
     RecompileLimitWarning,
-    UserLocation,
 )
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.frame import Break
+from dovetail.frontend.machine import Machine
+from dovetail.frontend.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
 from dovetail.runtime.entry import Entry
@@ -40,6 +44,8 @@ from dovetail.runtime.module import CompiledModule
 
 _compile_lock = threading.RLock()
 _inside = threading.local()
+# A capture is begun again at each break, with the place to stop known; more often than this something is not deterministic.
+_MAXIMUM_ATTEMPTS = 16
 
 
 def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
@@ -66,6 +72,9 @@ def _collection_paused() -> Iterator[None]:
 class CompiledFunction:
     """A function with its compiled entries; made by :func:`compile`."""
 
+    # A tensor that can never be captured is the user's to know of, unless half of the function has run by then.
+    _refuses_inputs = True
+
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
@@ -73,6 +82,8 @@ class CompiledFunction:
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False
+        self._warned: set[tuple[str, str]] = set()
+        self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function, updated=())
 
@@ -84,7 +95,8 @@ class CompiledFunction:
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)
             if tensors is not None:
-                return entry.call(original, args, kwargs, tensors)
+                result = entry.call(original, args, kwargs, tensors)
+                return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
         return self._miss(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -101,22 +113,38 @@ class CompiledFunction:
                 failures = self.entries[-1].checker.explain(original, args, kwargs)
                 self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
             _inside.active = True
-            guards = GuardSet()
             ambient = AmbientState.snapshot()
-            try:
-                entry = self._compile(guards, args, kwargs)
-            except Break as stop:
+            plan: tuple[int, ...] = ()
+            for _ in range(_MAXIMUM_ATTEMPTS):
+                guards = GuardSet()
+                try:
+                    entry = self._compile(guards, args, kwargs, plan[-1] if plan else 0)
+                    stop = None
+                    break
+                except Break as raised:
+                    stop = raised
+                    following = raised.steps or ()
+                    resumable = raised.resumable
+                except CaptureError as error:
+                    if isinstance(error, InputError) and self._refuses_inputs:
+                        raise
+                    stop = Break(error.what, error.advice, error.where)
+                    # The state at this break cannot be kept; that of the calling frame may be.
+                    following, resumable = plan[:-1], bool(plan)
+                except DovetailError:
+                    raise
+                except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
+                    return self._after_exception(error, guards, ambient, args, kwargs)
+                finally:
+                    _inside.active = False
+                _inside.active = True
+                if self.options.fullgraph or not resumable or not following or following == plan:
+                    break
+                self._note_break(stop)
+                plan = following
+            _inside.active = False
+            if stop is not None:
                 return self._fall_back(stop, guards, ambient, args, kwargs)
-            except InputError:
-                raise
-            except CaptureError as error:
-                return self._fall_back(Break(error.what, error.advice, error.where), guards, ambient, args, kwargs)
-            except DovetailError:
-                raise
-            except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back and runs eagerly)
-                return self._after_exception(error, guards, ambient, args, kwargs)
-            finally:
-                _inside.active = False
             self.entries.insert(0, entry)
             tensors = entry.checker.check(original, args, kwargs)
             if tensors is None:
@@ -124,11 +152,40 @@ class CompiledFunction:
                 self.entries.remove(entry)
                 reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
                 return self._fall_back(Break(reason, "report this as a bug"), guards, ambient, args, kwargs)
-        return entry.call(original, args, kwargs, tensors)
+        result = entry.call(original, args, kwargs, tensors)
+        return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
 
-    def _compile(self, guards: GuardSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    def _note_break(self, stop: Break) -> None:
+        """Record a graph break, and warn at the first one of each place."""
+        self.events.note("graph break", reason=stop.reason, where=stop.where)
+        key = (stop.reason, str(stop.where))
+        if key not in self._warned:
+            self._warned.add(key)
+            _warn(_explain_break("the graph is broken", stop), GraphBreakWarning)
+
+    def continuations(self) -> list[CompiledFunction]:
+        """What runs after graph breaks: one for each place, with entries of its own."""
+        return list(self._continuations.values())
+
+    def _go_on(self, point: ResumePoint, values: Any) -> Any:
+        """Run the instruction at a graph break for real, then the rest; over and over where the rest breaks again."""
+        while True:
+            frames = unflatten(point, values)
+            returned = Machine().step_to_work(frames)
+            if not frames:
+                return returned
+            point, values, names = flatten(frames)
+            following = self._continuations.get(point)
+            if following is None:
+                following = self._continuations.setdefault(point, _Continuation(self, Resumption(point, names)))
+            outcome = following(*values)
+            if not isinstance(outcome, _Suspended):
+                return outcome
+            point, values = outcome.point, outcome.values
+
+    def _compile(self, guards: GuardSet, args: tuple[Any, ...], kwargs: dict[str, Any], stop_before: int) -> Entry:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
-            return run_frontend(trace, guards, function, args, kwargs)
+            return run_frontend(trace, guards, function, args, kwargs, stop_before)
 
         with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
             with self.events.span("capture"), contextlib.ExitStack() as stack:
@@ -165,14 +222,10 @@ class CompiledFunction:
         self.events.note("graph break", reason=stop.reason, where=stop.where)
         if self.options.fullgraph:
             raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
-        where: UserLocation | None = stop.where
-        text = f"{getattr(self.original, '__qualname__', type(self.original).__name__)} runs eagerly: {stop.reason}"
-        if where is not None:
-            text += f"\n  at {where}"
-        if stop.advice:
-            text += f"\n  what to do: {stop.advice}"
+        name = getattr(self.original, "__qualname__", type(self.original).__name__)
+        text = _explain_break(f"{name} runs eagerly", stop)
         result = self.original(*args, **kwargs)
-        warnings.warn(text, EagerFallbackWarning, stacklevel=4)
+        _warn(text, EagerFallbackWarning)
         checker = compile_checker(guards.freeze(), ambient=ambient)
         self.entries.append(Entry(checker, None, None, reason=text))
         return result
@@ -181,14 +234,55 @@ class CompiledFunction:
         if not self._limit_warned:
             self._limit_warned = True
             failures = self.entries[0].checker.explain(self.original, args, kwargs)
-            warnings.warn(
+            _warn(
                 f"{getattr(self.original, '__qualname__', type(self.original).__name__)} has been compiled "
                 f"{len(self.entries)} times (recompile_limit) and runs eagerly for new inputs; the last reason: "
                 f"{failures[0] if failures else 'unknown'}",
                 RecompileLimitWarning,
-                stacklevel=4,
             )
         return self.original(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Suspended:
+    """What a continuation returns at a graph break: the point and the live values."""
+
+    point: ResumePoint
+    values: Any
+
+
+class _Continuation(CompiledFunction):
+    """The rest of a function after a graph break, with entries of its own."""
+
+    _refuses_inputs = False
+
+    def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
+        super().__init__(resumption, owner.options)
+        self.events = owner.events
+        self._warned = owner._warned
+
+    def _go_on(self, point: ResumePoint, values: Any) -> _Suspended:
+        # The function that the rest belongs to goes on in a loop: a program with a break in a loop needs no deep stack.
+        return _Suspended(point, values)
+
+
+def _warn(text: str, category: type[Warning]) -> None:
+    """Warn at the user's line: the nearest one outside of this package and of torch's module calls."""
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("dovetail", "torch"):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _explain_break(head: str, stop: Break) -> str:
+    text = f"{head}: {stop.reason}"
+    if stop.where is not None:
+        text += f"\n  at {stop.where}"
+    if stop.advice:
+        text += f"\n  what to do: {stop.advice}"
+    return text
 
 
 def compile(function: Any = None, **options: Any) -> Any:

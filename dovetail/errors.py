@@ -98,3 +98,7 @@ class RecompileLimitWarning(UserWarning):
 
 class EagerFallbackWarning(UserWarning):
     """A function (or one call of it) runs eagerly, with the reason and the user's line."""
+
+
+class GraphBreakWarning(EagerFallbackWarning):
+    """One instruction runs eagerly between two compiled graphs, with the reason, the user's line and what to do."""

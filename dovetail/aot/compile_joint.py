@@ -58,7 +58,15 @@ def make_entry(compiled: CompiledGraph) -> Entry:
     """Guards, runtime function, effects and result recipe as one entry; the frontend's capture says what they are."""
     capture = compiled.joint.capture
     checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
-    return Entry(checker, compiled.run, capture.recipe, capture.effects, compiled=compiled)
+    return Entry(
+        checker,
+        compiled.run,
+        capture.recipe,
+        capture.effects,
+        compiled=compiled,
+        ambient_change=capture.ambient_change,
+        resume_point=capture.resume_point,
+    )
 
 
 class _Backward:
@@ -153,6 +161,9 @@ def compile_joint(
     chosen = backend if isinstance(backend, Backend) else lookup_backend(backend)
     log = events if events is not None else EventLog()
     joint.lint()
+    if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
+        # Nothing to compile: before a graph break at the very start, say.
+        chosen = lookup_backend("aten")
     if chosen.takes_program:
         return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
     if chosen.numerics == "bitwise" and joint.inexact:

@@ -41,7 +41,7 @@ class Attributes:
 
     if TYPE_CHECKING:
 
-        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
             """See :class:`Calls`."""
 
     def load_attribute(self, target: Any, name: str) -> Any:
@@ -75,8 +75,6 @@ class Attributes:
             if attributes and name in attributes:
                 source = self.values.guards.tensor_source(traced.index)
                 return self.values.read(attributes[name], ItemSource(InstanceDictSource(source), name))
-        if name in ("data_ptr", "storage", "untyped_storage", "numpy", "tolist", "__array__"):
-            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         return self._native_attribute(target, name)
 
     def _native_attribute(self, target: Any, name: str) -> Any:

@@ -17,7 +17,8 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
-from dovetail.guards import AttributeSource, HasNoKey, InstanceDictSource, Length, NoHooks
+from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, Length, NoHooks
+from dovetail.runtime.recipe import INTERPRETED
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
@@ -108,6 +109,10 @@ IMPURE_TORCH = frozenset(
         "backward",
     }
 )
+# Methods of a tensor that hand out its memory or its values.
+DATA_METHODS = frozenset(
+    {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
+)
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -170,7 +175,9 @@ class Calls:
 
     if TYPE_CHECKING:
 
-        def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def run_function(
+            self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+        ) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
         def load_attribute(self, target: Any, name: str) -> Any:
@@ -182,8 +189,8 @@ class Calls:
         def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call anything."""
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+        """Call anything. ``direct``: the caller does nothing with the result but push it on the stack of its frame."""
         rule = (
             RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
         )
@@ -193,13 +200,13 @@ class Calls:
         if kind is types.FunctionType:
             if runs_natively(function.__globals__.get("__name__") or ""):
                 return self.call_torch(function, args, kwargs)
-            return self.run_function(function, args, kwargs)
+            return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
-            return self._call_method(function, args, kwargs)
+            return self._call_method(function, args, kwargs, direct)
         if isinstance(function, torch.nn.Module):
-            return self.call_module(function, args, kwargs)
+            return self.call_module(function, args, kwargs, direct)
         if kind is functools.partial:
-            return self._call_partial(function, args, kwargs)
+            return self._call_partial(function, args, kwargs, direct)
         if isinstance(function, type):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
@@ -210,39 +217,47 @@ class Calls:
             return self.call_torch(function, args, kwargs)
         caller, _ = class_attribute(kind, "__call__")
         if isinstance(caller, types.FunctionType):
-            return self.call(types.MethodType(caller, function), args, kwargs)
+            return self.call(types.MethodType(caller, function), args, kwargs, direct)
         if caller is MISSING:
             raise TypeError(f"{kind.__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types", "operator", "functools"):
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 
-    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
+        source = self.values.source_of(method)
+        if source is not None:
+            self.values.guard(
+                AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
+            )
+            self.values.read(owner, AttributeSource(source, "__self__"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and method.__name__ == "apply":
             return self._call_autograd_function(owner, args, kwargs)
-        return self.call(method.__func__, (owner, *args), kwargs)
+        return self.call(method.__func__, (owner, *args), kwargs, direct)
 
-    def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         source = self.values.source_of(function)
         inner = self.load_attribute(function, "func")
         if source is None:
-            return self.call(inner, function.args + args, {**function.keywords, **kwargs})
+            return self.call(inner, function.args + args, {**function.keywords, **kwargs}, direct)
         bound = self.load_attribute(function, "args")
         bound_kwargs = self.load_attribute(function, "keywords")
         self.values.whole(bound)
         self.values.whole(bound_kwargs)
         items = tuple(self.values.wrap(item) for item in bound)
         keywords = {key: self.values.wrap(item) for key, item in bound_kwargs.items()}
-        return self.call(inner, items + args, {**keywords, **kwargs})
+        return self.call(inner, items + args, {**keywords, **kwargs}, direct)
 
     # --- modules ------------------------------------------------------------------------------------------------------
 
-    def call_module(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
         caller, _ = class_attribute(type(module), "__call__")
         if caller is not torch.nn.Module.__call__:
-            return self.call(types.MethodType(caller, module), args, kwargs)
+            return self.call(types.MethodType(caller, module), args, kwargs, direct)
         attributes = instance_dict(module) or {}
         if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
@@ -250,11 +265,11 @@ class Calls:
             self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
         has_global = any(private.global_module_hooks().values())
         if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
-            return self.run_function(private.module_call_with_hooks(), (module, *args), kwargs)
+            return self.run_function(private.module_call_with_hooks(), (module, *args), kwargs, direct)
         source = self.values.source_of(module)
         if source is not None:
             self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
-        return self.call(self.load_attribute(module, "forward"), args, kwargs)
+        return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
 
     # --- classes ------------------------------------------------------------------------------------------------------
 
@@ -309,6 +324,8 @@ class Calls:
         """A function, method or class of torch, under the trace's modes."""
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in DATA_METHODS:
+            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         if name in IMPURE_TORCH and (module.startswith("torch") or not module):
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
@@ -384,6 +401,9 @@ class Calls:
         if name == "__setitem__" and isinstance(owner, (list, dict)):
             self._set_container_item(owner, *args)
             return None
+        if name == "append" and type(owner) is list and len(args) == 1:
+            self.effects.append(owner, args[0])
+            return None
         self.values.whole(owner)
         if name in writers:
             self.effects.touch_all(owner)
@@ -444,6 +464,7 @@ class Calls:
             functools.update_wrapper(enter, function)
         except AttributeError:
             enter.__name__ = type(function).__name__
+        enter.__dict__[INTERPRETED] = function
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

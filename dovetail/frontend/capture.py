@@ -13,10 +13,13 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import UserLocation
-from dovetail.frontend.frame import Break
+from dovetail.frontend.frame import Break, Null, Stop
 from dovetail.frontend.interpreter import Interpreter
-from dovetail.frontend.values import IDENTITY_TYPES, is_leaf_value
+from dovetail.frontend.points import FramePoint, ResumePoint, flatten
+from dovetail.frontend.suspend import Resumption
+from dovetail.frontend.values import IDENTITY_TYPES, Unread, is_bound_builtin, is_leaf_value
 from dovetail.guards import (
+    AmbientChange,
     AmbientState,
     ArgumentSource,
     CalleeSource,
@@ -27,15 +30,20 @@ from dovetail.guards import (
     KeywordSource,
     Source,
     TypeIs,
+    autocast_nesting,
 )
 from dovetail.runtime.entry import EffectRecipe
-from dovetail.runtime.recipe import ConstantItem, Recipe, SourceItem, TensorItem, build_recipe
+from dovetail.runtime.recipe import ConstantItem, Recipe, RecipeBuilder, SourceItem, TensorItem
 from dovetail.trace import Program, Trace
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What the frontend hands on. ``outputs`` are the traced tensors that leave the function, ``recipe`` builds the result."""
+    """What the frontend hands on. ``outputs`` are the traced tensors that leave the function, ``recipe`` builds the result.
+
+    At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
+    ``ambient_change`` is what the program changes in torch's own state.
+    """
 
     function: Any
     outputs: tuple[torch.Tensor, ...]
@@ -45,6 +53,8 @@ class Capture:
     guards: GuardSet
     ambient: AmbientState
     program: Program
+    ambient_change: AmbientChange | None = None
+    resume_point: ResumePoint | None = None
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -90,16 +100,55 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
     return UserInput(name)
 
 
-def capture(trace: Trace, guards: GuardSet, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
+class _Outputs:
+    """Sorts the values that leave a capture: tensors of the graph, constants, objects that existed before, new objects."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+        self._positions: dict[int, int] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.builder = RecipeBuilder(self._classify)
+
+    def _classify(self, value: Any) -> Recipe | None:
+        values = self._interpreter.values
+        if isinstance(value, torch.Tensor):
+            value = values.wrap(value)
+            if id(value) not in self._positions:
+                self._positions[id(value)] = len(self.tensors)
+                self.tensors.append(value)
+            return TensorItem(self._positions[id(value)])
+        if isinstance(value, Unread):
+            return SourceItem(value.source.fetch)
+        if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
+            return ConstantItem(value)
+        source = values.source_of(value)
+        if source is not None:
+            return SourceItem(source.fetch)
+        if is_bound_builtin(value):
+            return None
+        if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
+            return ConstantItem(value)
+        return None
+
+
+def capture(
+    trace: Trace,
+    guards: GuardSet,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    stop_before: int = 0,
+) -> Capture:
     """Interpret one call of ``function`` under an open trace; whatever happens, the user's objects are left as they were.
 
+    With ``stop_before`` the capture ends before the instruction of that number, and its result is the state of the frames.
     Raises :class:`Break` for what cannot be captured, and whatever the user's code raises.
     """
     outside = trace.ambient
     if outside.refuses_capture:
         raise Break(outside.refuses_capture, "call the function outside of that mode")
-    inside = AmbientState.snapshot()
-    interpreter = Interpreter(trace, guards)
+    inside, nesting = AmbientState.snapshot(), autocast_nesting()
+    interpreter = Interpreter(trace, guards, stop_before)
     interpreter.entry_location = definition_of(function)
     values = interpreter.values
     root = CalleeSource()
@@ -110,40 +159,29 @@ def capture(trace: Trace, guards: GuardSet, function: Any, args: tuple[Any, ...]
         root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee"
     )
     guards.set_call_shape(len(args), kwargs)
+    change: AmbientChange | None = None
+    resume_point: ResumePoint | None = None
     try:
-        names = argument_names(function, len(args))
-        arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
-        keywords = {key: values.read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
-        result = interpreter.call(function, arguments, keywords)
-        outputs: list[torch.Tensor] = []
-        positions: dict[int, int] = {}
-
-        def classify(value: Any) -> Recipe | None:
-            if isinstance(value, torch.Tensor):
-                value = values.wrap(value)
-                if id(value) not in positions:
-                    positions[id(value)] = len(outputs)
-                    outputs.append(value)
-                return TensorItem(positions[id(value)])
-            if is_leaf_value(value):
-                return ConstantItem(value)
-            source = values.source_of(value)
-            if source is not None:
-                return SourceItem(source.fetch)
-            if isinstance(value, IDENTITY_TYPES) and not interpreter.is_created(value):
-                return ConstantItem(value)
-            return None
-
-        recipe = build_recipe(result, classify)
+        try:
+            if isinstance(function, Resumption):
+                result = interpreter.resume(function.traced_frames(interpreter, args))
+            else:
+                names = argument_names(function, len(args))
+                arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
+                keywords = {key: values.read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
+                result = interpreter.call(function, arguments, keywords, direct=True)
+        except Stop as stop:
+            resume_point, result, _ = flatten(stop.frames)
+        outputs = _Outputs(interpreter)
         effects = []
         for effect in interpreter.effects.collect():
-            effects.append(
-                EffectRecipe(effect.source, effect.kind, build_recipe(effect.values, classify), effect.deleted)
-            )
-        differences = inside.differences()
-        if differences:
+            recipe = outputs.builder.build(effect.values)
+            effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
+        result_recipe = outputs.builder.build(result)
+        change = AmbientChange.between(inside, nesting)
+        if change.unsettable:
             raise Break(
-                f"the function changes the state of torch: {differences[0]}", "change it outside of the function"
+                f"the function changes the state of torch: {change.differences[0]}", "change it outside of the function"
             )
         for traced in trace.inputs:
             if traced.leaf.grad is not None:
@@ -153,6 +191,20 @@ def capture(trace: Trace, guards: GuardSet, function: Any, args: tuple[Any, ...]
     finally:
         with private.disable_current_modes():
             interpreter.effects.undo()
-    program = trace.program(tuple(outputs))
+        if change is None:
+            change = AmbientChange.between(inside, nesting)
+        change.take_back()
+    program = trace.program(tuple(outputs.tensors))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
-    return Capture(function, tuple(outputs), descriptors, recipe, tuple(effects), guards, outside, program)
+    return Capture(
+        function,
+        tuple(outputs.tensors),
+        descriptors,
+        result_recipe,
+        tuple(effects),
+        guards,
+        outside,
+        program,
+        None if change.is_empty else change,
+        resume_point,
+    )

@@ -25,12 +25,16 @@ def dict_base(container: dict[Any, Any]) -> Any:
 
 @dataclass
 class Record:
-    """One container that was written to: its state before, and the keys written (dictionaries)."""
+    """One container that was written to: its state before, and the keys written (dictionaries).
+
+    A list that was only appended to is ``append_only``: ``before`` is then its length, and none of its items was read.
+    """
 
     container: Any
     source: Source
     before: Any
     written: set[Any] = field(default_factory=set)
+    append_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,38 @@ class Effects:
     def __init__(self, source_of: Callable[[Any], Source | None]) -> None:
         self._source_of = source_of
         self._records: dict[int, Record] = {}
+        # Reads the items that a list had before; whoever asks about a list that was appended to will read it.
+        self.read_items: Callable[[list[Any], Source, list[Any]], None] = lambda container, source, items: None
+
+    def append(self, container: list[Any], value: Any) -> None:
+        """``container.append(value)``, without reading what is in the list: a history may grow from call to call."""
+        record = self._records.get(id(container))
+        source = self._source_of(container)
+        if record is None and source is not None:
+            self._records[id(container)] = Record(container, source, len(container), append_only=True)
+        list.append(container, value)
+
+    def _settle(self, record: Record) -> None:
+        """Make an ordinary record of one that was only appended to."""
+        record.append_only = False
+        record.before = record.container[: record.before]
+        self.read_items(record.container, record.source, record.before)
 
     def written(self, container: Any, key: Any = MISSING) -> bool:
         """Whether a container (or one key of a dictionary) was written to in this trace."""
         record = self._records.get(id(container))
         if record is None:
             return False
+        if record.append_only:
+            self._settle(record)
         return key is MISSING or not isinstance(container, dict) or key in record.written
 
     def touch(self, container: Any) -> Record | None:
         """Copy a container before its first write. A container made in the trace needs no journal."""
         record = self._records.get(id(container))
         if record is not None:
+            if record.append_only:
+                self._settle(record)
             return record
         source = self._source_of(container)
         if source is None:
@@ -124,6 +148,8 @@ class Effects:
             elif isinstance(container, dict):
                 dict_base(container).clear(container)
                 dict_base(container).update(container, before)
+            elif record.append_only:
+                del container[before:]
             elif isinstance(container, list):
                 list.__setitem__(container, slice(None), before)
             else:
@@ -144,6 +170,8 @@ class Effects:
                 deleted = tuple(key for key in before if key not in container)
                 if changed or deleted:
                     effects.append(Effect(record.source, "dict", changed, deleted))
+            elif record.append_only:
+                effects.append(Effect(record.source, "append", container[before:]))
             elif isinstance(container, list):
                 if len(before) != len(container) or any(a is not b for a, b in zip(before, container, strict=True)):
                     effects.append(Effect(record.source, "list", list(container)))

@@ -13,24 +13,37 @@ from typing import Any
 from dovetail.errors import UserLocation
 
 
-class _Null:
+class Null:
     """The value that PUSH_NULL pushes."""
 
     def __repr__(self) -> str:
         return "NULL"
 
 
-NULL = _Null()
+NULL = Null()
 
 
 class Break(BaseException):
     """The program does something that cannot be captured. Not an ``Exception``: user code must not catch it."""
 
-    def __init__(self, reason: str, advice: str = "", where: UserLocation | None = None) -> None:
+    def __init__(
+        self, reason: str, advice: str = "", where: UserLocation | None = None, resumable: bool = True
+    ) -> None:
         self.reason = reason
         self.advice = advice
         self.where = where
+        self.resumable = resumable
+        # Instruction numbers of the frames that can go on after this break, outermost first; found while it is raised.
+        self.steps: tuple[int, ...] | None = None
         super().__init__(reason)
+
+
+class Stop(BaseException):
+    """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
+
+    def __init__(self, frames: tuple[Frame, ...]) -> None:
+        self.frames = frames
+        super().__init__("the graph ends here")
 
 
 @dataclass(frozen=True)
@@ -74,19 +87,25 @@ def decode(code: types.CodeType) -> Decoded:
 
 
 class Frame:
-    """A function being interpreted."""
+    """A function being interpreted.
+
+    ``direct`` says that its result is pushed on the caller's stack by the caller's current instruction and goes nowhere else,
+    so that the caller can go on without that instruction being run again; ``step`` numbers the instruction that runs now.
+    """
 
     __slots__ = (
         "cells",
         "code",
         "current_exceptions",
         "decoded",
+        "direct",
         "function",
         "globals",
         "keyword_names",
         "locals",
         "position",
         "stack",
+        "step",
     )
 
     def __init__(self, function: types.FunctionType, local_values: dict[str, Any]) -> None:
@@ -98,6 +117,8 @@ class Frame:
         self.locals = local_values
         self.stack: list[Any] = []
         self.position = 0
+        self.direct = False
+        self.step = 0
         self.keyword_names: tuple[str, ...] = ()
         self.current_exceptions: list[BaseException | None] = []
         self.cells: dict[str, types.CellType] = {}
@@ -107,6 +128,32 @@ class Frame:
                 cell.cell_contents = local_values[name]
             self.cells[name] = cell
         self.cells.update(zip(code.co_freevars, function.__closure__ or (), strict=True))
+
+    def suspended_copy(self) -> Frame:
+        """This frame as a generator's own, about to run the next instruction."""
+        copy = object.__new__(Frame)
+        for name in Frame.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.stack = []
+        copy.position = self.position + 1
+        copy.current_exceptions = []
+        copy.direct = False
+        return copy
+
+    def handler_of(self, position: int) -> ExceptionEntry | None:
+        """The row of the exception table for an instruction, or None where an exception leaves the frame."""
+        for entry in self.decoded.exceptions:
+            if entry.start <= position < entry.end:
+                return entry
+        return None
+
+    def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
+        """Go to a handler: the stack is cut to its depth and the exception pushed."""
+        del self.stack[entry.depth :]
+        if entry.push_position:
+            self.stack.append(self.position)
+        self.stack.append(error)
+        self.position = entry.target
 
     def line(self) -> int:
         """The line number of the current instruction."""

@@ -21,11 +21,23 @@ from dovetail.frontend.attributes import Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
-from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.frame import Break, Frame, Stop
+from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted
-from dovetail.guards import AttributeSource, CellSource, GuardSet, HasNoKey, Identity, ItemSource, Length, Unbound
+from dovetail.guards import (
+    AttributeSource,
+    CellSource,
+    GuardSet,
+    HasNoKey,
+    Identity,
+    ItemSource,
+    Length,
+    SameTensor,
+    Source,
+    Unbound,
+)
 from dovetail.trace import Trace
 
 MAXIMUM_DEPTH = 400
@@ -64,64 +76,23 @@ INPLACE = {operator.iadd, operator.isub, operator.imul, operator.ior, operator.i
 OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
-class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
-    """A generator whose frame the interpreter runs."""
-
-    def __init__(self, interpreter: Interpreter, frame: Frame) -> None:
-        self._interpreter = interpreter
-        self._frame: Frame | None = frame
-        self._started = False
-        frame.stack.append(None)
-
-    def send(self, value: Any) -> Any:
-        """Go on with ``value`` as the result of the yield."""
-        if self._frame is None:
-            raise StopIteration
-        if self._started:
-            self._frame.stack.append(value)
-        self._started = True
-        return self._go_on(None)
-
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
-        """Raise an exception at the yield."""
-        error = kind if isinstance(kind, BaseException) else (value if value is not None else kind())
-        if self._frame is None:
-            raise error
-        self._started = True
-        return self._go_on(error)
-
-    def close(self) -> None:
-        """Raise GeneratorExit at the yield."""
-        if self._frame is None or not self._started:
-            self._frame = None
-            return
-        try:
-            self.throw(GeneratorExit())
-        except (GeneratorExit, StopIteration):
-            return
-        raise RuntimeError("generator ignored GeneratorExit")
-
-    def _go_on(self, error: BaseException | None) -> Any:
-        frame = self._frame
-        assert frame is not None
-        try:
-            result = self._interpreter.run_frame(frame, error)
-        except BaseException:
-            self._frame = None
-            raise
-        if isinstance(result, Yield):
-            return result.value
-        self._frame = None
-        raise StopIteration(result.value)
+def _leads_to(start: BaseException | None, end: BaseException) -> bool:
+    """Whether an exception is another one or has it among its contexts."""
+    while start is not None and start is not end:
+        start = start.__context__
+    return start is end
 
 
 class Interpreter(Attributes, Calls):
     """Runs bytecode under an open trace."""
 
-    def __init__(self, trace: Trace, guards: GuardSet) -> None:
+    def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
         self.trace = trace
+        self.step = 0
+        self.stop_before = stop_before
         self.values = Values(trace, guards)
         self.effects = Effects(self.values.source_of)
+        self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
         self.frames: list[Frame] = []
         self.entry_location: UserLocation | None = None
@@ -129,7 +100,7 @@ class Interpreter(Attributes, Calls):
         self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._created: dict[int, Any] = {}
-        self._cells: dict[int, CellSource] = {}
+        self._cells: dict[int, Source] = {}
         self._seen_globals: set[tuple[int, str]] = set()
         self._seen_functions: set[int] = set()
         self.values.is_created = self.is_created  # type: ignore[attr-defined]
@@ -154,8 +125,10 @@ class Interpreter(Attributes, Calls):
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
-    def run_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Interpret a Python function."""
+    def run_function(
+        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
+        """Interpret a Python function; ``direct`` as in :class:`Frame`."""
         code = function.__code__
         if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
@@ -164,6 +137,7 @@ class Interpreter(Attributes, Calls):
         if id(function) not in self._seen_functions:
             self._guard_function(function)
         frame = Frame(function, bind(function, args, kwargs, self._default))
+        frame.direct = direct
         result = self.run_frame(frame, None)
         assert isinstance(result, Return)
         return result.value
@@ -176,9 +150,25 @@ class Interpreter(Attributes, Calls):
         if not is_trusted(function.__globals__.get("__name__")):
             source = self.values.pin(function, function.__qualname__)
             self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
-            for position, cell in enumerate(function.__closure__ or ()):
-                if not self.is_created(cell):
-                    self._cells[id(cell)] = CellSource(source, position)
+            self.note_closure(function, source)
+
+    def note_closure(self, function: types.FunctionType, source: Source) -> None:
+        """Remember where a function's closure cells, and what they hold, can be found again."""
+        for position, cell in enumerate(function.__closure__ or ()):
+            if self.is_created(cell):
+                continue
+            own = ItemSource(AttributeSource(source, "__closure__"), position)
+            known = self.values.source_of(cell)
+            if known is None:
+                self.values.note(cell, own)
+                self._cells[id(cell)] = CellSource(source, position)
+            elif known != own:
+                self.values.guard(own, SameTensor(known), f"{own.name} and {known.name} are one cell")
+
+    def note_cell(self, cell: types.CellType, source: Source) -> None:
+        """Remember where a cell that a resumed frame owns can be found again."""
+        self.values.read(cell, source)
+        self._cells.setdefault(id(cell), AttributeSource(source, "cell_contents"))
 
     def _default(self, function: types.FunctionType, name: str, position: int | None) -> Any:
         table: Any = function.__kwdefaults__ if position is None else function.__defaults__
@@ -206,11 +196,14 @@ class Interpreter(Attributes, Calls):
             while True:
                 instruction = instructions[frame.position]
                 handler = handlers[frame.position]
+                frame.step = self.step = self.step + 1
+                if frame.step == self.stop_before:
+                    raise Stop(tuple(self.frames))
                 if handler is None:
                     raise Break(f"the instruction {instruction.opname} is not supported yet")
                 try:
                     result = handler(self, frame, instruction)
-                except Break:
+                except (Break, Stop):
                     raise
                 except BaseException as raised:  # noqa: BLE001  (every exception may have a handler in the user's code)
                     self._unwind(frame, raised)
@@ -225,18 +218,49 @@ class Interpreter(Attributes, Calls):
         except Break as stop:
             if stop.where is None:
                 stop.where = self.locate()
+            if stop.steps is None:
+                stop.steps = self._steps_of_chain()
             raise
         finally:
             self.frames.pop()
 
+    def _steps_of_chain(self) -> tuple[int, ...]:
+        """The current steps of the frames that could go on after a break: those called by nothing but a call instruction."""
+        steps: list[int] = []
+        for frame in self.frames:
+            if not frame.direct:
+                break
+            steps.append(frame.step)
+        return tuple(steps)
+
+    def resume(self, frames: tuple[Frame, ...]) -> Any:
+        """Go on where earlier calls stopped; all but the innermost frame wait for the result of a call."""
+        frame, inner = frames[0], frames[1:]
+        if not inner:
+            result = self.run_frame(frame, None)
+            assert isinstance(result, Return)
+            return result.value
+        error: BaseException | None = None
+        self.frames.append(frame)
+        try:
+            frame.stack.append(self.resume(inner))
+        except (Break, Stop):
+            raise
+        except BaseException as raised:  # noqa: BLE001  (the calling frame may have a handler for it)
+            error = raised
+        finally:
+            self.frames.pop()
+        frame.position += 1
+        result = self.run_frame(frame, error)
+        assert isinstance(result, Return)
+        return result.value
+
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
-        position = frame.position
-        found = None
-        for entry in frame.decoded.exceptions:
-            if entry.start <= position < entry.end:
-                found = entry
-                break
+        handled = self.handled_exception(frame)
+        if error.__context__ is None and handled is not None and not _leads_to(handled, error):
+            error.__context__ = handled
+        found = frame.handler_of(frame.position)
         if found is None:
             raise error
         if private.is_marked_native(error):
@@ -245,11 +269,7 @@ class Interpreter(Attributes, Calls):
                 raise Break(
                     "an error raised by a tensor operation is caught", "check before the operation instead"
                 ) from error
-        del frame.stack[found.depth :]
-        if found.push_position:
-            frame.stack.append(position)
-        frame.stack.append(error)
-        frame.position = found.target
+        frame.enter_handler(found, error)
 
     def _catches(self, frame: Frame, target: int, error: BaseException) -> bool:
         """Whether the handler at ``target`` is an ``except`` clause (a ``with`` or ``finally`` re-raises)."""
@@ -260,13 +280,7 @@ class Interpreter(Attributes, Calls):
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
         """The generator object for a frame that starts with RETURN_GENERATOR."""
-        copy = object.__new__(Frame)
-        for name in Frame.__slots__:
-            setattr(copy, name, getattr(frame, name))
-        copy.stack = []
-        copy.position = frame.position + 1
-        copy.current_exceptions = []
-        return InterpretedGenerator(self, copy)
+        return InterpretedGenerator(self, frame.suspended_copy())
 
     def handled_exception(self, frame: Frame) -> BaseException | None:
         """The exception that a bare ``raise`` raises again."""
@@ -308,7 +322,7 @@ class Interpreter(Attributes, Calls):
         try:
             value = cell.cell_contents
         except ValueError:
-            if source is not None:
+            if isinstance(source, CellSource):
                 self.values.guard(source, Unbound(), f"{name} is unbound")
             raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
         if source is None or self.effects.written(cell):
@@ -318,9 +332,7 @@ class Interpreter(Attributes, Calls):
     def store_cell(self, frame: Frame, name: str, value: Any) -> None:
         """Write a closure cell."""
         cell = frame.cells[name]
-        if self._cells.get(id(cell)) is not None:
-            raise Break(f"the variable {name} of an enclosing function is written to", "return the value instead")
-        cell.cell_contents = value
+        self.effects.set_cell(cell, value)
 
     def delete_cell(self, frame: Frame, name: str) -> None:
         """Empty a closure cell."""
@@ -527,11 +539,19 @@ class Interpreter(Attributes, Calls):
                     iterator, WrappingIterator
                 ):
                     return False, self.call(types.MethodType(method, iterator), (), {})
-            elif isinstance(iterator, types.GeneratorType) and self.values.source_of(iterator) is not None:
-                raise Break("a generator that existed before the call is advanced", "hand over a list instead")
+            elif self.values.source_of(iterator) is not None:
+                raise Break("an iterator that existed before is advanced", "hand over a list instead")
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:
             return True, stop.value
+
+    def change(self, container: Any, method: str, *args: Any) -> None:
+        """A method of a list, dictionary or set that an instruction builds; after a graph break it existed before."""
+        function = getattr(container, method)
+        if self.values.source_of(container) is None:
+            function(*args)
+        else:
+            self.call_container_method(container, function, args, {})
 
     def drain(self, value: Any) -> list[Any]:
         """All items of an iterable."""

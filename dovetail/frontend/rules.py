@@ -224,6 +224,10 @@ class WrappingIterator:
     def __iter__(self) -> WrappingIterator:
         return self
 
+    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Outside of the trace it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
+        return iter, (self.inner,)
+
     def __next__(self) -> Any:
         done, value = self.interpreter.advance(self.inner)
         if done:
@@ -258,6 +262,18 @@ def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
+
+
+@rule(torch.autograd.grad)
+def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    roots = args[0] if args else kwargs.get("outputs", ())
+    for traced in interpreter.values.trace.inputs_behind([roots] if isinstance(roots, torch.Tensor) else list(roots)):
+        if not traced.real.is_leaf:
+            raise Break(
+                f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
+                "compute it inside the function",
+            )
+    return interpreter.call_torch(torch.autograd.grad, args, kwargs)
 
 
 @rule(torch.is_grad_enabled)

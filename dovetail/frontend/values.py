@@ -19,6 +19,7 @@ import torch
 from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break
 from dovetail.guards import (
+    AttributeSource,
     DictKeys,
     Equals,
     GuardSet,
@@ -77,6 +78,23 @@ TRUSTED_PREFIXES = (
     "contextlib",
     "typing",
 )
+
+
+def is_bound_builtin(value: object) -> bool:
+    """Whether a value is a method of a builtin object, such as ``items.append``."""
+    return isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) and not isinstance(
+        value.__self__, (types.ModuleType, type, types.NoneType)
+    )
+
+
+class Unread:
+    """A local variable of a resumed function that nothing has read yet: it needs no guard, and leaves as it came."""
+
+    __slots__ = ("source", "value")
+
+    def __init__(self, value: Any, source: Source) -> None:
+        self.value = value
+        self.source = source
 
 
 def is_leaf_value(value: object) -> bool:
@@ -151,6 +169,11 @@ class Values:
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value
+        if is_bound_builtin(value):
+            # A new object at each look-up: what it is bound to, and its name, say all.
+            self.guard(source, TypeIs(kind), f"{source.name} was read")
+            self.guard(AttributeSource(source, "__name__"), Equals(value.__name__), f"{source.name} was read")
+            return getattr(self.read(value.__self__, AttributeSource(source, "__self__")), value.__name__)
         if isinstance(value, IDENTITY_TYPES):
             self.guard(source, Identity(value), f"{source.name} was read")
             self.note(value, source)
@@ -211,10 +234,7 @@ class Values:
             return
         self._whole.add(id(container))
         if isinstance(container, (list, tuple)):
-            self.guard(source, Length(len(container)), f"{source.name} was gone through")
-            for position in range(len(container)):
-                item = operator.getitem(container, position)
-                self.read(item, ItemSource(source, position))
+            self.read_items(container, source, container)
         elif isinstance(container, dict):
             self.guard(
                 source,
@@ -225,6 +245,13 @@ class Values:
                 self.read(dict.__getitem__(container, key), ItemSource(source, key))
         elif isinstance(container, (set, frozenset)):
             self.guard(source, SetEquals(frozenset(container)), f"{source.name} was gone through")
+
+    def read_items(self, container: Any, source: Source, items: Any) -> None:
+        """Guard the length of a list or tuple and read its items."""
+        self._whole.add(id(container))
+        self.guard(source, Length(len(items)), f"{source.name} was gone through")
+        for position in range(len(items)):
+            self.read(operator.getitem(items, position), ItemSource(source, position))
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""

@@ -1,6 +1,7 @@
 """Guards: where a value is found again, what must hold for it, the generated check, and the sentence for a miss."""
 
 from dovetail.guards.ambient import AmbientState
+from dovetail.guards.ambient_change import AmbientChange, autocast_nesting
 from dovetail.guards.checker import Checker, compile_checker
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput
 from dovetail.guards.predicate import (
@@ -40,6 +41,8 @@ from dovetail.guards.source import (
 
 __all__ = [
     "AmbientState",
+    "AmbientChange",
+    "autocast_nesting",
     "Checker",
     "compile_checker",
     "GuardSet",

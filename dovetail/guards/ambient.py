@@ -24,18 +24,22 @@ AUTOCAST_DEVICES = tuple(
 """The device types whose autocast state is watched."""
 
 
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """For each device type whether autocast is on, and to which type."""
+    return tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES)
+
+
 @dataclass(frozen=True)
 class AmbientState:
     """What capture and guards must know of the state of torch. The number of threads is not part of it.
 
-    Taken inside of an open trace, it leaves out what the trace itself turns on: its modes, the compiling flag and the
-    switched-off autocast cache (``autocast_cache`` is then None, which matches both).
+    Taken inside of an open trace, it leaves out what the trace itself turns on: its modes and the compiling flag.
     """
 
     grad_mode: bool = field(metadata={"label": "grad mode"})
     inference_mode: bool = field(metadata={"label": "inference mode"})
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = field(metadata={"label": "autocast"})
-    autocast_cache: bool | None = field(metadata={"label": "autocast cache"})
+    autocast_cache: bool = field(metadata={"label": "autocast cache"})
     default_dtype: torch.dtype = field(metadata={"label": "default dtype"})
     default_device: torch.device | None = field(metadata={"label": "default device"})
     deterministic: tuple[bool, bool] = field(metadata={"label": "deterministic algorithms"})
@@ -66,10 +70,8 @@ class AmbientState:
         return AmbientState(
             grad_mode=torch.is_grad_enabled(),
             inference_mode=torch.is_inference_mode_enabled(),
-            autocast=tuple(
-                (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES
-            ),
-            autocast_cache=None if in_trace else torch.is_autocast_cache_enabled(),
+            autocast=autocast_state(),
+            autocast_cache=torch.is_autocast_cache_enabled(),
             default_dtype=torch.get_default_dtype(),
             default_device=device,
             deterministic=(
@@ -120,13 +122,13 @@ class AmbientState:
 
     def same_as(self, other: AmbientState) -> bool:
         """Whether two states are the same; an unknown autocast cache matches both."""
-        return self == other or not self._differing(other)
+        return self == other or not self.differing(other)
 
     def differences(self) -> list[str]:
         """Sentences on what is another way now."""
         now = AmbientState.snapshot()
         sentences: list[str] = []
-        for name in self._differing(now):
+        for name in self.differing(now):
             sentences += self._sentences(name, getattr(self, name), getattr(now, name))
         return sentences
 
@@ -180,13 +182,9 @@ class AmbientState:
 
         return matches
 
-    def _differing(self, other: AmbientState) -> list[str]:
-        return [
-            item.name
-            for item in fields(self)
-            if getattr(self, item.name) != getattr(other, item.name)
-            and not (item.name == "autocast_cache" and None in (self.autocast_cache, other.autocast_cache))
-        ]
+    def differing(self, other: AmbientState) -> list[str]:
+        """The names of the fields that differ."""
+        return [item.name for item in fields(self) if getattr(self, item.name) != getattr(other, item.name)]
 
     def _sentences(self, name: str, then: Any, now: Any) -> list[str]:
         if name == "autocast":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dovetail.guards import Checker, Source
+from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.recipe import Recipe, rebuild
 
 
@@ -28,7 +28,8 @@ class EffectRecipe:
 class Entry:
     """Guards, the compiled function, the recipe for the result and the effects to apply.
 
-    ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why.
+    ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
+    ``resume_point`` ends at a graph break: its result is the live values there.
     """
 
     checker: Checker
@@ -37,6 +38,8 @@ class Entry:
     effects: tuple[EffectRecipe, ...] = ()
     reason: str = ""
     compiled: Any = None
+    ambient_change: AmbientChange | None = None
+    resume_point: Any = None
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -45,13 +48,17 @@ class Entry:
         results = self.run(tensors)
         assert self.recipe is not None
         if not self.effects:
-            return rebuild(self.recipe, results, callee, args, kwargs)
-        # Containers are fetched before the first of them is changed: one may be reached through another.
-        containers = [effect.source.fetch(callee, args, kwargs) for effect in self.effects]
-        values = [rebuild(effect.values, results, callee, args, kwargs) for effect in self.effects]
-        result = rebuild(self.recipe, results, callee, args, kwargs)
-        for effect, container, value in zip(self.effects, containers, values, strict=True):
-            _apply(effect, container, value)
+            result = rebuild(self.recipe, results, callee, args, kwargs)
+        else:
+            # Containers are fetched before the first of them is changed: one may be reached through another.
+            containers = [effect.source.fetch(callee, args, kwargs) for effect in self.effects]
+            memo: dict[int, Any] = {}
+            values = [rebuild(effect.values, results, callee, args, kwargs, memo) for effect in self.effects]
+            result = rebuild(self.recipe, results, callee, args, kwargs, memo)
+            for effect, container, value in zip(self.effects, containers, values, strict=True):
+                _apply(effect, container, value)
+        if self.ambient_change is not None:
+            self.ambient_change.make()
         return result
 
 
@@ -65,6 +72,8 @@ def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
             base.pop(container, key, None)
         for key, item in value.items():
             base.__setitem__(container, key, item)
+    elif effect.kind == "append":
+        list.extend(container, value)
     elif effect.kind == "list":
         list.__setitem__(container, slice(None), value)
     else:

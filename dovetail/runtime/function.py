@@ -83,7 +83,11 @@ def _autograd_function(
             return tuple(backward_for(defined)(values))
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
+        # The program turns gradients on inside of a block that has turned them off.
+        with torch.enable_grad():
+            return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
 
     return compute
 
@@ -110,7 +114,7 @@ class _Epilogue:
         """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
         for mutation in self._mutations:
             value = inputs[mutation.input_index]
-            if value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+            if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
 
     def __call__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -130,9 +134,8 @@ class _Epilogue:
             return inputs[output.index]
         assert isinstance(output, ViewOutput)
         base = self._result(output.base, inputs, outputs)
-        if output.differentiable:
+        with torch.set_grad_enabled(output.differentiable):
             view: torch.Tensor = output.replay(base)
+        if output.differentiable:
             return view
-        with torch.no_grad():
-            view = output.replay(base)
         return view.detach() if view.requires_grad else view

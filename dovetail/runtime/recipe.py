@@ -6,8 +6,11 @@ Objects are made with ``__new__`` and filled, so that shared objects stay shared
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 import types
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,23 +75,96 @@ class ObjectItem(Recipe):
 
 
 @dataclass(frozen=True)
+class CallItem(Recipe):
+    """What ``function(*items)`` returns: iterators, bound methods, partial functions, suspended generators."""
+
+    function: ConstantItem
+    items: tuple[Recipe, ...]
+    number: int
+    state: Recipe | None = None
+
+
+@dataclass(frozen=True)
+class CellItem(Recipe):
+    """A closure cell; what it holds may lead back to it."""
+
+    content: Recipe | None
+    number: int
+
+
+@dataclass(frozen=True)
+class FunctionItem(Recipe):
+    """A function that was defined inside."""
+
+    code: types.CodeType
+    globals: dict[str, Any]
+    closure: tuple[CellItem | SharedItem | SourceItem, ...] | None
+    parts: tuple[Recipe, ...]
+    number: int
+
+
+@dataclass(frozen=True)
+class ExceptionItem(Recipe):
+    """An exception: arguments, attributes and the exceptions that it is chained to; the traceback is not kept."""
+
+    cls: type
+    items: tuple[Recipe, ...]
+    attributes: tuple[tuple[str, Recipe], ...]
+    chain: tuple[Recipe, Recipe, bool]
+    number: int
+
+
+@dataclass(frozen=True)
 class SharedItem(Recipe):
     """The object that was built as ``number`` already."""
 
     number: int
 
 
-class _Builder:
+ITERATOR_TYPES: frozenset[type] = frozenset(
+    {
+        *map(type, map(iter, ([], (), "", b"", range(0), {}, set(), {}.values(), {}.items()))),
+        *map(type, (reversed([]), reversed(range(0)), reversed({}), reversed({}.values()), reversed({}.items()))),
+        type(iter(range(1 << 70))),
+        type(iter(int, 1)),
+        type(iter(collections.deque())),
+        *(zip, enumerate, map, filter, reversed),
+        *(value for value in vars(itertools).values() if isinstance(value, type) and value is not itertools.tee),
+    }
+)
+"""Iterators that say by themselves how they are made again where they stand."""
+
+
+def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return functools.partial(function, *args, **keywords)
+
+
+INTERPRETED = "_dovetail_interpreted"
+"""On a function that native code was given in the place of an interpreted one: the interpreted one."""
+
+
+class RecipeBuilder:
+    """Builds the recipes of one call; objects that several of them share stay shared, if they are rebuilt in this order.
+
+    ``classify`` says what a tensor, constant or pre-existing object is; None means: walk into it.
+    """
+
     def __init__(self, classify: Callable[[Any], Recipe | None]) -> None:
         self._classify = classify
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
+        self._unfinished: set[int] = set()
 
     def build(self, value: Any) -> Recipe:
+        """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
+        if type(value) is types.FunctionType:
+            value = value.__dict__.get(INTERPRETED, value)
         found = self._classify(value)
         if found is not None:
             return found
         number = self._numbers.get(id(value))
+        if number in self._unfinished:
+            raise self._refuse(value)
         if number is not None:
             return SharedItem(number)
         if isinstance(value, slice):
@@ -97,8 +173,60 @@ class _Builder:
         self._alive.append(value)
         kind = type(value)
         if isinstance(value, tuple):
-            return TupleItem(kind, tuple(self.build(item) for item in tuple.__iter__(value)), number)
-        return self._object(value, kind, number)
+            self._unfinished.add(number)
+            items = tuple(self.build(item) for item in tuple.__iter__(value))
+            self._unfinished.discard(number)
+            return TupleItem(kind, items, number)
+        special = self._special(value, kind, number)
+        return special if special is not None else self._object(value, kind, number)
+
+    def _call(self, number: int, function: Any, items: Iterable[Any], state: Any = None) -> CallItem:
+        self._unfinished.add(number)
+        built = tuple(self.build(item) for item in items)
+        made = CallItem(ConstantItem(function), built, number, None if state is None else self.build(state))
+        self._unfinished.discard(number)
+        return made
+
+    def _special(self, value: Any, kind: type, number: int) -> Recipe | None:
+        """Values of the interpreter and of Python itself that are made by a call."""
+        parts = getattr(kind, "__recipe__", None)
+        if parts is not None:
+            function, items = parts(value)
+            return self._call(number, function, items)
+        if kind in ITERATOR_TYPES:
+            with warnings.catch_warnings():
+                # Python 3.12 deprecates copying itertools; it still works in 3.13.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return self._call(number, *value.__reduce__()[:3])
+        if kind is types.MethodType:
+            return self._call(number, types.MethodType, (value.__func__, value.__self__))
+        if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+            return self._call(number, getattr, (value.__self__, value.__name__))
+        if kind is super:
+            return self._call(number, super, (value.__thisclass__, value.__self__))
+        if kind is functools.partial:
+            return self._call(number, _make_partial, (value.func, value.args, value.keywords))
+        if kind is types.CellType:
+            try:
+                return CellItem(self.build(value.cell_contents), number)
+            except ValueError:
+                return CellItem(None, number)
+        if kind is types.FunctionType:
+            # The cells first, as when it is built again: what they hold may lead back to the function.
+            closure: Any = None if value.__closure__ is None else tuple(self.build(cell) for cell in value.__closure__)
+            parts = (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__annotations__)
+            names = (value.__name__, value.__qualname__, value.__doc__, value.__module__)
+            made = tuple(self.build(item) for item in (*parts, names))
+            return FunctionItem(value.__code__, value.__globals__, closure, made, number)
+        if isinstance(value, BaseException):
+            return ExceptionItem(
+                kind,
+                tuple(self.build(item) for item in value.args),
+                tuple((name, self.build(item)) for name, item in value.__dict__.items()),
+                (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
+                number,
+            )
+        return None
 
     def _object(self, value: Any, kind: type, number: int) -> ObjectItem:
         items: tuple[Recipe, ...] = ()
@@ -110,7 +238,7 @@ class _Builder:
             pairs = tuple((self.build(key), self.build(item)) for key, item in base.items(value))
         elif isinstance(value, (list, set, collections.deque)):
             items = tuple(self.build(item) for item in value)
-        elif isinstance(value, (torch.nn.Module, types.FunctionType, types.MethodType, types.GeneratorType, type)):
+        elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.TracebackType, types.FrameType, type)):
             raise self._refuse(value)
         attributes = []
         own = getattr(value, "__dict__", None)
@@ -142,7 +270,7 @@ def build_recipe(value: Any, classify: Callable[[Any], Recipe | None]) -> Recipe
     >>> rebuild(build_recipe([1, (2, 3)], lambda v: ConstantItem(v) if isinstance(v, int) else None), [], None, (), {})
     [1, (2, 3)]
     """
-    return _Builder(classify).build(value)
+    return RecipeBuilder(classify).build(value)
 
 
 def rebuild(
@@ -185,8 +313,22 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
         built = cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
         memo[recipe.number] = built
         return built
+    if kind is CellItem:
+        cell = memo[recipe.number] = types.CellType()
+        if recipe.content is not None:
+            cell.cell_contents = make(recipe.content)
+        return cell
+    if kind is CallItem:
+        made = memo[recipe.number] = recipe.function.value(*[make(item) for item in recipe.items])
+        if recipe.state is not None:
+            made.__setstate__(make(recipe.state))
+        return made
+    if kind is FunctionItem:
+        return _rebuild_function(recipe, make, memo)
+    if kind is ExceptionItem:
+        return _rebuild_exception(recipe, make, memo)
     cls = recipe.cls
-    result = memo[recipe.number] = cls.__new__(cls)
+    result = memo[recipe.number] = _native_new(cls)(cls)
     if recipe.pairs or isinstance(result, dict):
         base: Any = collections.OrderedDict if isinstance(result, collections.OrderedDict) else dict
         for key, item in recipe.pairs:
@@ -199,3 +341,45 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
     for name, item in recipe.attributes:
         object.__setattr__(result, name, make(item))
     return result
+
+
+def _native_new(cls: type) -> Any:
+    """The ``__new__`` of the nearest builtin base: a class's own would run the user's code."""
+    for owner in cls.__mro__:
+        maker = owner.__dict__.get("__new__")
+        if maker is not None and not isinstance(maker, staticmethod):
+            return maker
+    return object.__new__
+
+
+def _rebuild_function(recipe: FunctionItem, make: Callable[[Any], Any], memo: dict[int, Any]) -> types.FunctionType:
+    defaults, kwdefaults, attributes, annotations, names = recipe.parts
+    cells: list[types.CellType] = []
+    for item in recipe.closure or ():
+        if isinstance(item, CellItem):
+            memo[item.number] = types.CellType()
+            cells.append(memo[item.number])
+        else:
+            cells.append(make(item))
+    function = types.FunctionType(recipe.code, recipe.globals, closure=None if recipe.closure is None else tuple(cells))
+    memo[recipe.number] = function
+    for item, cell in zip(recipe.closure or (), cells, strict=True):
+        if isinstance(item, CellItem) and item.content is not None:
+            cell.cell_contents = make(item.content)
+    function.__defaults__ = make(defaults)
+    function.__kwdefaults__ = make(kwdefaults)
+    function.__dict__.update(make(attributes))
+    function.__annotations__ = make(annotations)
+    function.__name__, function.__qualname__, function.__doc__, function.__module__ = make(names)
+    return function
+
+
+def _rebuild_exception(recipe: ExceptionItem, make: Callable[[Any], Any], memo: dict[int, Any]) -> BaseException:
+    error: BaseException = recipe.cls.__new__(recipe.cls, *[make(item) for item in recipe.items])
+    memo[recipe.number] = error
+    for name, item in recipe.attributes:
+        error.__dict__[name] = make(item)
+    cause, context, suppress = recipe.chain
+    error.__cause__, error.__context__ = make(cause), make(context)
+    error.__suppress_context__ = suppress
+    return error

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail import torch_private as private
+from dovetail.guards.ambient import autocast_state
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,29 @@ class Slot:
         return f"t{self.number}"
 
 
+AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
+
+
+@contextlib.contextmanager
+def _autocast(state: AutocastState) -> Iterator[None]:
+    """Autocast switched as it was when a call was recorded."""
+    before = autocast_state()
+    if before == state:
+        yield
+        return
+    try:
+        _set_autocast(state)
+        yield
+    finally:
+        _set_autocast(before)
+
+
+def _set_autocast(state: AutocastState) -> None:
+    for device, enabled, dtype in state:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
 @dataclass(frozen=True)
 class ProgramCall:
     """One torch call: results go to ``results`` (the flat tensors of what it returned)."""
@@ -36,6 +60,7 @@ class ProgramCall:
     kwargs: Mapping[str, Any]
     results: tuple[int, ...]
     grad_enabled: bool
+    autocast: AutocastState
 
     def __str__(self) -> str:
         name = resolve_name(self.function) or getattr(self.function, "__qualname__", str(self.function))
@@ -66,7 +91,7 @@ class Program:
         for call in self.calls:
             args = tuple(_fill(item, values) for item in call.args)
             kwargs = {key: _fill(item, values) for key, item in call.kwargs.items()}
-            with torch.set_grad_enabled(call.grad_enabled):
+            with torch.set_grad_enabled(call.grad_enabled), _autocast(call.autocast):
                 result = call.function(*args, **kwargs)
             values.update(zip(call.results, _tensors(result), strict=True))
         return [values[number] for number in self.outputs]
@@ -75,10 +100,14 @@ class Program:
         head = f"def program({', '.join(f't{number}' for number in self.inputs)}):"
         lines = []
         grad_enabled = True
+        autocast = self.calls[0].autocast if self.calls else ()
         for call in self.calls:
             if call.grad_enabled != grad_enabled:
                 grad_enabled = call.grad_enabled
                 lines.append(f"    torch.set_grad_enabled({grad_enabled})")
+            if call.autocast != autocast:
+                autocast = call.autocast
+                lines += [f"    torch.set_autocast_enabled({device!r}, {enabled})" for device, enabled, _ in autocast]
             lines.append(f"    {call}")
         return "\n".join([head, *lines, f"    return [{', '.join(f't{number}' for number in self.outputs)}]"])
 
@@ -146,7 +175,9 @@ class Recorder:
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
-        self.calls.append(ProgramCall(function, stored_args, stored_kwargs, numbers, torch.is_grad_enabled()))
+        self.calls.append(
+            ProgramCall(function, stored_args, stored_kwargs, numbers, torch.is_grad_enabled(), autocast_state())
+        )
 
     def _store(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -76,7 +76,8 @@ class Trace:
         """Enter all modes on the caller's stack."""
         self.ambient = AmbientState.snapshot()
         stack.enter_context(private.compiling_flag())
-        stack.enter_context(private.disable_autocast_cache())
+        # What autocast keeps for the length of a block, it would keep of the traced tensors too.
+        stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private.effects_as_plain_operators())
         stack.enter_context(self.fake_mode)
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
@@ -130,6 +131,26 @@ class Trace:
     def known(self, real: torch.Tensor) -> TracedInput | None:
         """The input made for this real tensor, if there is one."""
         return self._by_real.get(id(real))
+
+    def inputs_behind(self, roots: list[torch.Tensor]) -> list[TracedInput]:
+        """The inputs that a derivative of ``roots`` reaches."""
+        leaves = {id(item.leaf): item for item in self.inputs}
+        found: list[TracedInput] = []
+        seen: set[Any] = set()
+        stack: list[Any] = [root.grad_fn for root in roots]
+        for root in roots:
+            if root.grad_fn is None and id(root) in leaves:
+                found.append(leaves[id(root)])
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            item = leaves.get(id(getattr(node, "variable", None)))
+            if item is not None:
+                found.append(item)
+            stack += [entry[0] for entry in node.next_functions]
+        return found
 
     def node_of(self, value: torch.Tensor) -> torch.fx.Node:
         """The graph node that computes the current value of a traced tensor."""

@@ -43,6 +43,8 @@ def not_compiled(compiled: Any) -> str:
     entries = compiled_function(compiled).entries
     if not entries:
         return "no entry was made"
+    if entries[0].resume_point is not None:
+        return "the graph is broken"
     return "" if entries[0].run is not None else f"it fell back to eager: {entries[0].reason}"
 
 

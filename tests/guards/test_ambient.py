@@ -134,7 +134,6 @@ def test_snapshot_in_a_trace_leaves_the_trace_out():
     outside = AmbientState.snapshot()
     with (
         private.compiling_flag(),
-        private.disable_autocast_cache(),
         private.FakeTensorMode(),
         private.FunctionalTensorMode(),
     ):

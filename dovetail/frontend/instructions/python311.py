@@ -48,7 +48,8 @@ def _call(interpreter: Any, frame: Any, instruction: Any) -> None:
         function = first
         values.insert(0, second)
     count = len(values) - len(names)
-    frame.stack.append(interpreter.call(function, tuple(values[:count]), dict(zip(names, values[count:], strict=True))))
+    keywords = dict(zip(names, values[count:], strict=True))
+    frame.stack.append(interpreter.call(function, tuple(values[:count]), keywords, direct=True))
 
 
 def _make_function(interpreter: Any, frame: Any, instruction: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.frame import NULL, Break
+from dovetail.frontend.values import Unread
 
 TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {}
 
@@ -86,7 +87,10 @@ def load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
     name = instruction.argval
     if name not in frame.locals:
         raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
-    frame.stack.append(frame.locals[name])
+    value = frame.locals[name]
+    if type(value) is Unread:
+        value = frame.locals[name] = interpreter.values.read(value.value, value.source)
+    frame.stack.append(value)
 
 
 @handles("STORE_FAST")
@@ -309,38 +313,38 @@ def build_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("LIST_EXTEND")
 def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    frame.stack[-instruction.arg].extend(interpreter.drain(values))
+    interpreter.change(frame.stack[-instruction.arg], "extend", interpreter.drain(values))
 
 
 @handles("LIST_APPEND")
 def list_append(interpreter: Any, frame: Any, instruction: Any) -> None:
     value = frame.stack.pop()
-    frame.stack[-instruction.arg].append(value)
+    interpreter.change(frame.stack[-instruction.arg], "append", value)
 
 
 @handles("SET_UPDATE")
 def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    frame.stack[-instruction.arg].update(interpreter.drain(values))
+    interpreter.change(frame.stack[-instruction.arg], "update", interpreter.drain(values))
 
 
 @handles("SET_ADD")
 def set_add(interpreter: Any, frame: Any, instruction: Any) -> None:
     value = frame.stack.pop()
-    frame.stack[-instruction.arg].add(value)
+    interpreter.change(frame.stack[-instruction.arg], "add", value)
 
 
 @handles("MAP_ADD")
 def map_add(interpreter: Any, frame: Any, instruction: Any) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
-    frame.stack[-instruction.arg][key] = value
+    interpreter.change(frame.stack[-instruction.arg], "__setitem__", key, value)
 
 
 @handles("DICT_UPDATE")
 def dict_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    frame.stack[-instruction.arg].update(interpreter.items_of(values))
+    interpreter.change(frame.stack[-instruction.arg], "update", interpreter.items_of(values))
 
 
 @handles("DICT_MERGE")
@@ -350,7 +354,7 @@ def dict_merge(interpreter: Any, frame: Any, instruction: Any) -> None:
     for key, value in values.items():
         if key in target:
             raise TypeError(f"got multiple values for keyword argument {key!r}")
-        target[key] = value
+        interpreter.change(target, "__setitem__", key, value)
 
 
 @handles("LIST_TO_TUPLE")
@@ -439,7 +443,7 @@ def call_function_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
     function = frame.stack.pop()
     if frame.stack and frame.stack[-1] is NULL:
         frame.stack.pop()
-    frame.stack.append(interpreter.call(function, args, dict(kwargs)))
+    frame.stack.append(interpreter.call(function, args, dict(kwargs), direct=True))
 
 
 @handles("IMPORT_NAME")

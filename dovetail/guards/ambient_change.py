@@ -1,0 +1,83 @@
+"""Changes of torch's state that a captured program makes: what changed, made again or taken back.
+
+Only what has a setter can be changed so: grad mode, autocast with its nesting, the default dtype and deterministic algorithms.
+
+>>> before = AmbientState.snapshot()
+>>> with torch.no_grad():
+...     change = AmbientChange.between(before, 0)
+>>> change.is_empty, change.differences
+(False, ('grad mode was on, is off',))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.guards.ambient import AmbientState
+
+SETTABLE = frozenset({"grad_mode", "autocast", "autocast_cache", "default_dtype", "deterministic"})
+
+
+def autocast_nesting() -> int:
+    """How many autocast blocks are open."""
+    count: int = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return count - 1
+
+
+@dataclass(frozen=True)
+class AmbientChange:
+    """From one state of torch to another. ``unsettable`` names what has no setter."""
+
+    before: AmbientState
+    after: AmbientState
+    nesting: int
+    differences: tuple[str, ...]
+    unsettable: tuple[str, ...]
+
+    @staticmethod
+    def between(before: AmbientState, nesting_before: int) -> AmbientChange:
+        """From an earlier state to the state now."""
+        after = AmbientState.snapshot()
+        names = before.differing(after)
+        return AmbientChange(
+            before,
+            after,
+            autocast_nesting() - nesting_before,
+            tuple(before.differences()),
+            tuple(name for name in names if name not in SETTABLE),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changed."""
+        return not self.differences and not self.nesting
+
+    def make(self) -> None:
+        """Bring torch from the state before to the state after."""
+        self._set(self.before, self.after, self.nesting)
+
+    def take_back(self) -> None:
+        """Bring torch from the state after to the state before."""
+        self._set(self.after, self.before, -self.nesting)
+
+    @staticmethod
+    def _set(old: AmbientState, new: AmbientState, nesting: int) -> None:
+        if old.grad_mode is not new.grad_mode:
+            torch.set_grad_enabled(new.grad_mode)
+        for device, enabled, dtype in new.autocast:
+            if (device, enabled, dtype) not in old.autocast:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(new.autocast_cache)
+        if old.default_dtype is not new.default_dtype:
+            torch.set_default_dtype(new.default_dtype)
+        if old.deterministic != new.deterministic:
+            torch.use_deterministic_algorithms(new.deterministic[0], warn_only=new.deterministic[1])
+        for _ in range(nesting):
+            torch.autocast_increment_nesting()
+        for _ in range(-nesting):
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
