@@ -256,6 +256,9 @@ class Attributes:
     def store_attribute(self, target: Any, name: str, value: Any) -> None:
         """``target.name = value``."""
         if isinstance(target, torch.Tensor):
+            if name == "data" and value is target:
+                # What Module.to does where nothing is to be moved.
+                return
             if name == "requires_grad" and self.values.trace.input_of(target) is None:
                 target.requires_grad = value
                 return

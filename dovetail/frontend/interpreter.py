@@ -461,8 +461,14 @@ class Interpreter(Attributes, Calls):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
             self.values.whole(container)
-            if any(isinstance(entry, torch.Tensor) for entry in container) or isinstance(item, torch.Tensor):
-                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
+                # A tensor's hash is its identity: no two are ever compared.
+                return item in container
+            for entry in container:
+                if entry is item or self.values.wrap(entry) is item:
+                    return True
+                if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
+                    raise Break("a container of tensors is searched", "compare with `is` in a loop")
             return item in container
         method, _ = class_attribute(type(container), "__contains__")
         if method is None or not hasattr(type(container), "__contains__"):

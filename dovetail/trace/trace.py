@@ -47,6 +47,25 @@ class _Tracer(private.PythonKeyTracer):
         return node
 
 
+class _FunctionalMode(private.FunctionalTensorMode):
+    """Functionalisation, with eager's order of random numbers.
+
+    Eager fills a tensor in the order of its memory. The functional ``bernoulli.p`` makes a contiguous result, so that a
+    dropout mask of a transposed tensor would be another one; a view in memory order makes them agree (the other random
+    operators keep the strides, checked on torch 2.13).
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            target = args[0]
+            order = sorted(range(target.dim()), key=lambda dim: -target.stride(dim))
+            if order != list(range(target.dim())):
+                view = super().__torch_dispatch__(torch.ops.aten.permute.default, types, (target, order))
+                super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
+                return target
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
@@ -83,7 +102,7 @@ class Trace:
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
-        stack.enter_context(private.FunctionalTensorMode())
+        stack.enter_context(_FunctionalMode())
         stack.enter_context(RecordingMode(self.recorder))
         return self
 

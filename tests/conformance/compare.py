@@ -26,7 +26,28 @@ def _aot_eager(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend="aot_eager", fullgraph=True)
 
 
-COMPILERS: dict[str, Compiler] = {"dovetail": _dovetail, "identity": lambda function: function, "aot_eager": _aot_eager}
+def _dovetail_with_breaks(function: Callable[..., Any]) -> Callable[..., Any]:
+    import dovetail
+
+    return dovetail.compile(function, backend="aten")
+
+
+def breaks(compiled: Any) -> list[str]:
+    """Each graph break of something made by Dovetail: the reason and the user's line."""
+    from dovetail.compile import CompiledFunction, CompiledModule, events_of
+
+    if not isinstance(compiled, (CompiledFunction, CompiledModule)):
+        return []
+    found = [event for event in events_of(compiled).events if event.name == "graph break"]
+    return list(dict.fromkeys(f"{event.details['reason']} at {event.details['where']}" for event in found))
+
+
+COMPILERS: dict[str, Compiler] = {
+    "dovetail": _dovetail,
+    "dovetail-with-breaks": _dovetail_with_breaks,
+    "identity": lambda function: function,
+    "aot_eager": _aot_eager,
+}
 
 
 def not_compiled(compiled: Any) -> str:

@@ -223,3 +223,11 @@ def test_unsupported_versions() -> None:
         with pytest.raises(errors.UnsupportedVersionError):
             check_versions(python, torch_version)
     check_versions((3, 13), "2.15.0+cu130")
+
+
+def test_dropout_of_a_transposed_tensor_draws_eagers_mask() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.nn.functional.dropout2d(x.permute(0, 3, 1, 2), 0.4)
+        return torch.nn.functional.dropout(x.permute(0, 3, 1, 2), 0.4), images
+
+    check(function, torch.randn(2, 8, 8, 16, requires_grad=True))
