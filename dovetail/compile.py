@@ -336,14 +336,18 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What Dovetail would do with a call, and why."""
+    """What Dovetail would do with a call, and why. ``breaks`` says where graphs are broken, and what runs after."""
 
     entries: tuple[str, ...]
     events: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.entries)} compiled entries"]
         lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
+        if self.breaks:
+            lines.append(f"{len(self.breaks)} places where a graph is broken")
+            lines += [f"  {text}" for text in self.breaks]
         lines += [f"  {event}" for event in self.events]
         return "\n".join(lines)
 
@@ -361,7 +365,11 @@ def explain(compiled: Any) -> Callable[..., Explanation]:
             failures = entry.checker.explain(function.original, args, kwargs)
             kind = f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
             texts.append(kind if not failures else "miss: " + "; ".join(str(item) for item in failures))
-        return Explanation(tuple(texts), tuple(str(event) for event in function.events.events))
+        breaks = [
+            f"{item.__qualname__}: {len(item.entries)} compiled entries after it"  # type: ignore[attr-defined]
+            for item in function.continuations()
+        ]
+        return Explanation(tuple(texts), tuple(str(event) for event in function.events.events), tuple(breaks))
 
     return report
 
