@@ -84,6 +84,10 @@ class HigherOrderGradientError(DovetailError, RuntimeError):
     """A derivative of an order that this compiled function cannot give."""
 
 
+class PartialGradientError(DovetailError, RuntimeError):
+    """A hook or ``retain_grad`` asks for the gradient of an output of which only a part is known outside of the graph."""
+
+
 class ArtefactError(DovetailError, ValueError):
     """An artefact on disk is damaged, of another version, or holds something that is not allowed."""
 

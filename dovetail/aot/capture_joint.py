@@ -236,7 +236,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         node.meta["desc"] = descriptor
     inexact = _inexact_nodes(roots)
     spec = RuntimeSpec(
-        tuple(leaf is not None for leaf in leaves), differentiable, tuple(found.outputs), tuple(found.mutations)
+        tuple(leaf is not None for leaf in leaves),
+        differentiable,
+        tuple(found.outputs),
+        tuple(found.mutations),
+        _feeding(found.graph_values, differentiable),
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(
@@ -250,6 +254,30 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         capture=result,
         inexact=inexact,
     )
+
+
+def _feeding(values: list[torch.Tensor], differentiable: tuple[bool, ...]) -> tuple[int, ...]:
+    """The differentiable outputs that autograd passes on its way back from another one."""
+    nodes: dict[tuple[Any, int], int] = {}
+    for position, (value, flag) in enumerate(zip(values, differentiable, strict=True)):
+        if flag and value.grad_fn is not None:
+            nodes[value.grad_fn, value.output_nr] = position
+    if len(nodes) < 2:
+        return ()
+    found: set[int] = set()
+    seen: set[Any] = set()
+    stack: list[Any] = [node for node, _ in nodes]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for following, number in node.next_functions:
+            if following is not None:
+                stack.append(following)
+                if (following, number) in nodes:
+                    found.add(nodes[following, number])
+    return tuple(sorted(found))
 
 
 def _inexact_nodes(roots: list[torch.Tensor]) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ IMPURE_TORCH = frozenset(
         "set_float32_matmul_precision",
         "fork_rng",
         "backward",
+        "retain_grad",
     }
 )
 # Methods of a tensor that hand out its memory or its values.
@@ -162,7 +163,8 @@ def runs_natively(module_name: str) -> bool:
     """Whether Python functions of a module run natively instead of being interpreted."""
     if module_name == "torch" or module_name.startswith("torch."):
         return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in INLINED_TORCH)
-    return module_name.split(".", 1)[0] in NATIVE_PYTHON
+    # The interpreter's own generators and iterators.
+    return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith("dovetail.frontend")
 
 
 class Calls:
@@ -231,7 +233,7 @@ class Calls:
             self.values.guard(
                 AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
             )
-            self.values.read(owner, AttributeSource(source, "__self__"))
+            owner = self.values.read(owner, AttributeSource(source, "__self__"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and method.__name__ == "apply":
             return self._call_autograd_function(owner, args, kwargs)
         return self.call(method.__func__, (owner, *args), kwargs, direct)

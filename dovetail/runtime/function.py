@@ -5,12 +5,15 @@ The graph is pure; this module writes mutated inputs back, hands inputs through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dovetail.errors import HigherOrderGradientError
+from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 
 FlatCallable = Callable[[list[Any]], list[Any]]
@@ -73,6 +76,8 @@ def _autograd_function(
                     "a second derivative through a compiled function is asked for (create_graph=True)",
                     advice="take both derivatives inside the compiled function, or run this one eagerly",
                 )
+            for hooks, output in getattr(ctx, "watched", ()):
+                _refuse_partial_gradient(hooks, output())
             tangents = [gradients[index] for index in differentiable]
             defined = tuple(tangent is not None for tangent in tangents)
             tensors = iter(ctx.saved_tensors)
@@ -83,13 +88,36 @@ def _autograd_function(
             return tuple(backward_for(defined)(values))
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if torch.is_grad_enabled():
-            return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
-        # The program turns gradients on inside of a block that has turned them off.
-        with torch.enable_grad():
-            return list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
+        # The program may turn gradients on inside of a block that has turned them off.
+        with contextlib.nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
+            outputs = list(CompiledBackward.apply(*inputs))  # type: ignore[no-untyped-call]
+        if spec.feeding:
+            _watch([outputs[index] for index in spec.feeding])
+        return outputs
 
     return compute
+
+
+def _watch(outputs: list[torch.Tensor]) -> None:
+    """Notice hooks on outputs that other outputs were computed from, however they are registered."""
+    for output in outputs:
+        node: Any = output.grad_fn
+        if node is None:
+            continue
+        hooks: OrderedDict[int, Any] = OrderedDict()
+        # What Tensor.register_hook does at the first hook.
+        output._backward_hooks = hooks
+        node._register_hook_dict(output)
+        node.watched = [*getattr(node, "watched", ()), (hooks, weakref.ref(output))]
+
+
+def _refuse_partial_gradient(hooks: Mapping[int, Any], output: torch.Tensor | None) -> None:
+    if hooks or (output is not None and output.retains_grad):
+        raise PartialGradientError(
+            "the gradient of an output is asked for by a hook or retain_grad(), and another output of the same graph was "
+            "computed from it",
+            advice="register the hook inside the compiled function, or return only one of the two outputs",
+        )
 
 
 def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:

@@ -198,6 +198,9 @@ class RecipeBuilder:
                 # Python 3.12 deprecates copying itertools; it still works in 3.13.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return self._call(number, *value.__reduce__()[:3])
+        if kind is types.MethodType and isinstance(value.__self__, torch.Tensor):
+            # A traced tensor is of a class of its own, with methods of its own.
+            return self._call(number, getattr, (value.__self__, value.__name__))
         if kind is types.MethodType:
             return self._call(number, types.MethodType, (value.__func__, value.__self__))
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):

@@ -55,10 +55,12 @@ class Mutation:
 @dataclass(frozen=True)
 class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
-    ``output_differentiable`` per forward output of the graph.
+    ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
+    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones.
     """
 
     input_requires_grad: tuple[bool, ...]
     output_differentiable: tuple[bool, ...]
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
+    feeding: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -231,3 +232,28 @@ def test_dropout_of_a_transposed_tensor_draws_eagers_mask() -> None:
         return torch.nn.functional.dropout(x.permute(0, 3, 1, 2), 0.4), images
 
     check(function, torch.randn(2, 8, 8, 16, requires_grad=True))
+
+
+def _two_outputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = x.sin()
+    return hidden, hidden * 2
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda hidden: hidden.register_hook(lambda gradient: gradient), torch.Tensor.retain_grad]
+)
+def test_gradient_of_an_output_that_feeds_another_is_refused(ask: Callable[[torch.Tensor], Any]) -> None:
+    compiled = dovetail.compile(_two_outputs, backend="aten", fullgraph=True)
+    hidden, result = compiled(torch.ones(2, requires_grad=True))
+    ask(hidden)
+    with pytest.raises(dovetail.errors.PartialGradientError, match="another output of the same graph"):
+        result.sum().backward()
+
+
+def test_gradient_of_an_output_that_feeds_no_other() -> None:
+    compiled = dovetail.compile(_two_outputs, backend="aten", fullgraph=True)
+    hidden, result = compiled(torch.ones(2, requires_grad=True))
+    seen: list[torch.Tensor] = []
+    result.register_hook(seen.append)
+    (hidden.sum() + result.sum()).backward()
+    assert torch.equal(seen[0], torch.ones(2))

@@ -328,11 +328,77 @@ def keywords(a: torch.Tensor) -> torch.Tensor:
     return inner(a, 1.0, scale=3.0, shift=4.0) + inner(*(a, 2.0), **{"shift": 1.0})
 
 
-def backward_inside(a: torch.Tensor) -> torch.Tensor:
-    weight = torch.nn.Parameter(torch.ones(3))
-    loss = (a.detach() * weight).sin().sum()
-    loss.backward()
-    return a * weight.grad
+def generator_methods(a: torch.Tensor) -> torch.Tensor:
+    def parts() -> Iterator[torch.Tensor]:
+        try:
+            for i in range(3):
+                yield a * i
+                print("after", i)
+        finally:
+            print("closed")
+
+    running = parts()
+    first = next(running)
+    second = running.send(None)
+    running.close()
+    return first + second
+
+
+def python_numbers(a: torch.Tensor) -> torch.Tensor:
+    total = 0.0
+    for value in a.detach().flatten().tolist():
+        total += value
+    return a * total
+
+
+class Noisy:
+    """Prints in every special method."""
+
+    def __init__(self, a: torch.Tensor) -> None:
+        print("init")
+        self.a = a
+
+    def __getattr__(self, name: str) -> int:
+        print("getattr", name)
+        return 5
+
+    @property
+    def twice(self) -> torch.Tensor:
+        print("property")
+        return self.a * 2
+
+    def __add__(self, other: int) -> Noisy:
+        print("add")
+        return Noisy(self.a + other)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(2):
+            print("iter", i)
+            yield self.a * i
+
+
+def special_methods(a: torch.Tensor) -> torch.Tensor:
+    noisy = Noisy(a) + 1
+    return noisy.twice * noisy.missing + sum(noisy)
+
+
+def matched(a: torch.Tensor) -> torch.Tensor:
+    assert a.sum().item() > -100, "no"
+    match a.shape:
+        case (rows, columns) if rows == 2:
+            b = a * columns
+        case _:
+            b = a
+    print(f"{b.shape} {columns=}")
+    return b
+
+
+def retained(a: torch.Tensor) -> torch.Tensor | None:
+    b = a * 2
+    b.retain_grad()
+    print("retained")
+    (b * 3).sum().backward(inputs=[b])
+    return b.grad
 
 
 PROGRAMS = [
@@ -363,6 +429,11 @@ PROGRAMS = [
     frame_builtins,
     loop_else,
     keywords,
+    generator_methods,
+    python_numbers,
+    special_methods,
+    matched,
+    retained,
 ]
 
 
