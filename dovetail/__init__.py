@@ -18,6 +18,7 @@ from dovetail.aot.joint_graph import JointGraph  # noqa: E402
 from dovetail.backends import list_backends, register_backend  # noqa: E402
 from dovetail.compile import capture, compile, events_of, explain  # noqa: E402
 from dovetail.options import Options  # noqa: E402
+from dovetail.trace import mark_dynamic  # noqa: E402
 from dovetail.versions import __version__  # noqa: E402
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "explain",
     "list_backends",
     "load",
+    "mark_dynamic",
     "register_backend",
 ]

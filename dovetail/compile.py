@@ -21,6 +21,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
 from dovetail.backends import Backend, lookup_backend
 from dovetail.errors import (
+    BackendError,
     CaptureError,
     DovetailError,
     EagerFallbackWarning,
@@ -36,16 +37,19 @@ from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.frame import Break
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.module import CompiledModule
+from dovetail.trace import ShapePolicy
 
 _compile_lock = threading.RLock()
 _inside = threading.local()
 # A capture is begun again at each break, with the place to stop known; more often than this something is not deterministic.
 _MAXIMUM_ATTEMPTS = 16
+_FROM_THE_START: tuple[int, ...] = (-1,)
 
 
 def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
@@ -83,6 +87,7 @@ class CompiledFunction:
         self.events = EventLog()
         self._limit_warned = False
         self._warned: set[tuple[str, str]] = set()
+        self._changes = SizeChanges()
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function, updated=())
@@ -112,38 +117,47 @@ class CompiledFunction:
             if self.entries:
                 failures = self.entries[-1].checker.explain(original, args, kwargs)
                 self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
-            _inside.active = True
             ambient = AmbientState.snapshot()
+            self._changes.learn(self.entries, original, args, kwargs)
+            policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
             plan: tuple[int, ...] = ()
+            entry: Entry | None = None
+            stop = Break("the capture takes another way each time", "report this as a bug")
             for _ in range(_MAXIMUM_ATTEMPTS):
                 guards = GuardSet()
+                _inside.active = True
                 try:
-                    entry = self._compile(guards, args, kwargs, plan[-1] if plan else 0)
-                    stop = None
+                    entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0)
                     break
                 except Break as raised:
-                    stop = raised
-                    following = raised.steps or ()
-                    resumable = raised.resumable
-                except CaptureError as error:
-                    if isinstance(error, InputError) and self._refuses_inputs:
+                    stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
+                except InputError as error:
+                    if self._refuses_inputs:
                         raise
-                    stop = Break(error.what, error.advice, error.where)
+                    stop, following = Break(error.what, error.advice, error.where), ()
+                except (CaptureError, BackendError) as error:
+                    if isinstance(error, BackendError) and policy.is_static:
+                        raise
                     # The state at this break cannot be kept; that of the calling frame may be.
-                    following, resumable = plan[:-1], bool(plan)
+                    stop, following = Break(error.what, error.advice, error.where), plan[:-1]
+                    if not policy.is_static:
+                        policy, following = self._without_symbols(error), _FROM_THE_START
                 except DovetailError:
                     raise
                 except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
-                    return self._after_exception(error, guards, ambient, args, kwargs)
+                    if policy.is_static:
+                        return self._after_exception(error, guards, ambient, args, kwargs)
+                    policy, following = self._without_symbols(error), _FROM_THE_START
                 finally:
                     _inside.active = False
-                _inside.active = True
-                if self.options.fullgraph or not resumable or not following or following == plan:
+                if following is _FROM_THE_START:
+                    plan = ()
+                    continue
+                if self.options.fullgraph or not following or following == plan:
                     break
                 self._note_break(stop)
                 plan = following
-            _inside.active = False
-            if stop is not None:
+            if entry is None:
                 return self._fall_back(stop, guards, ambient, args, kwargs)
             self.entries.insert(0, entry)
             tensors = entry.checker.check(original, args, kwargs)
@@ -154,6 +168,11 @@ class CompiledFunction:
                 return self._fall_back(Break(reason, "report this as a bug"), guards, ambient, args, kwargs)
         result = entry.call(original, args, kwargs, tensors)
         return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
+
+    def _without_symbols(self, error: Exception) -> ShapePolicy:
+        """The policy after a capture with symbolic sizes has failed: none are symbolic."""
+        self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
+        return ShapePolicy(allowed=False)
 
     def _note_break(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""
@@ -183,13 +202,20 @@ class CompiledFunction:
                 return outcome
             point, values = outcome.point, outcome.values
 
-    def _compile(self, guards: GuardSet, args: tuple[Any, ...], kwargs: dict[str, Any], stop_before: int) -> Entry:
+    def _compile(
+        self,
+        guards: GuardSet,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        policy: ShapePolicy,
+        stop_before: int,
+    ) -> Entry:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
             return run_frontend(trace, guards, function, args, kwargs, stop_before)
 
         with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
             with self.events.span("capture"), contextlib.ExitStack() as stack:
-                state = create_state(stack, self.original, args, kwargs, frontend=frontend)
+                state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 joint = capture_joint(state)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)

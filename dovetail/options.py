@@ -18,6 +18,7 @@ class Options:
     ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.
     ``recompile_limit``: how many entries one function may have before it runs eagerly, with one warning.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
+    ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph
@@ -28,6 +29,7 @@ class Options:
     fullgraph: bool = False
     recompile_limit: int = 16
     passes: tuple[Callable[[Any], Any], ...] = ()
+    dynamic: bool | None = None
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,6 +50,8 @@ def make_options(**given: Any) -> Options:
     options = Options(**given)
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
+    if options.dynamic not in (None, True, False):
+        raise OptionError(f"dynamic must be True, False or None, not {options.dynamic!r}")
     limit = options.recompile_limit
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise OptionError(f"recompile_limit must be a whole number of at least 1, not {limit!r}")

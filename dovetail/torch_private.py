@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Iterator, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
+import math  # noqa: E402
+
+import sympy  # type: ignore[import-untyped]  # noqa: E402
 import torch  # noqa: E402
 from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun  # noqa: E402
@@ -33,7 +36,17 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     get_proxy_slot,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+from torch.utils._sympy.numbers import int_oo  # noqa: E402
+from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
+from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes  # noqa: E402
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
@@ -276,16 +289,19 @@ def inductor_runs_as_is(overload: OpOverload) -> None:
 from collections.abc import Callable  # noqa: E402
 
 
-def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """A C++ ``check(*tensors)``: the tensors have the same type, keys, dtype, device, sizes, strides and requires_grad.
+def bulk_tensor_check(
+    tensors: list[torch.Tensor], sizes: list[list[int | None]], strides: list[list[int | None]]
+) -> Callable[..., bool]:
+    """A C++ ``check(*tensors)``: the tensors have the same type, keys, dtype, device and requires_grad, and the given sizes
+    and strides (None: any).
 
     Only for dense tensors: the constructor crashes on sparse ones. It refuses a tensor that comes twice among tensors
     that were distinct, see :func:`bulk_check_sees_duplicates`.
     """
     guard = torch._C._dynamo.guards.TensorGuards(
         *tensors,
-        dynamic_dims_sizes=[list(item.shape) for item in tensors],  # type: ignore[misc]
-        dynamic_dims_strides=[list(item.stride()) for item in tensors],  # type: ignore[misc]
+        dynamic_dims_sizes=sizes,  # type: ignore[misc, arg-type]
+        dynamic_dims_strides=strides,  # type: ignore[misc, arg-type]
     )
     return guard.check
 
@@ -294,7 +310,7 @@ def bulk_tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 def bulk_check_sees_duplicates() -> bool:
     """Whether this torch's bulk check refuses one tensor in two places (true on 2.13)."""
     first, second = torch.zeros(1), torch.zeros(1)
-    check = bulk_tensor_check([first, second])
+    check = bulk_tensor_check([first, second], [[1], [1]], [[1], [1]])
     return check(first, second) and not check(first, first)
 
 
@@ -452,3 +468,91 @@ def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.
     with _use_lazy_graph_module(True):
         module: torch.fx.GraphModule = _make_graph_module(root, graph)
     return module
+
+
+# --- symbolic sizes ---------------------------------------------------------------------------------------------------
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a number of a fake tensor is no plain Python number."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def has_symbols(value: object) -> bool:
+    """Whether a fake tensor's size, strides or offset are symbolic."""
+    if isinstance(value, torch.Tensor):
+        return any(map(is_symbolic, (*value.shape, *value.stride(), value.storage_offset())))
+    return is_symbolic(value)
+
+
+def hint(value: Any) -> int:
+    """The number that a size had at capture; nothing is guarded."""
+    return int(value.node.hint) if is_symbolic(value) else int(value)
+
+
+def expression_of(value: Any) -> Any:
+    """The expression of a symbolic number, simplified by what is known by now."""
+    return value.node.expr
+
+
+def first_expression(value: Any) -> Any:
+    """The expression of a symbolic number as it was made."""
+    return value.node._expr
+
+
+def is_symbol(expression: Any) -> bool:
+    """Whether an expression is one symbol."""
+    return isinstance(expression, sympy.Symbol)
+
+
+def symbols_of(expression: Any) -> list[Any]:
+    """The symbols in an expression."""
+    return sorted(expression.free_symbols, key=str) if hasattr(expression, "free_symbols") else []
+
+
+def range_of(environment: ShapeEnv, symbol: Any) -> tuple[int | None, int | None]:
+    """The least and the greatest value that a symbol may have; None for no bound."""
+    found = environment.var_to_range[symbol]
+    bounds = [int(item) if isinstance(item, sympy.Integer) else None for item in (found.lower, found.upper)]
+    return bounds[0], bounds[1]
+
+
+class _TextPrinter(PythonPrinter):
+    def __init__(self, variables: Mapping[Any, str]) -> None:
+        super().__init__()
+        self._variables = variables
+
+    def _print_Symbol(self, expression: Any) -> str:
+        return self._variables[expression]
+
+
+def python_text(expression: Any, variables: Mapping[Any, str]) -> str:
+    """An expression as Python, with the text for each of its symbols."""
+    return str(_TextPrinter(variables).doprint(expression))
+
+
+def python_text_globals() -> dict[str, Any]:
+    """The names that :func:`python_text` uses."""
+    return {"math": math, "torch": torch}
+
+
+def symbolic_fake(
+    mode: FakeTensorMode, real: torch.Tensor, name: str, bounds: Mapping[int, tuple[int | None, int | None]]
+) -> torch.Tensor:
+    """A fake tensor with symbolic sizes in the dimensions of ``bounds``."""
+    sizes = [DimDynamic.DYNAMIC if dim in bounds else DimDynamic.STATIC for dim in range(real.dim())]
+    constraints: list[Any] = [None] * real.dim()
+    for dim, (low, high) in bounds.items():
+        if low is not None or high is not None:
+            span = ValueRanges(0 if low is None else low, int_oo if high is None else high)
+            constraints[dim] = StrictMinMaxConstraint(vr=span, warn_only=False)
+    # At the top it would cost every import of this package two seconds.
+    from torch._dynamo.source import ConstantSource
+
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
+    return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def unbacked_sizes(environment: ShapeEnv) -> bool:
+    """Whether a size or number was made out of a tensor's data."""
+    return environment.unbacked_symint_counter > 0 or environment.unbacked_symfloat_counter > 0

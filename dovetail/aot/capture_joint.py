@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from dovetail.aot.joint_graph import JointGraph, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
-from dovetail.trace import Trace, TracedInput
+from dovetail.trace import Bindings, Trace, TracedInput
 
 # Found by running torch's operator database bitwise; all differ by rounding, ormqr by the strides of its gradient.
 OTHER_FORMULA = frozenset(
@@ -36,7 +37,7 @@ class AutogradView:
     def __init__(self, view: torch.Tensor) -> None:
         self._replay = private.view_replay(view)
 
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+    def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
         view: torch.Tensor = self._replay(base)
         return view
@@ -51,11 +52,28 @@ class StridedView:
         self.offset = view.storage_offset() - base.storage_offset()
         self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
 
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+    def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
         if self.same:
             return base.view_as(base) if torch.is_grad_enabled() else base.detach()
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+class SymbolicView:
+    """Makes a view of a base again whose size, stride and offset follow from the sizes of the inputs."""
+
+    def __init__(self, view: torch.Tensor, base: torch.Tensor, bindings: Bindings) -> None:
+        numbers = (*view.shape, *view.stride(), view.storage_offset() - base.storage_offset())
+        self._compute = bindings.function(
+            [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
+        )
+        self._count = view.dim()
+
+    def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The view, of another base."""
+        numbers = self._compute(inputs)
+        size, stride = numbers[: self._count], numbers[self._count : -1]
+        return base.as_strided(size, stride, base.storage_offset() + numbers[-1])
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -137,7 +155,15 @@ class _Outputs:
             raise CaptureError(
                 "a returned view requires a gradient but its base does not", advice="return a clone of it"
             )
-        replay: Any = AutogradView(value) if value._base is base else StridedView(value, base)
+        replay: Any
+        if private.has_symbols(value) or private.has_symbols(base):
+            if value.dtype != base.dtype or value.is_conj() or value.is_neg():
+                raise CaptureError(
+                    "a returned view of another dtype has a symbolic size", advice="return a clone of it"
+                )
+            replay = SymbolicView(value, base, self.trace.bindings())
+        else:
+            replay = AutogradView(value) if value._base is base else StridedView(value, base)
         return ViewOutput(output, replay, value.requires_grad)
 
     def _find_mutations(self) -> None:
@@ -153,7 +179,8 @@ class _Outputs:
     def _check_mutation(self, item: TracedInput) -> None:
         value = item.value
         real = item.real
-        if value.shape != real.shape or value.stride() != real.stride() or value.dtype != real.dtype:
+        fake = item.node.meta["val"]
+        if value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype:
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:

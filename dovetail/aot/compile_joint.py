@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
 from dovetail.aot.joint_graph import JointGraph
@@ -21,7 +23,8 @@ from dovetail.errors import CaptureError, InputError
 from dovetail.events import EventLog
 from dovetail.guards import compile_checker
 from dovetail.runtime.entry import Entry
-from dovetail.runtime.function import make_runtime_function
+from dovetail.runtime.function import TangentStrides, make_runtime_function
+from dovetail.trace import shape_guards
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
@@ -57,6 +60,10 @@ class CompiledGraph:
 def make_entry(compiled: CompiledGraph) -> Entry:
     """Guards, runtime function, effects and result recipe as one entry; the frontend's capture says what they are."""
     capture = compiled.joint.capture
+    bindings, environment = capture.bindings, compiled.joint.fake_mode.shape_env
+    if not capture.guards.is_frozen:
+        # The last backend has run: nothing can assume more about sizes.
+        capture.guards.set_shapes(shape_guards(environment, bindings))
     checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
     return Entry(
         checker,
@@ -66,6 +73,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         compiled=compiled,
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
+        numbers=bindings.function(capture.numbers) if capture.numbers else None,
     )
 
 
@@ -82,6 +90,7 @@ class _Backward:
         self._events = events
         self._compiled: dict[tuple[bool, ...], Callable_] = {}
         self._lock = threading.Lock()
+        self.sealed = False
 
     def __call__(self, defined: tuple[bool, ...]) -> Callable_:
         found = self._compiled.get(defined)
@@ -104,9 +113,13 @@ class _Backward:
             positions = list(range(first_tangent, len(placeholders)))
             graph, unused = specialise_tangents(graph, positions, defined)
             keep = [position for position in keep if position not in unused]
-        with self._events.span("compile backward", backend=self._backend.name, tangents=sum(defined)):
-            examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            compiled = compile_with(self._backend, graph, examples, "backward", dict(self._options))
+        examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        backend = self._backend
+        if self.sealed and any(map(private.has_symbols, examples)):
+            # The guards are installed: only a backend that assumes nothing about sizes can still be asked.
+            backend = lookup_backend("aten")
+        with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
+            compiled = compile_with(backend, graph, examples, "backward", dict(self._options))
         if len(keep) == first_tangent:
             return compiled
         extra = range(first_tangent, first_tangent + sum(defined))
@@ -134,6 +147,24 @@ def _program_runner(joint: JointGraph) -> Callable[[list[torch.Tensor]], list[to
     return program.run  # type: ignore[no-any-return]
 
 
+def _tangent_strides(joint: JointGraph) -> TangentStrides:
+    """The strides that the backward was compiled for, from the forward's inputs."""
+    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
+    strides = [node.meta["val"].stride() for node in placeholders if isinstance(node.meta.get("desc"), Tangent)]
+    if not any(private.is_symbolic(step) for item in strides for step in item):
+        plain = [tuple(item) for item in strides]
+        return lambda primals: plain
+    steps = [private.expression_of(step) if private.is_symbolic(step) else step for item in strides for step in item]
+    compute = joint.capture.bindings.function(steps)
+    lengths = [len(item) for item in strides]
+
+    def evaluate(primals: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+        numbers = iter(compute(primals))
+        return [tuple(itertools.islice(numbers, length)) for length in lengths]
+
+    return evaluate
+
+
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
     tangents = [
@@ -141,7 +172,7 @@ def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
         for node in joint.graph_module.graph.find_nodes(op="placeholder")
         if isinstance(node.meta.get("desc"), Tangent)
     ]
-    scalars = [node.meta["val"].numel() == 1 for node in tangents]
+    scalars = [not private.has_symbols(node.meta["val"]) and node.meta["val"].numel() == 1 for node in tangents]
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
 
 
@@ -195,10 +226,7 @@ def compile_joint(
         backward_for = _Backward(parts, chosen, visible, log, joint.num_primals)
         if parts.backward is not None:
             backward_for(default_pattern(joint))
-    tangent_strides = [
-        tuple(node.meta["val"].stride())
-        for node in joint.graph_module.graph.find_nodes(op="placeholder")
-        if isinstance(node.meta.get("desc"), Tangent)
-    ]
+        backward_for.sealed = True
+    tangent_strides = _tangent_strides(joint)
     run = make_runtime_function(joint.spec, forward, backward_for, tangent_strides=tangent_strides)
     return CompiledGraph(joint, parts, chosen, run, log)

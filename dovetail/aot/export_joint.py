@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import AOTState
 from dovetail.cache.artefact import read_artefact, write_artefact
@@ -41,6 +42,11 @@ def export_joint(state: AOTState | None, joint: JointGraph, path: str | os.PathL
             entry["target"] = node.target
         elif node.op == "placeholder":
             value = node.meta["val"]
+            if private.has_symbols(value):
+                raise ArtefactError(
+                    f"{node.name} has a symbolic size, and only static graphs can be exported",
+                    advice="capture the graph with dovetail.capture, which is static",
+                )
             entry["shape"] = [int(size) for size in value.shape]
             entry["dtype"] = str(value.dtype)
         nodes.append(entry)

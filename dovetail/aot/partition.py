@@ -85,10 +85,12 @@ class PartitionedGraph:
 def value_bytes(node: torch.fx.Node) -> int:
     """Bytes of a node's tensor; one for a number."""
     value = node.meta.get("val")
-    return max(1, value.numel() * value.element_size()) if isinstance(value, torch.Tensor) else 1
+    return max(1, private.hint(value.numel()) * value.element_size()) if isinstance(value, torch.Tensor) else 1
 
 
 def _is_cheap(node: torch.fx.Node) -> bool:
+    if private.is_symbolic(node.meta.get("val")):
+        return True
     if node.meta.get("recompute"):
         return not must_stay(node)
     if node.op == "get_attr" or node.target is operator.getitem:
@@ -176,7 +178,7 @@ def _saved_bytes(saved: list[torch.fx.Node]) -> int:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
             storage = value.untyped_storage()
-            storages[storage._cdata] = max(storages.get(storage._cdata, 0), storage.nbytes())
+            storages[storage._cdata] = max(storages.get(storage._cdata, 0), private.hint(storage.nbytes()))
     return sum(storages.values())
 
 

@@ -12,7 +12,7 @@ import torch
 from dovetail.aot.descriptors import Descriptor
 from dovetail.errors import NotCallableError, StageError
 from dovetail.guards import GuardSet
-from dovetail.trace import Trace
+from dovetail.trace import ShapePolicy, Trace
 
 
 class FrontendResult(Protocol):
@@ -73,8 +73,9 @@ def create_state(
     *,
     frontend: Frontend | str = "bytecode",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    policy: ShapePolicy | None = None,
 ) -> AOTState:
-    """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``.
+    """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``; ``policy`` says which sizes are symbolic.
 
     Raises :class:`NotCallableError` for something that cannot be called, :class:`StageError` for an unknown frontend.
     """
@@ -89,5 +90,5 @@ def create_state(
         frontend = _frontends[frontend]
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
-    trace = Trace(decompositions).open(stack)
+    trace = Trace(decompositions, policy).open(stack)
     return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
+import operator
 import re
 import types
 import typing
@@ -16,7 +18,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.frame import Break
-from dovetail.frontend.values import is_leaf_value
+from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.runtime.recipe import INTERPRETED
 
@@ -114,6 +116,8 @@ IMPURE_TORCH = frozenset(
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
+# Functions that give a symbolic number for a symbolic number.
+SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index})
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -336,6 +340,9 @@ class Calls:
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function, a method of a builtin type, or a builtin class."""
+        if function not in SYMBOLIC_FUNCTIONS and not self._is_tensor_method(function, args):
+            args = tuple(plain_numbers(item) for item in args)
+            kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
         if isinstance(
@@ -394,9 +401,25 @@ class Calls:
             return self._native(function, args, kwargs)
         raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
 
+    @staticmethod
+    def _is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
+        if isinstance(getattr(function, "__self__", None), torch.Tensor):
+            return True
+        module = getattr(function, "__module__", None) or ""
+        return module.startswith("torch") or (bool(args) and isinstance(args[0], torch.Tensor))
+
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
         name = function.__name__
+        if isinstance(owner, (dict, set)) or name in (
+            "insert",
+            "pop",
+            "__getitem__",
+            "__setitem__",
+            "__delitem__",
+            "index",
+        ):
+            args = (plain_numbers(args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)

@@ -33,8 +33,8 @@ from dovetail.guards import (
     autocast_nesting,
 )
 from dovetail.runtime.entry import EffectRecipe
-from dovetail.runtime.recipe import ConstantItem, Recipe, RecipeBuilder, SourceItem, TensorItem
-from dovetail.trace import Program, Trace
+from dovetail.runtime.recipe import ConstantItem, NumberItem, Recipe, RecipeBuilder, SourceItem, TensorItem
+from dovetail.trace import Bindings, Program, Trace
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Capture:
     """What the frontend hands on. ``outputs`` are the traced tensors that leave the function, ``recipe`` builds the result.
 
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
+    ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state.
     """
 
@@ -55,6 +56,8 @@ class Capture:
     program: Program
     ambient_change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
+    bindings: Bindings | None = None
+    numbers: tuple[Any, ...] = ()
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -107,6 +110,7 @@ class _Outputs:
         self._interpreter = interpreter
         self._positions: dict[int, int] = {}
         self.tensors: list[torch.Tensor] = []
+        self.numbers: list[Any] = []
         self.builder = RecipeBuilder(self._classify)
 
     def _classify(self, value: Any) -> Recipe | None:
@@ -117,6 +121,9 @@ class _Outputs:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorItem(self._positions[id(value)])
+        if private.is_symbolic(value):
+            self.numbers.append(value)
+            return NumberItem(len(self.numbers) - 1)
         if isinstance(value, Unread):
             return SourceItem(value.source.fetch)
         if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
@@ -207,4 +214,6 @@ def capture(
         program,
         None if change.is_empty else change,
         resume_point,
+        trace.bindings(),
+        tuple(private.expression_of(number) for number in outputs.numbers),
     )

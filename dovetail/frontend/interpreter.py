@@ -25,7 +25,7 @@ from dovetail.frontend.frame import Break, Frame, Stop
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.rules import WrappingIterator
-from dovetail.frontend.values import Values, is_leaf_value, is_trusted
+from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -73,6 +73,7 @@ DUNDERS: dict[Any, tuple[str, str | None]] = {
     operator.contains: ("__contains__", None),
 }
 INPLACE = {operator.iadd, operator.isub, operator.imul, operator.ior, operator.iand, operator.ixor}
+SIMPLE_OPERANDS = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymFloat, torch.SymBool})
 OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -357,6 +358,7 @@ class Interpreter(Attributes, Calls):
         if isinstance(method, types.FunctionType):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
+            key = plain_numbers(key)
             if dict.__contains__(target, key):
                 return self.values.read(dict.__getitem__(target, key), self.values.item_source(target, key))
             missing, _ = class_attribute(kind, "__missing__")
@@ -372,6 +374,7 @@ class Interpreter(Attributes, Calls):
                 raise Break(f"a missing key of a {kind.__name__} is looked up")
             raise KeyError(key)
         if isinstance(target, (list, tuple)):
+            key = plain_numbers(key)
             if isinstance(key, slice):
                 self.values.whole(target)
                 return self.values.wrap(operator.getitem(target, key))
@@ -396,6 +399,7 @@ class Interpreter(Attributes, Calls):
         if isinstance(method, types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
+            key = plain_numbers(key)
             if isinstance(target, list):
                 self.values.whole(target)
                 if isinstance(key, slice):
@@ -419,11 +423,13 @@ class Interpreter(Attributes, Calls):
         """An operator, with the operands' own Python methods interpreted."""
         simple = True
         for item in operands:
-            if isinstance(item, torch.Tensor) or type(item) in (int, float, str, bool, type(None)):
+            if isinstance(item, torch.Tensor) or type(item) in SIMPLE_OPERANDS:
                 continue
             simple = False
             break
         if simple:
+            if any(type(item) is str for item in operands):
+                operands = tuple(plain_numbers(item) for item in operands)
             return self._native(function, operands, {})
         names = DUNDERS.get(function)
         if names is not None:
@@ -460,6 +466,7 @@ class Interpreter(Attributes, Calls):
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
+            item = plain_numbers(item)
             self.values.whole(container)
             if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
                 # A tensor's hash is its identity: no two are ever compared.

@@ -13,6 +13,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.frame import Break
+from dovetail.frontend.values import plain_numbers
 
 
 @rule(getattr)
@@ -49,6 +50,8 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     value, kinds = args
     if isinstance(kinds, tuple):
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
+    if private.is_symbolic(value):
+        return isinstance(_plain_example(value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
         traced = interpreter.values.trace.input_of(value)
         if traced is not None:
@@ -61,6 +64,11 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return isinstance(value, kinds)
 
 
+def _plain_example(value: Any) -> Any:
+    """A plain number of the type that a symbolic one stands for."""
+    return {torch.SymInt: 2, torch.SymFloat: 2.0, torch.SymBool: True}[type(value)]
+
+
 @rule(issubclass, callable)
 def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return issubclass(*args) if len(args) == 2 else callable(*args)
@@ -70,6 +78,8 @@ def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
         raise Break("a class is made inside the function", "make it outside of the function")
+    if private.is_symbolic(args[0]):
+        return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):
         traced = interpreter.values.trace.input_of(args[0])
         if traced is not None:
@@ -127,6 +137,14 @@ def _conversion(function: Any, method_name: str) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
             value = args[0]
+            if private.is_symbolic(value):
+                if function is int:
+                    return value if isinstance(value, torch.SymInt) else torch.sym_int(value)
+                if function is float:
+                    return torch.sym_float(value)
+                if function not in (abs, divmod, pow):
+                    args = tuple(plain_numbers(item) for item in args)
+                    value = args[0]
             if isinstance(value, torch.Tensor):
                 if function in (str, repr, format, ascii):
                     raise Break("a tensor is turned into text", "print or format tensors outside of the function")
@@ -140,7 +158,7 @@ def _conversion(function: Any, method_name: str) -> Any:
                     return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
                 if isinstance(value, (list, tuple, dict, set)):
                     interpreter.values.whole_deep(value)
-        if isinstance(function, type):
+        if isinstance(function, type) or function in (abs, divmod, pow):
             return interpreter._native(function, args, kwargs)
         return interpreter.call_native(function, args, kwargs)
 

@@ -16,16 +16,20 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break
 from dovetail.guards import (
+    ArgumentSource,
     AttributeSource,
     DictKeys,
     Equals,
     GuardSet,
     Identity,
     ItemSource,
+    KeywordSource,
     Length,
+    NumberSource,
     Pinned,
     PinnedSource,
     SameTensor,
@@ -51,8 +55,6 @@ LEAF_TYPES: frozenset[type] = frozenset(
         torch.device,
         torch.memory_format,
         torch.layout,
-        torch.Size,
-        slice,
         range,
     }
 )
@@ -102,9 +104,31 @@ def is_leaf_value(value: object) -> bool:
     kind = type(value)
     if kind in LEAF_TYPES or isinstance(value, enum.Enum):
         return True
-    if kind is tuple or kind is frozenset:
+    if kind is tuple or kind is frozenset or kind is torch.Size:
         return all(is_leaf_value(item) for item in value)  # type: ignore[attr-defined]
+    if kind is slice:
+        return all(is_leaf_value(item) for item in (value.start, value.stop, value.step))  # type: ignore[attr-defined]
     return False
+
+
+def plain_numbers(value: Any) -> Any:
+    """Symbolic numbers as they are in this call, in containers too: code that wants plain ones then holds for these only."""
+    kind = type(value)
+    if kind is torch.SymInt:
+        return int(value)
+    if kind is torch.SymFloat:
+        return float(value)
+    if kind is torch.SymBool:
+        return bool(value)
+    if kind is tuple or kind is torch.Size:
+        items = [plain_numbers(item) for item in value]
+        return value if all(one is other for one, other in zip(items, value, strict=True)) else kind(items)
+    if kind is list:
+        items = [plain_numbers(item) for item in value]
+        return value if all(one is other for one, other in zip(items, value, strict=True)) else items
+    if kind is slice:
+        return slice(plain_numbers(value.start), plain_numbers(value.stop), plain_numbers(value.step))
+    return value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,6 +146,7 @@ class Values:
         self._sources: dict[int, tuple[Any, Source]] = {}
         self._pins: dict[int, PinnedSource] = {}
         self._whole: set[int] = set()
+        self._numbers: dict[Source, Any] = {}
         self.effects: Any = None
 
     def where(self) -> UserLocation | None:
@@ -159,13 +184,17 @@ class Values:
             if source is None:
                 return self.wrap(value)
             traced = self.trace.input(value, source.name)
-            index = self.guards.add_tensor(source, value, self.where())
+            index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
             if index != traced.index:
                 raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")
             return traced.value
         if source is None:
             return value
         kind = type(value)
+        if kind is int and self.trace.policy.is_symbolic_number(
+            value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
+        ):
+            return self._symbolic_number(value, source)
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value
@@ -187,6 +216,18 @@ class Values:
         self.note(value, source)
         return value
 
+    def _symbolic_number(self, value: int, source: Source) -> Any:
+        """A whole number as the size of an empty tensor that is an input of the graph."""
+        found = self._numbers.get(source)
+        if found is None:
+            carrier = NumberSource(source)
+            with private.disable_current_modes():
+                real = carrier.read(value)
+            traced = self.trace.input(real, carrier.name)
+            self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
+            found = self._numbers[source] = traced.value.shape[0]
+        return found
+
     def wrap(self, value: Any) -> Any:
         """A value that native code handed back: real tensors become traced ones."""
         if isinstance(value, torch.Tensor):
@@ -200,11 +241,6 @@ class Values:
                 "pass the tensor to the function, or keep it in an attribute of a module",
             )
         kind = type(value)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise Break(
-                "a Python number is made from a tensor's data",
-                "keep it in a tensor, or do this outside of the function",
-            )
         if kind is tuple:
             if self.source_of(value) is None and any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
                 return tuple(self.wrap(item) for item in value)

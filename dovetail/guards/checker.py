@@ -18,7 +18,7 @@ import collections
 import enum
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class Checker:
     ) -> None:
         self.guards = frozen
         self.ambient = ambient
-        self.check = check
+        self.check = check if frozen.shapes is None else _with_shapes(check, frozen.shapes.holds)
         self._source_code = source_code
 
     @property
@@ -107,6 +107,9 @@ class Checker:
             failures += check_guard(guard, frozen.tensors, callee, args, kwargs)
         if not failures:
             failures += self._explain_relations(callee, args, kwargs)
+        if not failures and frozen.shapes is not None:
+            tensors = [item.source.fetch(callee, args, kwargs) for item in frozen.tensors]
+            failures += [GuardFailure(text, needed_at=place) for text, place in frozen.shapes.failures(tensors)]
         return failures
 
     def _explain_relations(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[GuardFailure]:
@@ -130,6 +133,17 @@ class Checker:
                             )
                         )
         return failures
+
+
+def _with_shapes(
+    check: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None],
+    holds: Callable[[Sequence[torch.Tensor]], bool],
+) -> Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]:
+    def check_with_shapes(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        tensors = check(callee, args, kwargs)
+        return tensors if tensors is not None and holds(tensors) else None
+
+    return check_with_shapes
 
 
 def _memory(tensor: torch.Tensor) -> int:

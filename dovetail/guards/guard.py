@@ -11,9 +11,9 @@ A :class:`GuardSet` collects guards while a capture runs; :meth:`GuardSet.freeze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,17 @@ class TensorInput:
     location: UserLocation | None = None
 
 
+def _facts(tensor: torch.Tensor, fake: torch.Tensor | None) -> TensorFacts:
+    facts = TensorFacts.of(tensor)
+    if fake is None:
+        return facts
+    return replace(
+        facts,
+        shape=tuple(None if private.is_symbolic(size) else int(size) for size in fake.shape),
+        stride=tuple(None if private.is_symbolic(step) else int(step) for step in fake.stride()),
+    )
+
+
 def root_of(source: Source) -> Source:
     """The root that a source starts from."""
     while (parent := source.parent) is not None:
@@ -67,12 +78,23 @@ def is_argument(source: Source) -> bool:
     return isinstance(root_of(source), (ArgumentSource, KeywordSource))
 
 
+class SizeCheck(Protocol):
+    """What the guards need of a check of symbolic sizes; see :class:`dovetail.trace.ShapeGuards`."""
+
+    @property
+    def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
+        """Whether the sizes of the fetched tensors are allowed."""
+
+    def failures(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, UserLocation | None]]:
+        """What does not hold."""
+
+
 @dataclass(frozen=True)
 class FrozenGuards:
     """All guards of one entry as data; it keeps no tensor alive.
 
     ``bulk`` checks all tensors, ``argument_bulk`` those reached from arguments alone; None where there are none.
-    ``separate`` holds indices of inputs whose memory no other input may share.
+    ``separate`` holds indices of inputs whose memory no other input may share. ``shapes`` checks symbolic sizes.
     """
 
     guards: tuple[Guard, ...]
@@ -82,6 +104,7 @@ class FrozenGuards:
     bulk: Callable[..., bool] | None = field(default=None, compare=False, repr=False)
     argument_bulk: Callable[..., bool] | None = field(default=None, compare=False, repr=False)
     separate: tuple[int, ...] = ()
+    shapes: SizeCheck | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return "\n".join(f"{guard}  # {guard.location or guard.reason}" for guard in self.guards)
@@ -103,6 +126,30 @@ class GuardSet:
         self._call_shape: tuple[int, tuple[str, ...]] | None = None
         self._separate: dict[int, None] = {}
         self._frozen: FrozenGuards | None = None
+        self._shapes: SizeCheck | None = None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the guards are data already."""
+        return self._frozen is not None
+
+    def set_shapes(self, shapes: SizeCheck | None) -> None:
+        """Give the check of what was assumed about symbolic sizes, when no stage can assume more."""
+        self._check_open()
+        self._shapes = shapes
+
+    def tensor_sources(self) -> list[Source]:
+        """The sources of all tensor inputs, in index order."""
+        return [item.source for item in self._inputs]
+
+    def _bulk(self, indices: Iterable[int]) -> Callable[..., bool]:
+        chosen = list(indices)
+        facts = [self._inputs[index].facts for index in chosen]
+        return private.bulk_tensor_check(
+            [self._tensors[index] for index in chosen],
+            [list(item.shape) for item in facts],
+            [list(item.stride) for item in facts],
+        )
 
     def __len__(self) -> int:
         return len(self._guards)
@@ -120,8 +167,14 @@ class GuardSet:
                 )
         self._guards[source, predicate] = Guard(source, predicate, location, reason)
 
-    def add_tensor(self, source: Source, tensor: torch.Tensor, location: UserLocation | None = None) -> int:
-        """Guard a tensor's metadata; returns its index among the inputs.
+    def add_tensor(
+        self,
+        source: Source,
+        tensor: torch.Tensor,
+        location: UserLocation | None = None,
+        fake: torch.Tensor | None = None,
+    ) -> int:
+        """Guard a tensor's metadata; returns its index among the inputs. What is symbolic in ``fake`` is left out.
 
         The same tensor by a second source returns the first index, with a guard that both stay one object.
         """
@@ -143,7 +196,7 @@ class GuardSet:
             )
         index = len(self._tensors)
         self._tensors.append(tensor)
-        self._inputs.append(TensorInput(source, TensorFacts.of(tensor), location))
+        self._inputs.append(TensorInput(source, _facts(tensor, fake), location))
         self._index_of[id(tensor)] = index
         self._index_by_source[source] = index
         self.add(source, TensorMatch(index), location, f"{source.name} was read")
@@ -195,14 +248,14 @@ class GuardSet:
             bulk = argument_bulk = None
             # A tensor that is another way by now (an eager run changed it) is checked fact by fact.
             unchanged = all(
-                tensor.layout is torch.strided and item.facts == TensorFacts.of(tensor)
+                tensor.layout is torch.strided and item.facts.hold(tensor)
                 for item, tensor in zip(self._inputs, self._tensors, strict=True)
             )
             if self._tensors and unchanged:
-                bulk = private.bulk_tensor_check(self._tensors)
-                arguments = [self._tensors[i] for i, item in enumerate(self._inputs) if is_argument(item.source)]
+                bulk = self._bulk(range(len(self._tensors)))
+                arguments = [i for i, item in enumerate(self._inputs) if is_argument(item.source)]
                 if arguments and len(arguments) < len(self._tensors):
-                    argument_bulk = private.bulk_tensor_check(arguments)
+                    argument_bulk = self._bulk(arguments)
             self._frozen = FrozenGuards(
                 tuple(self._guards.values()),
                 tuple(self._inputs),
@@ -211,6 +264,7 @@ class GuardSet:
                 bulk,
                 argument_bulk,
                 tuple(self._separate),
+                self._shapes,
             )
             self._tensors.clear()
             self._index_of.clear()
@@ -238,11 +292,12 @@ class GuardFailure:
 
     sentence: str
     guard: Guard | None = None
+    needed_at: UserLocation | None = None
 
     @property
     def location(self) -> UserLocation | None:
         """The user's line that needed what failed."""
-        return self.guard.location if self.guard is not None else None
+        return self.guard.location if self.guard is not None else self.needed_at
 
     def __str__(self) -> str:
         return f"{self.sentence}; needed at {self.location}" if self.location is not None else self.sentence

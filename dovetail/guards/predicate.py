@@ -10,7 +10,7 @@ import enum
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -370,16 +370,24 @@ class StorageOffset(Predicate):
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """The metadata of one tensor at capture, without the tensor."""
+    """The metadata of one tensor at capture, without the tensor. A size or stride of None is symbolic: any will do."""
 
     type: type
     dtype: torch.dtype
     device: torch.device
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
     requires_grad: bool
     is_leaf: bool
     dispatch_keys: str
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is as it was."""
+        now = TensorFacts.of(tensor)
+        return replace(self, shape=now.shape, stride=now.stride) == now and all(
+            then is None or then == value
+            for then, value in zip((*self.shape, *self.stride), (*now.shape, *now.stride), strict=True)
+        )
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorFacts:
@@ -412,8 +420,13 @@ class TensorFacts:
             found.append(f"`{name}.dim()` was {len(self.shape)}, is {len(shape)}")
         else:
             sizes = zip(self.shape, shape)
-            found += [f"`{name}.shape[{i}]` was {then}, is {now}" for i, (then, now) in enumerate(sizes) if then != now]
-            if shape == self.shape and stride != self.stride:
+            found += [
+                f"`{name}.shape[{i}]` was {then}, is {now}"
+                for i, (then, now) in enumerate(sizes)
+                if then not in (None, now)
+            ]
+            steps = zip(self.stride, stride)
+            if not found and any(then not in (None, now) for then, now in steps):
                 found.append(f"`{name}.stride()` was {self.stride}, is {stride}")
         if not found and private.dispatch_keys(value) != self.dispatch_keys:
             found.append(f"the dispatch keys of `{name}` were {self.dispatch_keys}, are {private.dispatch_keys(value)}")

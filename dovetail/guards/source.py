@@ -431,3 +431,20 @@ class GradSource(Step):
 
     def read(self, value: Any) -> Any:
         return read_gradient(value)
+
+
+@dataclass(frozen=True)
+class NumberSource(Step):
+    """A whole number as the size of an empty tensor, so that a symbolic number is an input like any other.
+
+    Reading another value than a whole number of at least 2 raises ValueError: 0, 1 and all else have entries of their own.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}<number>"
+
+    def read(self, value: Any) -> Any:
+        if type(value) is not int or not 2 <= value < 1 << 62:
+            raise ValueError(f"{value!r} is no whole number of at least 2")
+        return torch.empty((value, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class Entry:
     """Guards, the compiled function, the recipe for the result and the effects to apply.
 
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
-    ``resume_point`` ends at a graph break: its result is the live values there.
+    ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
+    from the sizes of the inputs.
     """
 
     checker: Checker
@@ -40,12 +41,17 @@ class Entry:
     compiled: Any = None
     ambient_change: AmbientChange | None = None
     resume_point: Any = None
+    numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
         if self.run is None:
             return callee(*args, **kwargs)
+        # Read before the graph runs: it may change a size in place.
+        numbers = self.numbers(tensors) if self.numbers is not None else None
         results = self.run(tensors)
+        if numbers is not None:
+            results = [*results, *reversed(numbers)]
         assert self.recipe is not None
         if not self.effects:
             result = rebuild(self.recipe, results, callee, args, kwargs)

@@ -17,6 +17,7 @@ from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 
 FlatCallable = Callable[[list[Any]], list[Any]]
+TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -24,13 +25,13 @@ def make_runtime_function(
     spec: RuntimeSpec,
     forward: FlatCallable,
     backward_for: Callable[[tuple[bool, ...]], FlatCallable] | None,
-    tangent_strides: Sequence[tuple[int, ...]] | None = None,
+    tangent_strides: TangentStrides | None = None,
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
     ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
     backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
-    than in ``tangent_strides`` is copied into them, because the backward was compiled for those.
+    than ``tangent_strides(primals)`` says is copied into them, because the backward was compiled for those.
     """
     compute = forward if backward_for is None else _autograd_function(spec, forward, backward_for, tangent_strides)
     epilogue = _Epilogue(spec)
@@ -48,7 +49,7 @@ def _autograd_function(
     spec: RuntimeSpec,
     forward: FlatCallable,
     backward_for: Callable[[tuple[bool, ...]], FlatCallable],
-    tangent_strides: Sequence[tuple[int, ...]] | None,
+    tangent_strides: TangentStrides | None,
 ) -> FlatCallable:
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
@@ -59,6 +60,8 @@ def _autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if tangent_strides is not None:
+                ctx.tangent_strides = tangent_strides(primals)
             results = forward(list(primals))
             saved = results[count:]
             ctx.set_materialize_grads(False)
@@ -84,7 +87,7 @@ def _autograd_function(
             values: list[Any] = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
             for position, tangent in enumerate(tangents):
                 if tangent is not None:
-                    values.append(_with_strides(tangent, tangent_strides[position] if tangent_strides else None))
+                    values.append(_with_strides(tangent, ctx.tangent_strides[position] if tangent_strides else None))
             return tuple(backward_for(defined)(values))
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -163,7 +166,7 @@ class _Epilogue:
         assert isinstance(output, ViewOutput)
         base = self._result(output.base, inputs, outputs)
         with torch.set_grad_enabled(output.differentiable):
-            view: torch.Tensor = output.replay(base)
+            view: torch.Tensor = output.replay(base, inputs)
         if output.differentiable:
             return view
         return view.detach() if view.requires_grad else view

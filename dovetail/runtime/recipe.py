@@ -34,6 +34,13 @@ class TensorItem(Recipe):
 
 
 @dataclass(frozen=True)
+class NumberItem(Recipe):
+    """A number computed from the sizes of the inputs: number ``index`` from the end of the runtime function's results."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class SourceItem(Recipe):
     """An object that existed before the call, found again by its source."""
 
@@ -167,6 +174,8 @@ class RecipeBuilder:
             raise self._refuse(value)
         if number is not None:
             return SharedItem(number)
+        if type(value) is torch.Size:
+            return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),), -1)
         if isinstance(value, slice):
             return SliceItem((self.build(value.start), self.build(value.stop), self.build(value.step)))
         number = self._numbers[id(value)] = len(self._alive)
@@ -301,6 +310,8 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
         return recipe.value
     if kind is SourceItem:
         return recipe.fetch(callee, args, kwargs)
+    if kind is NumberItem:
+        return tensors[-1 - recipe.index]
     if kind is SharedItem:
         return memo[recipe.number]
 

@@ -1,6 +1,18 @@
-"""The open trace: fake, functional and proxy modes, and the tensors handed in."""
+"""The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
 from dovetail.trace.program import Program
+from dovetail.trace.shapes import Bindings, ShapeGuards, ShapePolicy, SizeRange, mark_dynamic, marks_of, shape_guards
 from dovetail.trace.trace import Trace, TracedInput
 
-__all__ = ["Program", "Trace", "TracedInput"]
+__all__ = [
+    "Bindings",
+    "Program",
+    "ShapeGuards",
+    "ShapePolicy",
+    "SizeRange",
+    "Trace",
+    "TracedInput",
+    "mark_dynamic",
+    "marks_of",
+    "shape_guards",
+]

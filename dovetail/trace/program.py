@@ -180,6 +180,8 @@ class Recorder:
         )
 
     def _store(self, value: Any) -> Any:
+        if private.is_symbolic(value):
+            self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
         if isinstance(value, torch.Tensor):
             if id(value) not in self._numbers:
                 self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"

@@ -17,6 +17,7 @@ from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.trace.program import Program, Recorder, RecordingMode
+from dovetail.trace.shapes import Bindings, RecordingShapeEnv, ShapePolicy
 
 
 @dataclass(eq=False)
@@ -69,11 +70,17 @@ class _FunctionalMode(private.FunctionalTensorMode):
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
-    ``decompositions`` are applied while recording; the default records ATen operators as autograd emits them.
+    ``decompositions`` are applied while recording; the default records ATen operators as autograd emits them. ``policy``
+    says which sizes are symbolic.
     """
 
-    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
-        self.shape_env = private.ShapeEnv()
+    def __init__(
+        self,
+        decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+        policy: ShapePolicy | None = None,
+    ) -> None:
+        self.policy = policy if policy is not None else ShapePolicy()
+        self.shape_env = RecordingShapeEnv()
         self.fake_mode = private.FakeTensorMode(shape_env=self.shape_env)
         self.tracer = _Tracer()
         self.tracer.open_trace = self
@@ -84,6 +91,7 @@ class Trace:
         self.decompositions = decompositions
         self.phase = "forward"
         self.locate: Callable[[], UserLocation | None] = lambda: None
+        self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.lines = private.LineTable()
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
@@ -98,6 +106,9 @@ class Trace:
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private.effects_as_plain_operators())
+        if not self.policy.is_static:
+            # C++ operators made of others ask for plain sizes; their Python forms can do with symbols.
+            stack.enter_context(private.enable_python_dispatcher())
         stack.enter_context(self.fake_mode)
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
@@ -126,7 +137,12 @@ class Trace:
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
-            fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
+            symbolic = self.policy.symbolic_sizes(real, name)
+            if symbolic:
+                bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
+                fake = private.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
+            else:
+                fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
             private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
@@ -190,7 +206,11 @@ class Trace:
 
     def has_unbacked_sizes(self) -> bool:
         """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
-        return bool(self.shape_env.var_to_range)
+        return private.unbacked_sizes(self.shape_env)
+
+    def bindings(self) -> Bindings:
+        """Where the symbols of this trace are read at a later call."""
+        return Bindings([item.node.meta["val"] for item in self.inputs], [item.name for item in self.inputs])
 
     def begin_backward(self) -> None:
         """From here on, recorded nodes belong to the backward."""

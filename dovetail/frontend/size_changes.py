@@ -1,0 +1,58 @@
+"""What was seen to change from call to call: these sizes and numbers become symbolic at the next capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.guards import FETCH_ERRORS, Equals, TensorMatch
+from dovetail.runtime.entry import Entry
+from dovetail.trace import ShapePolicy, marks_of
+
+
+class SizeChanges:
+    """The record of one compiled function, by the names of the sources."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, set[int]] = {}
+        self._numbers: set[str] = set()
+
+    def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compare a call that no entry fits with what each entry was made for."""
+        for entry in entries:
+            frozen = entry.checker.guards
+            for guard in frozen.guards:
+                predicate = guard.predicate
+                if not isinstance(predicate, (Equals, TensorMatch)):
+                    continue
+                try:
+                    value = guard.source.fetch(callee, args, kwargs)
+                except FETCH_ERRORS:
+                    continue
+                name = guard.source.name
+                if isinstance(predicate, Equals):
+                    if type(value) is int and type(predicate.value) is int and value != predicate.value:
+                        self._numbers.add(name)
+                elif isinstance(value, torch.Tensor):
+                    shape = frozen.tensors[predicate.index].facts.shape
+                    if value.dim() == len(shape):
+                        changed = {d for d, then in enumerate(shape) if then is not None and then != value.shape[d]}
+                        if changed:
+                            self._sizes.setdefault(name, set()).update(changed)
+
+    def policy(
+        self, dynamic: bool | None, takes_program: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ShapePolicy:
+        """What is symbolic in the next capture. A program tape has no symbols, so that a backend of programs gets none."""
+        if dynamic is False or takes_program:
+            return ShapePolicy(allowed=False)
+        leaves = private.tree_leaves((args, dict(kwargs)))
+        return ShapePolicy(
+            everything=dynamic is True,
+            sizes={name: frozenset(dims) for name, dims in self._sizes.items()},
+            numbers=frozenset(self._numbers),
+            marked=any(isinstance(leaf, torch.Tensor) and bool(marks_of(leaf)) for leaf in leaves),
+        )

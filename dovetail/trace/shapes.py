@@ -1,0 +1,243 @@
+"""Symbolic sizes: which of them are symbolic, and what the symbols stand for at a later call.
+
+A trace has one shape environment. Its symbols are sizes, strides and offsets of input tensors, so that the values of all of them
+can be read off the tensors that an entry fetches, and every guard that the environment has recorded (while the program, its
+backward, a decomposition or a backend was traced) can be checked there too: :class:`ShapeGuards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import CaptureError, InputError, UserLocation
+
+MARK = "_dovetail_dynamic"
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """Bounds of a marked size; None where there is none."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+
+    def __str__(self) -> str:
+        low = "" if self.minimum is None else f"{self.minimum} <= "
+        high = "" if self.maximum is None else f" <= {self.maximum}"
+        return f"{low}size{high}"
+
+
+def mark_dynamic(
+    tensor: torch.Tensor, dimension: int, *, minimum: int | None = None, maximum: int | None = None
+) -> torch.Tensor:
+    """Say that a size of this tensor will change: it is symbolic from the first capture on. Returns the tensor.
+
+    Raises :class:`InputError` for a dimension that the tensor does not have or a size outside of the bounds; a later call
+    with a size outside of them compiles another entry.
+
+    >>> batch = mark_dynamic(torch.ones(8, 3), 0, minimum=2, maximum=512)
+    """
+    if not -tensor.dim() <= dimension < tensor.dim():
+        raise InputError(f"a tensor with {tensor.dim()} dimensions has no dimension {dimension}")
+    position = dimension % tensor.dim()
+    size = tensor.shape[position]
+    bounds = SizeRange(minimum, maximum)
+    if (minimum is not None and size < minimum) or (maximum is not None and size > maximum):
+        raise InputError(f"the size {size} of dimension {dimension} is outside of {bounds}")
+    marks = dict(getattr(tensor, MARK, {}))
+    marks[position] = bounds
+    setattr(tensor, MARK, marks)
+    return tensor
+
+
+def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
+    """The sizes of a tensor that were marked, also by ``torch._dynamo.mark_dynamic``."""
+    marks: dict[int, SizeRange] = dict.fromkeys(getattr(tensor, "_dynamo_dynamic_indices", ()), SizeRange())
+    marks.update(getattr(tensor, MARK, {}))
+    return marks
+
+
+@dataclass(frozen=True)
+class ShapePolicy:
+    """Which sizes and numbers are symbolic, by the name of the source that they are read from.
+
+    ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments.
+    """
+
+    everything: bool = False
+    sizes: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    numbers: frozenset[str] = frozenset()
+    marked: bool = False
+    allowed: bool = True
+
+    @property
+    def is_static(self) -> bool:
+        """Whether nothing can become symbolic."""
+        return not self.allowed or not (self.everything or self.sizes or self.numbers or self.marked)
+
+    def symbolic_sizes(self, tensor: torch.Tensor, name: str) -> dict[int, SizeRange]:
+        """The symbolic dimensions of a tensor. Sizes of 0 and 1 stay as they are: operators treat them as special."""
+        if self.is_static:
+            return {}
+        chosen: dict[int, SizeRange] = dict.fromkeys(self.sizes.get(name, ()), SizeRange())
+        if self.everything and not isinstance(tensor, torch.nn.Parameter):
+            chosen.update(dict.fromkeys(range(tensor.dim()), SizeRange()))
+        if self.marked:
+            chosen.update(marks_of(tensor))
+        return {dim: bounds for dim, bounds in chosen.items() if dim < tensor.dim() and tensor.shape[dim] > 1}
+
+    def is_symbolic_number(self, value: int, name: str, is_argument: bool) -> bool:
+        """Whether a whole number that was read is symbolic."""
+        wanted = name in self.numbers or (self.everything and is_argument)
+        return wanted and not self.is_static and type(value) is int and 2 <= value < 1 << 62
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One guard of the shape environment, with the user's line that it came from."""
+
+    expression: Any
+    location: UserLocation | None
+
+
+class RecordingShapeEnv(private.ShapeEnv):
+    """A shape environment that knows the user's line of each of its guards."""
+
+    def __init__(self) -> None:
+        # Each size is a symbol of its own: two that are equal today may differ tomorrow.
+        super().__init__(duck_shape=False)
+        self.locate: Callable[[], UserLocation | None] = lambda: None
+        self.locations: list[UserLocation | None] = []
+
+    def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
+        """See the base class."""
+        result = super().evaluate_sym_node(*args, **kwargs)
+        if len(self.locations) < len(self.guards):
+            self.locations += [self.locate()] * (len(self.guards) - len(self.locations))
+        return result
+
+    def recorded(self) -> list[Recorded]:
+        """All guards so far."""
+        places = self.locations + [None] * (len(self.guards) - len(self.locations))
+        return [Recorded(guard.expr, place) for guard, place in zip(self.guards, places, strict=True)]
+
+
+class Bindings:
+    """Where each symbol can be read at a later call: (input index, "size" | "stride" | "offset", dimension)."""
+
+    def __init__(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        self.symbols: dict[Any, tuple[int, str, int]] = {}
+        self.relations: list[tuple[int, str, int, Any]] = []
+        self.names = list(names)
+        for index, value in enumerate(values):
+            parts: list[tuple[str, int, Any]] = [("size", dim, size) for dim, size in enumerate(value.shape)]
+            parts += [("stride", dim, step) for dim, step in enumerate(value.stride())]
+            parts.append(("offset", 0, value.storage_offset()))
+            for kind, dim, part in parts:
+                if not private.is_symbolic(part):
+                    continue
+                expression = private.first_expression(part)
+                if private.is_symbol(expression) and expression not in self.symbols:
+                    self.symbols[expression] = (index, kind, dim)
+                else:
+                    self.relations.append((index, kind, dim, expression))
+
+    def text(self, place: tuple[int, str, int]) -> str:
+        """How a user would write what is read there."""
+        index, kind, dim = place
+        name = self.names[index]
+        if name.endswith(NUMBER_SUFFIX):
+            return name.removesuffix(NUMBER_SUFFIX)
+        return {"size": f"{name}.shape[{dim}]", "stride": f"{name}.stride({dim})"}.get(kind, f"{name}.storage_offset()")
+
+    def code(self, place: tuple[int, str, int]) -> str:
+        """Python that reads it from the list of fetched tensors."""
+        index, kind, dim = place
+        call = {"size": f"size({dim})", "stride": f"stride({dim})"}.get(kind, "storage_offset()")
+        return f"tensors[{index}].{call}"
+
+    def function(self, expressions: Sequence[Any]) -> Callable[[Sequence[torch.Tensor]], tuple[Any, ...]]:
+        """``compute(tensors)``: the values of expressions over the symbols.
+
+        Raises :class:`CaptureError` for an expression that Python cannot compute from them.
+        """
+        texts = [private.python_text(item, self._variables(item)) for item in expressions]
+        body = "".join(f"{text}, " for text in texts)
+        source = f"def compute(tensors):\n    return ({body})\n"
+        space: dict[str, Any] = private.python_text_globals()
+        exec(compile(source, "<shapes>", "exec"), space)
+        return space["compute"]  # type: ignore[no-any-return]
+
+    def _variables(self, expression: Any) -> dict[Any, str]:
+        variables = {}
+        for symbol in private.symbols_of(expression):
+            if symbol not in self.symbols:
+                raise CaptureError(
+                    f"a size depends on {symbol}, which cannot be read off the inputs",
+                    advice="keep sizes independent of the data",
+                )
+            variables[symbol] = self.code(self.symbols[symbol])
+        return variables
+
+    def sentence(self, expression: Any) -> str:
+        """An expression in the user's words."""
+        shown = {symbol: self.text(place) for symbol, place in self.symbols.items()}
+        return private.python_text(expression, {symbol: shown[symbol] for symbol in private.symbols_of(expression)})
+
+
+NUMBER_SUFFIX = "<number>"
+"""Ends the name of the input that carries a symbolic number as its size."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShapeGuards:
+    """What must hold of the sizes, strides and numbers at a call. ``holds(tensors)`` checks all of it."""
+
+    holds: Callable[[Sequence[torch.Tensor]], bool]
+    sentences: tuple[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]], ...]
+    count: int
+
+    def failures(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, UserLocation | None]]:
+        """What does not hold, as sentences with the user's line."""
+        return [(text, place) for text, place, holds in self.sentences if not holds(tensors)]
+
+
+def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGuards | None:
+    """All that a shape environment assumes, as a check of the fetched tensors; None where it assumes nothing.
+
+    Raises :class:`CaptureError` for an assumption that cannot be checked from them.
+    """
+    if not bindings.symbols and not environment.guards:
+        return None
+    conditions: list[tuple[Any, UserLocation | None]] = []
+    texts: list[tuple[str, str, UserLocation | None]] = []
+    for symbol, place in bindings.symbols.items():
+        low, high = private.range_of(environment, symbol)
+        code, text = bindings.code(place), bindings.text(place)
+        if low is not None:
+            texts.append((f"{low} <= {code}", f"`{text}` must be at least {low}", None))
+        if high is not None:
+            texts.append((f"{code} <= {high}", f"`{text}` must be at most {high}", None))
+    for index, kind, dim, expression in bindings.relations:
+        part = (index, kind, dim)
+        value = private.python_text(expression, bindings._variables(expression))
+        shown = bindings.sentence(expression)
+        texts.append((f"{bindings.code(part)} == {value}", f"`{bindings.text(part)}` must be `{shown}`", None))
+    conditions += [(item.expression, item.location) for item in environment.recorded()]
+    for expression, location in conditions:
+        code = private.python_text(expression, bindings._variables(expression))
+        texts.append((code, f"`{bindings.sentence(expression)}` must hold", location))
+    unique = list({item[0]: item for item in reversed(texts)}.values())[::-1]
+    joined = " and ".join(f"({code})" for code, _, _ in unique) or "True"
+    space: dict[str, Any] = private.python_text_globals()
+    exec(compile(f"holds = lambda tensors: {joined}", "<shape guards>", "exec"), space)
+    sentences: list[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]]] = []
+    for code, text, line in unique:
+        exec(compile(f"one = lambda tensors: {code}", "<shape guards>", "exec"), space)
+        sentences.append((text, line, space["one"]))
+    return ShapeGuards(space["holds"], tuple(sentences), len(environment.guards))
