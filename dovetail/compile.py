@@ -115,7 +115,7 @@ class CompiledFunction:
             if len(self.entries) >= self.options.recompile_limit:
                 return self._over_limit(args, kwargs)
             if self.entries:
-                failures = self.entries[-1].checker.explain(original, args, kwargs)
+                failures = self.entries[0].checker.explain(original, args, kwargs)
                 self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
             ambient = AmbientState.snapshot()
             self._changes.learn(self.entries, original, args, kwargs)

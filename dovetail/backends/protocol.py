@@ -146,7 +146,9 @@ def _promise(entry: Any) -> _Promise:
     value = entry.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return _Promise("unknown" if value is None else "other")
-    static = all(type(size) is int for size in value.shape)
+    # An empty tensor of bytes is the workspace of a kernel, of which the fake operator does not know the size (LSTM on CPU).
+    is_workspace = value.dtype is torch.uint8 and tuple(value.shape) == (0,)
+    static = all(type(size) is int for size in value.shape) and not is_workspace
     return _Promise("tensor", value.dtype, tuple(value.shape) if static else None)
 
 

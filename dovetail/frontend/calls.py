@@ -10,6 +10,7 @@ import operator
 import re
 import types
 import typing
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value, plain_numbers
-from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, Length, NoHooks
+from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, Length, NoHooks, ReferentSource
 from dovetail.runtime.recipe import INTERPRETED
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
@@ -221,6 +222,9 @@ class Calls:
             return self.call(function.__wrapped__, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
+        if kind is weakref.ReferenceType:
+            source = self.values.source_of(function)
+            return self.values.read(function(), None if source is None else ReferentSource(source))
         caller, _ = class_attribute(kind, "__call__")
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)

@@ -104,6 +104,8 @@ def _super(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 @rule(len)
 def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     (value,) = args
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.shape[0]
     method, _ = class_attribute(type(value), "__len__")
     if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
         return int(interpreter.call(types.MethodType(method, value), (), {}))

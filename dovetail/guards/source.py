@@ -18,6 +18,7 @@ import enum
 import itertools
 import math
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -448,3 +449,17 @@ class NumberSource(Step):
         if type(value) is not int or not 2 <= value < 1 << 62:
             raise ValueError(f"{value!r} is no whole number of at least 2")
         return torch.empty((value, 0))
+
+
+@dataclass(frozen=True)
+class ReferentSource(Step):
+    """What a weak reference refers to; None once that is gone."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}()"
+
+    def read(self, value: Any) -> Any:
+        if type(value) is not weakref.ReferenceType:
+            raise TypeError("no weak reference")
+        return value()

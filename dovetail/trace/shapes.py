@@ -17,6 +17,8 @@ from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
 
 MARK = "_dovetail_dynamic"
+NUMBER_SUFFIX = "<number>"
+"""Ends the name of the input that carries a symbolic number as its size."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class ShapePolicy:
         """The symbolic dimensions of a tensor. Sizes of 0 and 1 stay as they are: operators treat them as special."""
         if self.is_static:
             return {}
+        if name.endswith(NUMBER_SUFFIX):
+            return {0: SizeRange()}
         chosen: dict[int, SizeRange] = dict.fromkeys(self.sizes.get(name, ()), SizeRange())
         if self.everything and not isinstance(tensor, torch.nn.Parameter):
             chosen.update(dict.fromkeys(range(tensor.dim()), SizeRange()))
@@ -188,10 +192,6 @@ class Bindings:
         """An expression in the user's words."""
         shown = {symbol: self.text(place) for symbol, place in self.symbols.items()}
         return private.python_text(expression, {symbol: shown[symbol] for symbol in private.symbols_of(expression)})
-
-
-NUMBER_SUFFIX = "<number>"
-"""Ends the name of the input that carries a symbolic number as its size."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,18 @@ class _Tracer(private.PythonKeyTracer):
         return node
 
 
+class _SymbolicFakeMode(private.FakeTensorMode):
+    """Fake tensors with symbolic sizes: C++ operators made of others ask for plain sizes, their Python forms do not.
+
+    Only here, below what is recorded: the recorded operators stay those of eager.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the base class."""
+        with private.enable_python_dispatcher():
+            return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
 class _FunctionalMode(private.FunctionalTensorMode):
     """Functionalisation, with eager's order of random numbers.
 
@@ -81,7 +93,8 @@ class Trace:
     ) -> None:
         self.policy = policy if policy is not None else ShapePolicy()
         self.shape_env = RecordingShapeEnv()
-        self.fake_mode = private.FakeTensorMode(shape_env=self.shape_env)
+        fake_mode = private.FakeTensorMode if self.policy.is_static else _SymbolicFakeMode
+        self.fake_mode = fake_mode(shape_env=self.shape_env)
         self.tracer = _Tracer()
         self.tracer.open_trace = self
         self.graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
@@ -106,9 +119,6 @@ class Trace:
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private.effects_as_plain_operators())
-        if not self.policy.is_static:
-            # C++ operators made of others ask for plain sizes; their Python forms can do with symbols.
-            stack.enter_context(private.enable_python_dispatcher())
         stack.enter_context(self.fake_mode)
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:

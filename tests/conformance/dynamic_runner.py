@@ -1,0 +1,108 @@
+"""Hugging Face models with changing batch sizes and sequence lengths: at most one more graph, and eager's numbers each time.
+
+``python -m tests.conformance.dynamic_runner --models bert,gpt2``; ``all`` takes every family of the model runner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import dovetail
+from tests.conformance.compare import differences
+from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
+
+SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
+
+
+def resized(batch: Batch, rows: int, length: int) -> Batch:
+    """A batch with other sizes, made of the same values; the last token stays last."""
+    result: Batch = {}
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == BATCH:
+            value = value[torch.arange(rows) % BATCH]
+            if value.dim() == 2 and value.shape[1] == LENGTH and not value.is_floating_point():
+                columns = torch.arange(length) % LENGTH
+                columns[-1] = LENGTH - 1
+                value = value[:, columns]
+        result[name] = value
+    return result
+
+
+@dataclass
+class DynamicResult:
+    """What became of one model."""
+
+    model: str
+    verdict: str
+    entries: list[int]
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def check_model(name: str) -> DynamicResult:
+    """One training step for each of the sizes, in eager and compiled."""
+    started = time.perf_counter()
+    model, batches = build(name)
+    model.train()
+    twin = copy.deepcopy(model)
+    outcome = DynamicResult(name, "passed", [])
+    compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=True)
+    try:
+        for rows, length in SHAPES:
+            batch = resized(batches[0], rows, length)
+            expected = _step(model, model, batch, 3)
+            actual = _step(twin, compiled, batch, 3)
+            found = [
+                *differences(expected.outputs, actual.outputs, "outputs"),
+                *differences(expected.gradients, actual.gradients, "gradients"),
+                *differences(expected.buffers, actual.buffers, "buffers"),
+            ]
+            if found:
+                outcome.verdict = "wrong"
+                outcome.reason = f"{(rows, length)}: " + "; ".join(str(item) for item in found[:3])
+                return outcome
+            outcome.entries.append(len(compiled.compiled_call.entries))
+    except Exception as error:
+        outcome.verdict = "refused" if isinstance(error, dovetail.errors.DovetailError) else "error"
+        frames = traceback.extract_tb(error.__traceback__)
+        outcome.reason = f"{type(error).__name__}: {error} [{frames[-1].filename}:{frames[-1].lineno}]"
+        return outcome
+    finally:
+        outcome.seconds = round(time.perf_counter() - started, 2)
+    events = [event for event in dovetail.events_of(compiled).events if event.name in ("static shapes", "recompile")]
+    if outcome.entries[-1] > 2:
+        outcome.verdict = "grows"
+    outcome.reason = "; ".join(str(event) for event in events) if outcome.verdict != "passed" else ""
+    return outcome
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the models and print a line for each; the exit status is 1 if any is wrong or fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="bert,gpt2,llama", help="names separated by commas, or all")
+    chosen = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    names = list(FACTORIES) if chosen.models == "all" else chosen.models.split(",")
+    results = []
+    for name in names:
+        result = check_model(name)
+        results.append(result)
+        print(f"{name:20} {result.verdict:8} entries {result.entries} {result.seconds} s", flush=True)
+        if result.reason:
+            print(f"    {result.reason[:900]}", flush=True)
+    verdicts = [result.verdict for result in results]
+    print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in ("passed", "grows", "refused", "wrong", "error")))
+    return 1 if "wrong" in verdicts or "error" in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
