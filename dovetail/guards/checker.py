@@ -156,30 +156,42 @@ def _memory_is_separate(tensors: list[torch.Tensor], indices: tuple[int, ...]) -
     return all(memories[index] == 0 or memories.count(memories[index]) == 1 for index in indices)
 
 
-class _Node:
+class Node:
     """One source of the tree, with its guards and the sources one step further."""
 
     __slots__ = ("children", "guards", "kept", "source")
+    source: Source
+    guards: list[Guard]
+    children: dict[Source, Node]
+    kept: str | None
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.guards: list[Guard] = []
-        self.children: dict[Source, _Node] = {}
-        self.kept: str | None = None
+        self.guards = []
+        self.children = {}
+        self.kept = None
+
+    def size(self) -> int:
+        """How many guards there are here and below."""
+        return len(self.guards) + sum(child.size() for child in self.children.values())
 
 
-class _Generator:
+class Generator:
     """Writes the function for one set of guards."""
 
-    def __init__(self, frozen: FrozenGuards, ambient: AmbientState | None) -> None:
+    def __init__(self, frozen: FrozenGuards, ambient: AmbientState | None, tree: Generator | None = None) -> None:
         self.frozen = frozen
         self.ambient = ambient
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"MISSES": FETCH_ERRORS}
         self._constants: dict[int, tuple[str, Any]] = {}
-        self.roots: dict[Source, _Node] = {}
-        self.nodes: dict[Source, _Node] = {}
-        self._same: list[tuple[str, str]] = []
+        self.roots: dict[Source, Node] = {}
+        self.nodes: dict[Source, Node] = {}
+        self._same: list[tuple[Node, Node]] = []
+        if tree is None:
+            self._build_tree()
+        else:
+            self.roots, self.nodes, self._same = tree.roots, tree.nodes, tree._same
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -204,11 +216,11 @@ class _Generator:
         """Miss unless the condition is true."""
         self.lines.append(f"        if not ({condition}): return None")
 
-    def node(self, source: Source) -> _Node:
+    def node(self, source: Source) -> Node:
         """The tree's node for a source, made with all of its parents."""
         found = self.nodes.get(source)
         if found is None:
-            found = self.nodes[source] = _Node(source)
+            found = self.nodes[source] = Node(source)
             parent = source.parent
             siblings = self.roots if parent is None else self.node(parent).children
             siblings[source] = found
@@ -216,22 +228,22 @@ class _Generator:
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
+    def _build_tree(self) -> None:
+        for guard in self.frozen.guards:
+            node = self.node(guard.source)
+            node.guards.append(guard)
+            if isinstance(guard.predicate, NoHooks):
+                # The tables of hooks are in the dictionary that the module's other guards read as well.
+                self.node(InstanceDictSource(guard.source))
+            if isinstance(guard.predicate, SameTensor):
+                other = self.node(guard.predicate.other)
+                for position, one in enumerate((node, other)):
+                    one.kept = one.kept or f"same{len(self._same)}_{position}"
+                self._same.append((node, other))
+
     def generate(self) -> str:
         """The text of the function."""
         frozen = self.frozen
-        for guard in frozen.guards:
-            source = guard.source
-            self.node(source).guards.append(guard)
-            if isinstance(guard.predicate, NoHooks):
-                # The tables of hooks are in the dictionary that the module's other guards read as well.
-                self.node(InstanceDictSource(source))
-            if isinstance(guard.predicate, SameTensor):
-                pair: list[str] = []
-                for source in (guard.source, guard.predicate.other):
-                    node = self.node(source)
-                    node.kept = node.kept or f"same{len(self._same)}_{len(pair)}"
-                    pair.append(node.kept)
-                self._same.append((pair[0], pair[1]))
         self._head()
         roots = list(self.roots.values())
         for node in roots:
@@ -261,10 +273,11 @@ class _Generator:
 
     def _tail(self) -> None:
         frozen = self.frozen
-        for one, other in self._same:
-            self.require(f"{one} is {other}")
+        for one, other in self.open_pairs():
+            self.require(f"{one.kept} is {other.kept}")
         count = len(frozen.tensors)
-        names = ", ".join(f"t{index}" for index in range(count))
+        self.gather()
+        names = self.tensors()
         if count:
             if frozen.bulk is not None:
                 self.require(f"{self.constant(frozen.bulk, 'check_tensors_')}({names})")
@@ -273,15 +286,26 @@ class _Generator:
                     differences = self.constant(item.facts.differences, "differences_")
                     self.require(f"not {differences}('', t{index})")
             if count > 1 and (frozen.bulk is None or not private.bulk_check_sees_duplicates()):
-                self.require(f"len({{*map(id, ({names}))}}) == {count}")
+                self.require(f"len({{*map(id, ({names},))}}) == {count}")
             if frozen.separate and count > 1:
                 separate = self.constant(_memory_is_separate, "memory_is_separate_")
-                self.require(f"{separate}(({names}), {frozen.separate!r})")
+                self.require(f"{separate}(({names},), {frozen.separate!r})")
         self.lines.append(f"        return [{names}]")
+
+    def open_pairs(self) -> list[tuple[Node, Node]]:
+        """The pairs of nodes whose values are kept in local variables and must be one object."""
+        return self._same
+
+    def gather(self) -> None:
+        """Prepare what :meth:`tensors` names."""
+
+    def tensors(self) -> str:
+        """All input tensors, as the arguments of a call."""
+        return ", ".join(f"t{index}" for index in range(len(self.frozen.tensors)))
 
     # --- the tree -----------------------------------------------------------------------------------------------------
 
-    def walk(self, node: _Node, depth: int) -> None:
+    def walk(self, node: Node, depth: int) -> None:
         """Fetch a node's value, check it, and go on with its children."""
         source = node.source
         guards = [guard for guard in node.guards if not isinstance(guard.predicate, SameTensor)]
@@ -436,10 +460,8 @@ def _is_equal(value: Any, key: tuple[Any, ...]) -> bool:
     return constant_key(value) == key
 
 
-def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
-    """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
-    frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
-    generator = _Generator(frozen, ambient)
+def make_check(generator: Generator) -> tuple[Callable[..., list[torch.Tensor] | None], str]:
+    """The function that a generator writes, and its text."""
     text = generator.generate()
     namespace: dict[str, Any] = {
         **generator.names,
@@ -451,4 +473,16 @@ def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | Non
         "is_equal": _is_equal,
     }
     exec(compile(text, "<dovetail guards>", "exec"), namespace)
-    return Checker(frozen, ambient, namespace["check"], text)
+    return namespace["check"], text
+
+
+def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
+    """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
+    from dovetail.guards.fast import remember_hits  # it writes functions of this file's kind
+
+    frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
+    generator = Generator(frozen, ambient)
+    full, text = make_check(generator)
+    checker = Checker(frozen, ambient, full, text)
+    remember_hits(checker, generator, full)
+    return checker
