@@ -54,9 +54,11 @@ from dovetail.guards.source import (
     PinnedSource,
     Source,
     TypeSource,
+    class_dict,
     constant_key,
     instance_dict,
     read_gradient,
+    returns_itself,
 )
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
@@ -64,6 +66,7 @@ _SINGLETON_TYPES = frozenset(
     {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
 _SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
+_PLAIN_TYPES = _SIZED_TYPES | _SIMPLE_TYPES | _SINGLETON_TYPES | {float, complex}
 _FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
 _METHOD_SLOTS = frozenset({"__func__", "__self__"})
 _INLINED_ITEMS = 8
@@ -188,6 +191,8 @@ class Generator:
         self.roots: dict[Source, Node] = {}
         self.nodes: dict[Source, Node] = {}
         self._same: list[tuple[Node, Node]] = []
+        self._slots: set[tuple[type, str]] = set()
+        self._class_tables: dict[type, Any] = {}
         if tree is None:
             self._build_tree()
         else:
@@ -378,12 +383,17 @@ class Generator:
                 for builtin in (dict, list, tuple):
                     if issubclass(kind, builtin):
                         return f"{builtin.__name__}_item({base}, {self.literal(source.key)})"
+            elif isinstance(parent, AttributeSource) and parent.attribute == "__defaults__" and type(source.key) is int:
+                return f"tuple_item({base}, {source.key})"
             elif type(source.key) is str and not isinstance(parent, InstanceDictSource):
                 return f"dict_item({base}, {self.literal(source.key)})"
         if isinstance(source, AttributeSource):
             plain_function = kind is types.FunctionType and source.attribute in _FUNCTION_SLOTS
             if plain_function or (kind is types.MethodType and source.attribute in _METHOD_SLOTS):
                 return f"{base}.{source.attribute}"
+            known = self.class_attribute(source, base)
+            if known is not None:
+                return known
             if isinstance(parent, PinnedSource) and kind is types.ModuleType:
                 table = instance_dict(parent.pinned.value)
                 if source.attribute in table:
@@ -397,6 +407,57 @@ class Generator:
         if isinstance(source, GradSource):
             return f"read_gradient({base})"
         return f"{self.constant(source.read, 'read_')}({base})"  # type: ignore[attr-defined]
+
+    def class_attribute(self, source: AttributeSource, base: str) -> str | None:
+        """The expression for an attribute that stands in a class's own dictionary: of the class, or a slot of an instance.
+
+        ``read_attribute`` takes 1 us for either. Where a class has the metaclass ``type``, nothing can come before its own
+        dictionary; and the guards of the attribute itself are to refuse a value that would be bound or run code.
+        """
+        owner = self.known_class(source.base)
+        if owner is not None:
+            table = class_dict(owner)
+            own = table.get(source.attribute)
+            if type(owner) is type and source.attribute in table and self.accepts_only_plain(source, own):
+                return f"{self.class_table(owner)}[{source.attribute!r}]"
+            return None
+        kind = self.known_type(source.base)
+        slot = class_dict(kind).get(source.attribute) if kind is not None else None
+        if kind is None or type(slot) is not types.MemberDescriptorType:
+            return None
+        if (kind, source.attribute) not in self._slots:
+            self._slots.add((kind, source.attribute))
+            self.require(f"{self.class_table(kind)}[{source.attribute!r}] is {self.constant(slot, 'slot_')}")
+        return f"{self.constant(slot.__get__, 'read_slot_')}({base})"
+
+    def known_class(self, source: Source) -> type | None:
+        """The class that a source is sure to give, once its guards have passed."""
+        if isinstance(source, PinnedSource):
+            return source.pinned.value if isinstance(source.pinned.value, type) else None
+        node = self.nodes.get(source)
+        for guard in node.guards if node is not None else ():
+            if isinstance(guard.predicate, Identity) and isinstance(guard.predicate.read(), type):
+                return guard.predicate.read()
+        return None
+
+    def class_table(self, owner: type) -> str:
+        """The name of a live view on a class's own dictionary."""
+        if owner not in self._class_tables:
+            self._class_tables[owner] = class_dict(owner)
+        return self.constant(self._class_tables[owner], "class_")
+
+    def accepts_only_plain(self, source: Source, own: Any) -> bool:
+        """Whether the guards of a class attribute let only entries of the class's dictionary pass that reading the
+        attribute gives as they are; the entry now is one.
+        """
+        if not returns_itself(own) and type(own) not in _PLAIN_TYPES and type(own) is not type:
+            return False
+        return any(
+            isinstance(guard.predicate, Equals)
+            or (isinstance(guard.predicate, Identity) and guard.predicate.read() is own)
+            or (isinstance(guard.predicate, TypeIs) and guard.predicate.cls in _PLAIN_TYPES)
+            for guard in self.nodes[source].guards
+        )
 
     # --- predicates ---------------------------------------------------------------------------------------------------
 
@@ -473,7 +534,8 @@ def make_check(generator: Generator) -> tuple[Callable[..., list[torch.Tensor] |
         "is_equal": _is_equal,
     }
     exec(compile(text, "<dovetail guards>", "exec"), namespace)
-    return namespace["check"], text
+    # Not left in its own namespace: a cycle would keep what it remembers until the next garbage collection.
+    return namespace.pop("check"), text
 
 
 def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:

@@ -158,6 +158,16 @@ def has_plain_dict(kind: type) -> bool:
     return type(_in_class(kind, "__dict__")) is types.GetSetDescriptorType
 
 
+def class_dict(kind: type) -> Any:
+    """A live view on the class's own dictionary, whatever its metaclass says."""
+    return _type_dict(kind)
+
+
+def returns_itself(value: object) -> bool:
+    """Whether a class attribute with this value is given as it is when it is read on the class: a function, a property."""
+    return type(value) in _RETURN_THEMSELVES
+
+
 def read_attribute(value: Any, name: str) -> Any:
     """``getattr`` without the user's code: slots, C descriptors, instance and class attributes, methods.
 
