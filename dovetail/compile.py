@@ -46,7 +46,15 @@ from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
 
 _compile_lock = threading.RLock()
-_inside = threading.local()
+
+
+class _Inside(threading.local):
+    """Whether this thread is capturing."""
+
+    active = False
+
+
+_inside = _Inside()
 # A capture is begun again at each break, with the place to stop known; more often than this something is not deterministic.
 _MAXIMUM_ATTEMPTS = 16
 _FROM_THE_START: tuple[int, ...] = (-1,)
@@ -95,7 +103,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the first entry whose guards hold; compile one where none do."""
         original = self.original
-        if private.is_tracing() or getattr(_inside, "active", False):
+        if private.dispatch_mode_count() or _inside.active:
             return original(*args, **kwargs)
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)
