@@ -78,7 +78,10 @@ def prepared(graph: torch.fx.GraphModule) -> list[Any]:
     for node in values if isinstance(values, (list, tuple)) else (values,):
         value = node.meta.get("val", node.meta.get("example_value")) if isinstance(node, torch.fx.Node) else node
         if isinstance(value, torch.Tensor):
-            value = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype).zero_()
+            # torch.compile calls its backend inside of a fake mode, which would make slow fake tensors of these.
+            with torch_private.disable_current_modes():
+                value = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype).zero_()
+            assert type(value) is torch.Tensor
         made.append(value)
     return made
 

@@ -16,8 +16,6 @@ from dovetail import torch_private as private
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -56,18 +54,23 @@ def _autograd_function(
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
     constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+    # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
+    saves_tensors: bool | None = None
 
     class CompiledBackward(torch.autograd.Function):
         """Forward and backward graph of one entry."""
 
         @staticmethod
         def forward(ctx: Any, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            nonlocal saves_tensors
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
             results = forward(list(primals))
             saved = results[count:]
             ctx.set_materialize_grads(False)
-            if _PLAIN_TENSORS.issuperset(map(type, saved)):
+            if saves_tensors is None:
+                saves_tensors = all(isinstance(value, torch.Tensor) for value in saved)
+            if saves_tensors:  # if not, save_for_backward says so
                 ctx.save_for_backward(*saved)
                 ctx.saved_constants = None
             else:
