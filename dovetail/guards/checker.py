@@ -153,10 +153,17 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _memory_is_separate(tensors: list[torch.Tensor], indices: tuple[int, ...]) -> bool:
-    memories = [_memory(tensor) for tensor in tensors]
+_storage = torch.Tensor.untyped_storage
+_address = torch.UntypedStorage.data_ptr
+
+
+def _memory_is_separate(tensors: Sequence[torch.Tensor], indices: tuple[int, ...]) -> bool:
+    memories = [*map(_address, map(_storage, tensors))]
+    if len({*memories}) == len(memories):
+        return True
+    counts = collections.Counter(memories)
     # An empty tensor has no memory to share.
-    return all(memories[index] == 0 or memories.count(memories[index]) == 1 for index in indices)
+    return all(memories[index] == 0 or counts[memories[index]] == 1 for index in indices)
 
 
 class Node:
@@ -295,7 +302,11 @@ class Generator:
             if frozen.separate and count > 1:
                 separate = self.constant(_memory_is_separate, "memory_is_separate_")
                 self.require(f"{separate}(({names},), {frozen.separate!r})")
-        self.lines.append(f"        return [{names}]")
+        self.lines.append(f"        return {self.result()}")
+
+    def result(self) -> str:
+        """The list of all input tensors."""
+        return f"[{self.tensors()}]"
 
     def open_pairs(self) -> list[tuple[Node, Node]]:
         """The pairs of nodes whose values are kept in local variables and must be one object."""
@@ -332,7 +343,7 @@ class Generator:
                 continue  # asked of the dictionary
             if isinstance(guard.predicate, TensorMatch):
                 self.lines.append(f"        t{guard.predicate.index} = {variable}")
-            else:
+            elif not self.implied_by_tensors(node, guard.predicate):
                 self.require(self.condition(source, guard.predicate, variable))
         if node.kept is not None:
             self.lines.append(f"        {node.kept} = {variable}")
@@ -460,6 +471,15 @@ class Generator:
         )
 
     # --- predicates ---------------------------------------------------------------------------------------------------
+
+    def implied_by_tensors(self, node: Node, predicate: Predicate) -> bool:
+        """Whether the check of all tensors comes to the same: what requires no gradient is a leaf."""
+        matches = [guard.predicate.index for guard in node.guards if isinstance(guard.predicate, TensorMatch)]
+        return (
+            isinstance(predicate, Leafness)
+            and predicate.is_leaf
+            and any(not self.frozen.tensors[index].facts.requires_grad for index in matches)
+        )
 
     def condition(self, source: Source, predicate: Predicate, variable: str) -> str:
         """The expression that is true if the predicate holds, in its cheapest form."""

@@ -89,7 +89,7 @@ class _FastGenerator(Generator):
         own = next((child for child in node.children.values() if isinstance(child.source, InstanceDictSource)), None)
         for guard in node.guards:
             predicate = guard.predicate
-            if isinstance(predicate, (SameTensor, TensorMatch)):
+            if isinstance(predicate, (SameTensor, TensorMatch)) or self.implied_by_tensors(node, predicate):
                 continue
             if isinstance(predicate, NoHooks) and own is not None and own not in recorder.values:
                 continue  # asked of the dictionary
@@ -121,6 +121,10 @@ class _FastGenerator(Generator):
         for index, tensor in enumerate(self.known):
             if tensor is None:
                 self.lines.append(f"        tensors[{index}] = t{index}")
+
+    def result(self) -> str:
+        """The list of all input tensors."""
+        return "tensors"
 
     def tensors(self) -> str:
         """All input tensors, as the arguments of a call."""
