@@ -557,6 +557,7 @@ def unbacked_sizes(environment: ShapeEnv) -> bool:
     """Whether a size or number was made out of a tensor's data."""
     return environment.unbacked_symint_counter > 0 or environment.unbacked_symfloat_counter > 0
 
+
 # --- call overhead ----------------------------------------------------------------------------------------------------
 
 
@@ -585,9 +586,10 @@ def unchanged_check(
     from torch._dynamo.guards import GuardManagerType
 
     kind = GuardManagerType.GUARD_MANAGER
-    watched = (*owners, *typed, *tables)
+    # The types come along so that none of them can go and leave its address to another one.
+    watched = (*owners, *typed, *tables, *map(type, owners), *map(type, typed))
     root = torch._C._dynamo.guards.RootGuardManager()
-    for index, value in enumerate(watched):
+    for index, value in enumerate(watched[: len(owners) + len(typed) + len(tables)]):
         name = f"v{index}"
         manager = root.tuple_getitem_manager(index, name, value, kind)
         if index < len(owners):

@@ -87,7 +87,7 @@ class Checker:
     ) -> None:
         self.guards = frozen
         self.ambient = ambient
-        self.check = check if frozen.shapes is None else _with_shapes(check, frozen.shapes.holds)
+        self.check = check
         self._source_code = source_code
 
     @property
@@ -136,17 +136,6 @@ class Checker:
                             )
                         )
         return failures
-
-
-def _with_shapes(
-    check: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None],
-    holds: Callable[[Sequence[torch.Tensor]], bool],
-) -> Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]:
-    def check_with_shapes(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        tensors = check(callee, args, kwargs)
-        return tensors if tensors is not None and holds(tensors) else None
-
-    return check_with_shapes
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -302,7 +291,12 @@ class Generator:
             if frozen.separate and count > 1:
                 separate = self.constant(_memory_is_separate, "memory_is_separate_")
                 self.require(f"{separate}(({names},), {frozen.separate!r})")
-        self.lines.append(f"        return {self.result()}")
+        result = self.result()
+        if frozen.shapes is not None:
+            self.lines.append(f"        tensors = {result}")
+            result = "tensors"
+            self.require(f"{self.constant(frozen.shapes.holds, 'sizes_')}(tensors)")
+        self.lines.append(f"        return {result}")
 
     def result(self) -> str:
         """The list of all input tensors."""

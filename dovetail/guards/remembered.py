@@ -69,6 +69,9 @@ _STRIKES = 3
 _MOST_PATIENCE = 256
 """To remember costs as much as some hundred full checks; where it did not last, so many of them come first at most."""
 
+_MOST_FAILURES = 8
+"""So often may it turn out at once that there is nothing to rely on, before remembering is given up."""
+
 _MOST_STRANGERS = 16
 """So often may another model come than the one remembered, before remembering is given up."""
 
@@ -113,6 +116,13 @@ class Recorder:
         tables = [table for table, _ in self._tables.values()]
         now = dict(zip(self._tables, private.dictionary_versions(tables), strict=True))
         return [node for node, table in self.watched.items() if now[id(table)] != self._tables[id(table)][1]]
+
+    def same_anchors(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the outermost objects are still found where they were, with the same dictionaries."""
+        return all(
+            node.source.fetch(callee, args, kwargs) is self.values[node] and instance_dict(self.values[node]) is table
+            for node, table in self.anchors.items()
+        )
 
     def implies(self, node: Node, predicate: Predicate) -> bool:
         """Whether a guard on a remembered value holds as long as nothing has changed."""
@@ -197,6 +207,7 @@ class Remembering:
         self._hits = 0
         self._since = 0.0
         self._strangers = 0
+        self._failures = 0
 
     def first(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """The full check; after some hits in a row, what they found is remembered."""
@@ -206,41 +217,51 @@ class Remembering:
         self._hits += 1
         if self._hits > self._patience and self._lock.acquire(blocking=False):
             try:
-                self._record(callee, args, kwargs, tensors)
+                self._record(callee, args, kwargs)
             finally:
                 self._lock.release()
         return tensors
 
-    def _record(self, callee: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> None:
+    def _record(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         recorder = Recorder(self._changing)
-        unchanged = None
         try:
             for root in self._roots:
                 recorder.walk(root, callee, args, kwargs)
-            if recorder.anchors:
-                unchanged = recorder.make_check()
-                found = self._full(callee, args, kwargs)
+            if not recorder.anchors:
+                self._install(self._full)
+                return
+            unchanged = recorder.make_check()
+            # If nothing was written between the reading of the counts and the end of a full check that passed, then what
+            # was read in between is what the full check saw.
+            certain = (
+                unchanged is not None
+                and self._full(callee, args, kwargs) is not None
+                and unchanged()
+                and not recorder.changed()
+                and recorder.same_anchors(callee, args, kwargs)
+            )
+            if unchanged is not None and certain:
+                check = self._generate(recorder, self._weakly(recorder), unchanged, self.again)
+                self._recorder, self._unchanged, self._since = recorder, unchanged, time.monotonic()
+                self._install(check)
+                return
         except FETCH_ERRORS:
-            unchanged = None  # another thread is changing what is read here
-        if not recorder.anchors:
+            pass  # another thread is changing what is read here, or the sources go deeper than Python's stack
+        self._failures += 1
+        self._forget_for(0.0)
+        if self._failures >= _MOST_FAILURES:
             self._install(self._full)
-            return
-        # If nothing was written between the reading of the counts and the end of a full check that passed, then what was
-        # read in between is what the full check saw.
-        if unchanged is None or found is None or not unchanged() or recorder.changed():
-            self._forget_for(0.0)
-            return
-        gone = weakref.WeakMethod(self._forget)
+
+    def _weakly(self, recorder: Recorder) -> dict[Node, weakref.ref[Any]]:
+        """Weak references to the outermost remembered objects; what was remembered goes with any of them."""
+        method = weakref.WeakMethod(self._forget)
 
         def forget(_: Any) -> None:
-            method = gone()
-            if method is not None:
-                method()
+            found = method()
+            if found is not None:
+                found()
 
-        anchors = {node: weakref.ref(recorder.values.pop(node), forget) for node in recorder.anchors}
-        check = self._generate(recorder, anchors, unchanged, self.again)
-        self._recorder, self._unchanged, self._since = recorder, unchanged, time.monotonic()
-        self._install(check)
+        return {node: weakref.ref(recorder.values.pop(node), forget) for node in recorder.anchors}
 
     def again(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """The full check, after something remembered was not so any more."""
