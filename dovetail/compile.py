@@ -29,6 +29,7 @@ from dovetail.errors import (
     GraphBreakWarning,
     InputError,
     NotCallableError,
+    RecompileLimitError,
     RecompileLimitWarning,
 )
 from dovetail.events import EventLog
@@ -108,6 +109,8 @@ class CompiledFunction:
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)
             if tensors is not None:
+                if entry is not self.entries[0]:
+                    self._ask_first(entry)
                 result = entry.call(original, args, kwargs, tensors)
                 return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
         return self._miss(args, kwargs)
@@ -117,13 +120,23 @@ class CompiledFunction:
             return self
         return functools.partial(self, instance)
 
+    def _ask_first(self, entry: Entry) -> None:
+        """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
+        if entry.run is None or self.options.entry_order == "newest" or not _compile_lock.acquire(blocking=False):
+            return
+        try:
+            # A new list: other threads may be going through the old one.
+            self.entries = [entry, *(other for other in self.entries if other is not entry)]
+        finally:
+            _compile_lock.release()
+
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _compile_lock:
             original = self.original
             if len(self.entries) >= self.options.recompile_limit:
                 return self._over_limit(args, kwargs)
             if self.entries:
-                failures = self.entries[-1].checker.explain(original, args, kwargs)
+                failures = self.entries[0].checker.explain(original, args, kwargs)
                 self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
             ambient = AmbientState.snapshot()
             self._changes.learn(self.entries, original, args, kwargs)
@@ -265,15 +278,18 @@ class CompiledFunction:
         return result
 
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._limit_warned:
+        raises = self.options.at_recompile_limit == "error"
+        if raises or not self._limit_warned:
             self._limit_warned = True
             failures = self.entries[0].checker.explain(self.original, args, kwargs)
-            _warn(
-                f"{getattr(self.original, '__qualname__', type(self.original).__name__)} has been compiled "
-                f"{len(self.entries)} times (recompile_limit) and runs eagerly for new inputs; the last reason: "
-                f"{failures[0] if failures else 'unknown'}",
-                RecompileLimitWarning,
-            )
+            name = getattr(self.original, "__qualname__", type(self.original).__name__)
+            text = f"{name} has been compiled {len(self.entries)} times (recompile_limit)"
+            reason = f"the last reason: {failures[0] if failures else 'unknown'}"
+            if raises:
+                raise RecompileLimitError(
+                    f"{text}; {reason}", advice='raise recompile_limit, or say at_recompile_limit="eager"'
+                )
+            _warn(f"{text} and runs eagerly for new inputs; {reason}", RecompileLimitWarning)
         return self.original(*args, **kwargs)
 
 

@@ -9,7 +9,7 @@ arguments come first, since they change most often; then the tensors that they l
 >>> [tuple(tensor.shape) for tensor in checker.check(None, (torch.ones(8),), {})]
 [(8,)]
 >>> print(checker.explain(None, (torch.ones(16),), {})[0])
-`L['x'].shape[0]` was 8, is 16
+`x.shape[0]` was 8, is 16
 """
 
 from __future__ import annotations
