@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format bench-capture conformance-opinfo conformance-models clean
+.PHONY: help demo test lint format bench-capture bench-overhead conformance-opinfo conformance-models clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, bench-capture, conformance-opinfo, conformance-models, clean"
+	@echo "also: make lint, format, bench-capture, bench-overhead, conformance-opinfo, conformance-models, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -65,6 +65,9 @@ lint: $(VENV)/.test
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-overhead: $(VENV)/.test
+	$(BIN)/python benchmarks/bench_overhead.py $(BENCH_ARGS)
 
 bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)

@@ -29,6 +29,7 @@ from dovetail.errors import (
     GraphBreakWarning,
     InputError,
     NotCallableError,
+    RecompileLimitError,
     RecompileLimitWarning,
 )
 from dovetail.events import EventLog
@@ -46,7 +47,15 @@ from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
 
 _compile_lock = threading.RLock()
-_inside = threading.local()
+
+
+class _Inside(threading.local):
+    """Whether this thread is capturing."""
+
+    active = False
+
+
+_inside = _Inside()
 # A capture is begun again at each break, with the place to stop known; more often than this something is not deterministic.
 _MAXIMUM_ATTEMPTS = 16
 _FROM_THE_START: tuple[int, ...] = (-1,)
@@ -95,11 +104,13 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the first entry whose guards hold; compile one where none do."""
         original = self.original
-        if private.is_tracing() or getattr(_inside, "active", False):
+        if private.dispatch_mode_count() or _inside.active:
             return original(*args, **kwargs)
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)
             if tensors is not None:
+                if entry is not self.entries[0]:
+                    self._ask_first(entry)
                 result = entry.call(original, args, kwargs, tensors)
                 return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
         return self._miss(args, kwargs)
@@ -108,6 +119,16 @@ class CompiledFunction:
         if instance is None:
             return self
         return functools.partial(self, instance)
+
+    def _ask_first(self, entry: Entry) -> None:
+        """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
+        if entry.run is None or self.options.entry_order == "newest" or not _compile_lock.acquire(blocking=False):
+            return
+        try:
+            # A new list: other threads may be going through the old one.
+            self.entries = [entry, *(other for other in self.entries if other is not entry)]
+        finally:
+            _compile_lock.release()
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _compile_lock:
@@ -257,15 +278,18 @@ class CompiledFunction:
         return result
 
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._limit_warned:
+        raises = self.options.at_recompile_limit == "error"
+        if raises or not self._limit_warned:
             self._limit_warned = True
             failures = self.entries[0].checker.explain(self.original, args, kwargs)
-            _warn(
-                f"{getattr(self.original, '__qualname__', type(self.original).__name__)} has been compiled "
-                f"{len(self.entries)} times (recompile_limit) and runs eagerly for new inputs; the last reason: "
-                f"{failures[0] if failures else 'unknown'}",
-                RecompileLimitWarning,
-            )
+            name = getattr(self.original, "__qualname__", type(self.original).__name__)
+            text = f"{name} has been compiled {len(self.entries)} times (recompile_limit)"
+            reason = f"the last reason: {failures[0] if failures else 'unknown'}"
+            if raises:
+                raise RecompileLimitError(
+                    f"{text}; {reason}", advice='raise recompile_limit, or say at_recompile_limit="eager"'
+                )
+            _warn(f"{text} and runs eagerly for new inputs; {reason}", RecompileLimitWarning)
         return self.original(*args, **kwargs)
 
 

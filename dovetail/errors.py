@@ -96,6 +96,10 @@ class StageError(DovetailError, RuntimeError):
     """A stage was called with a state that is closed or belongs to another capture."""
 
 
+class RecompileLimitError(DovetailError, RuntimeError):
+    """A function has been compiled as often as it may, and was told to raise then."""
+
+
 class RecompileLimitWarning(UserWarning):
     """A function has been compiled so often that Dovetail runs it eagerly from now on."""
 

@@ -16,7 +16,9 @@ class Options:
 
     ``backend``: name of a registered backend, or a callable with the backend protocol's signature.
     ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.
-    ``recompile_limit``: how many entries one function may have before it runs eagerly, with one warning.
+    ``recompile_limit``: how many entries one function may have.
+    ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
+    ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
     ``backend_options``: handed to the backend as they are.
@@ -28,6 +30,8 @@ class Options:
     backend: str | Callable[..., Any] | None = None
     fullgraph: bool = False
     recompile_limit: int = 16
+    at_recompile_limit: str = "eager"
+    entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
     backend_options: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +59,9 @@ def make_options(**given: Any) -> Options:
     limit = options.recompile_limit
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise OptionError(f"recompile_limit must be a whole number of at least 1, not {limit!r}")
+    for name, choices in (("at_recompile_limit", ("eager", "error")), ("entry_order", ("recent", "newest"))):
+        if getattr(options, name) not in choices:
+            raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, not {getattr(options, name)!r}")
     if not isinstance(options.backend_options, Mapping):
         raise OptionError(f"backend_options must be a mapping, not {type(options.backend_options).__name__}")
     if not all(callable(item) for item in options.passes):

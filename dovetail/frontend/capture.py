@@ -201,6 +201,10 @@ def capture(
         if change is None:
             change = AmbientChange.between(inside, nesting)
         change.take_back()
+    for item in trace.inputs:
+        line = next((node.meta["user_line"] for node in item.node.users if "user_line" in node.meta), None)
+        if line is not None:
+            guards.note_use(item.index, line)
     program = trace.program(tuple(outputs.tensors))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
     return Capture(

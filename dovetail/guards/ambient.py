@@ -169,7 +169,7 @@ class AmbientState:
                 or forward_ad_level() != forward_level
                 or is_jit_tracing() is not jit_tracing
                 # The C++ check overlooks the type that autocast will use once it is enabled.
-                or [autocast_dtype(name) for name in AUTOCAST_DEVICES] != dtypes
+                or [*map(autocast_dtype, AUTOCAST_DEVICES)] != dtypes
             ):
                 return False
             if fast is not None and modes == 0 and fast():

@@ -9,7 +9,7 @@ arguments come first, since they change most often; then the tensors that they l
 >>> [tuple(tensor.shape) for tensor in checker.check(None, (torch.ones(8),), {})]
 [(8,)]
 >>> print(checker.explain(None, (torch.ones(16),), {})[0])
-`L['x'].shape[0]` was 8, is 16
+`x.shape[0]` was 8, is 16
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ from dovetail.guards.source import (
     PinnedSource,
     Source,
     TypeSource,
+    class_dict,
     constant_key,
     instance_dict,
     read_gradient,
+    returns_itself,
 )
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
@@ -64,6 +66,7 @@ _SINGLETON_TYPES = frozenset(
     {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
 _SIZED_TYPES = frozenset({list, tuple, dict, set, frozenset, str, bytes, range, collections.OrderedDict})
+_PLAIN_TYPES = _SIZED_TYPES | _SIMPLE_TYPES | _SINGLETON_TYPES | {float, complex}
 _FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
 _METHOD_SLOTS = frozenset({"__func__", "__self__"})
 _INLINED_ITEMS = 8
@@ -84,7 +87,7 @@ class Checker:
     ) -> None:
         self.guards = frozen
         self.ambient = ambient
-        self.check = check if frozen.shapes is None else _with_shapes(check, frozen.shapes.holds)
+        self.check = check
         self._source_code = source_code
 
     @property
@@ -135,51 +138,61 @@ class Checker:
         return failures
 
 
-def _with_shapes(
-    check: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None],
-    holds: Callable[[Sequence[torch.Tensor]], bool],
-) -> Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]:
-    def check_with_shapes(callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        tensors = check(callee, args, kwargs)
-        return tensors if tensors is not None and holds(tensors) else None
-
-    return check_with_shapes
-
-
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _memory_is_separate(tensors: list[torch.Tensor], indices: tuple[int, ...]) -> bool:
-    memories = [_memory(tensor) for tensor in tensors]
+_storage = torch.Tensor.untyped_storage
+_address = torch.UntypedStorage.data_ptr
+
+
+def _memory_is_separate(tensors: Sequence[torch.Tensor], indices: tuple[int, ...]) -> bool:
+    memories = [*map(_address, map(_storage, tensors))]
+    if len({*memories}) == len(memories):
+        return True
+    counts = collections.Counter(memories)
     # An empty tensor has no memory to share.
-    return all(memories[index] == 0 or memories.count(memories[index]) == 1 for index in indices)
+    return all(memories[index] == 0 or counts[memories[index]] == 1 for index in indices)
 
 
-class _Node:
+class Node:
     """One source of the tree, with its guards and the sources one step further."""
 
     __slots__ = ("children", "guards", "kept", "source")
+    source: Source
+    guards: list[Guard]
+    children: dict[Source, Node]
+    kept: str | None
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.guards: list[Guard] = []
-        self.children: dict[Source, _Node] = {}
-        self.kept: str | None = None
+        self.guards = []
+        self.children = {}
+        self.kept = None
+
+    def size(self) -> int:
+        """How many guards there are here and below."""
+        return len(self.guards) + sum(child.size() for child in self.children.values())
 
 
-class _Generator:
+class Generator:
     """Writes the function for one set of guards."""
 
-    def __init__(self, frozen: FrozenGuards, ambient: AmbientState | None) -> None:
+    def __init__(self, frozen: FrozenGuards, ambient: AmbientState | None, tree: Generator | None = None) -> None:
         self.frozen = frozen
         self.ambient = ambient
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"MISSES": FETCH_ERRORS}
         self._constants: dict[int, tuple[str, Any]] = {}
-        self.roots: dict[Source, _Node] = {}
-        self.nodes: dict[Source, _Node] = {}
-        self._same: list[tuple[str, str]] = []
+        self.roots: dict[Source, Node] = {}
+        self.nodes: dict[Source, Node] = {}
+        self._same: list[tuple[Node, Node]] = []
+        self._slots: set[tuple[type, str]] = set()
+        self._class_tables: dict[type, Any] = {}
+        if tree is None:
+            self._build_tree()
+        else:
+            self.roots, self.nodes, self._same = tree.roots, tree.nodes, tree._same
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -204,11 +217,11 @@ class _Generator:
         """Miss unless the condition is true."""
         self.lines.append(f"        if not ({condition}): return None")
 
-    def node(self, source: Source) -> _Node:
+    def node(self, source: Source) -> Node:
         """The tree's node for a source, made with all of its parents."""
         found = self.nodes.get(source)
         if found is None:
-            found = self.nodes[source] = _Node(source)
+            found = self.nodes[source] = Node(source)
             parent = source.parent
             siblings = self.roots if parent is None else self.node(parent).children
             siblings[source] = found
@@ -216,22 +229,22 @@ class _Generator:
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
+    def _build_tree(self) -> None:
+        for guard in self.frozen.guards:
+            node = self.node(guard.source)
+            node.guards.append(guard)
+            if isinstance(guard.predicate, NoHooks):
+                # The tables of hooks are in the dictionary that the module's other guards read as well.
+                self.node(InstanceDictSource(guard.source))
+            if isinstance(guard.predicate, SameTensor):
+                other = self.node(guard.predicate.other)
+                for position, one in enumerate((node, other)):
+                    one.kept = one.kept or f"same{len(self._same)}_{position}"
+                self._same.append((node, other))
+
     def generate(self) -> str:
         """The text of the function."""
         frozen = self.frozen
-        for guard in frozen.guards:
-            source = guard.source
-            self.node(source).guards.append(guard)
-            if isinstance(guard.predicate, NoHooks):
-                # The tables of hooks are in the dictionary that the module's other guards read as well.
-                self.node(InstanceDictSource(source))
-            if isinstance(guard.predicate, SameTensor):
-                pair: list[str] = []
-                for source in (guard.source, guard.predicate.other):
-                    node = self.node(source)
-                    node.kept = node.kept or f"same{len(self._same)}_{len(pair)}"
-                    pair.append(node.kept)
-                self._same.append((pair[0], pair[1]))
         self._head()
         roots = list(self.roots.values())
         for node in roots:
@@ -261,10 +274,11 @@ class _Generator:
 
     def _tail(self) -> None:
         frozen = self.frozen
-        for one, other in self._same:
-            self.require(f"{one} is {other}")
+        for one, other in self.open_pairs():
+            self.require(f"{one.kept} is {other.kept}")
         count = len(frozen.tensors)
-        names = ", ".join(f"t{index}" for index in range(count))
+        self.gather()
+        names = self.tensors()
         if count:
             if frozen.bulk is not None:
                 self.require(f"{self.constant(frozen.bulk, 'check_tensors_')}({names})")
@@ -273,15 +287,35 @@ class _Generator:
                     differences = self.constant(item.facts.differences, "differences_")
                     self.require(f"not {differences}('', t{index})")
             if count > 1 and (frozen.bulk is None or not private.bulk_check_sees_duplicates()):
-                self.require(f"len({{*map(id, ({names}))}}) == {count}")
+                self.require(f"len({{*map(id, ({names},))}}) == {count}")
             if frozen.separate and count > 1:
                 separate = self.constant(_memory_is_separate, "memory_is_separate_")
-                self.require(f"{separate}(({names}), {frozen.separate!r})")
-        self.lines.append(f"        return [{names}]")
+                self.require(f"{separate}(({names},), {frozen.separate!r})")
+        result = self.result()
+        if frozen.shapes is not None:
+            self.lines.append(f"        tensors = {result}")
+            result = "tensors"
+            self.require(f"{self.constant(frozen.shapes.holds, 'sizes_')}(tensors)")
+        self.lines.append(f"        return {result}")
+
+    def result(self) -> str:
+        """The list of all input tensors."""
+        return f"[{self.tensors()}]"
+
+    def open_pairs(self) -> list[tuple[Node, Node]]:
+        """The pairs of nodes whose values are kept in local variables and must be one object."""
+        return self._same
+
+    def gather(self) -> None:
+        """Prepare what :meth:`tensors` names."""
+
+    def tensors(self) -> str:
+        """All input tensors, as the arguments of a call."""
+        return ", ".join(f"t{index}" for index in range(len(self.frozen.tensors)))
 
     # --- the tree -----------------------------------------------------------------------------------------------------
 
-    def walk(self, node: _Node, depth: int) -> None:
+    def walk(self, node: Node, depth: int) -> None:
         """Fetch a node's value, check it, and go on with its children."""
         source = node.source
         guards = [guard for guard in node.guards if not isinstance(guard.predicate, SameTensor)]
@@ -303,7 +337,7 @@ class _Generator:
                 continue  # asked of the dictionary
             if isinstance(guard.predicate, TensorMatch):
                 self.lines.append(f"        t{guard.predicate.index} = {variable}")
-            else:
+            elif not self.implied_by_tensors(node, guard.predicate):
                 self.require(self.condition(source, guard.predicate, variable))
         if node.kept is not None:
             self.lines.append(f"        {node.kept} = {variable}")
@@ -354,12 +388,17 @@ class _Generator:
                 for builtin in (dict, list, tuple):
                     if issubclass(kind, builtin):
                         return f"{builtin.__name__}_item({base}, {self.literal(source.key)})"
+            elif isinstance(parent, AttributeSource) and parent.attribute == "__defaults__" and type(source.key) is int:
+                return f"tuple_item({base}, {source.key})"
             elif type(source.key) is str and not isinstance(parent, InstanceDictSource):
                 return f"dict_item({base}, {self.literal(source.key)})"
         if isinstance(source, AttributeSource):
             plain_function = kind is types.FunctionType and source.attribute in _FUNCTION_SLOTS
             if plain_function or (kind is types.MethodType and source.attribute in _METHOD_SLOTS):
                 return f"{base}.{source.attribute}"
+            known = self.class_attribute(source, base)
+            if known is not None:
+                return known
             if isinstance(parent, PinnedSource) and kind is types.ModuleType:
                 table = instance_dict(parent.pinned.value)
                 if source.attribute in table:
@@ -374,7 +413,67 @@ class _Generator:
             return f"read_gradient({base})"
         return f"{self.constant(source.read, 'read_')}({base})"  # type: ignore[attr-defined]
 
+    def class_attribute(self, source: AttributeSource, base: str) -> str | None:
+        """The expression for an attribute that stands in a class's own dictionary: of the class, or a slot of an instance.
+
+        ``read_attribute`` takes 1 us for either. Where a class has the metaclass ``type``, nothing can come before its own
+        dictionary; and the guards of the attribute itself are to refuse a value that would be bound or run code.
+        """
+        owner = self.known_class(source.base)
+        if owner is not None:
+            table = class_dict(owner)
+            own = table.get(source.attribute)
+            if type(owner) is type and source.attribute in table and self.accepts_only_plain(source, own):
+                return f"{self.class_table(owner)}[{source.attribute!r}]"
+            return None
+        kind = self.known_type(source.base)
+        slot = class_dict(kind).get(source.attribute) if kind is not None else None
+        if kind is None or type(slot) is not types.MemberDescriptorType:
+            return None
+        if (kind, source.attribute) not in self._slots:
+            self._slots.add((kind, source.attribute))
+            self.require(f"{self.class_table(kind)}[{source.attribute!r}] is {self.constant(slot, 'slot_')}")
+        return f"{self.constant(slot.__get__, 'read_slot_')}({base})"
+
+    def known_class(self, source: Source) -> type | None:
+        """The class that a source is sure to give, once its guards have passed."""
+        if isinstance(source, PinnedSource):
+            return source.pinned.value if isinstance(source.pinned.value, type) else None
+        node = self.nodes.get(source)
+        for guard in node.guards if node is not None else ():
+            if isinstance(guard.predicate, Identity) and isinstance(guard.predicate.read(), type):
+                return guard.predicate.read()
+        return None
+
+    def class_table(self, owner: type) -> str:
+        """The name of a live view on a class's own dictionary."""
+        if owner not in self._class_tables:
+            self._class_tables[owner] = class_dict(owner)
+        return self.constant(self._class_tables[owner], "class_")
+
+    def accepts_only_plain(self, source: Source, own: Any) -> bool:
+        """Whether the guards of a class attribute let only entries of the class's dictionary pass that reading the
+        attribute gives as they are; the entry now is one.
+        """
+        if not returns_itself(own) and type(own) not in _PLAIN_TYPES and type(own) is not type:
+            return False
+        return any(
+            isinstance(guard.predicate, Equals)
+            or (isinstance(guard.predicate, Identity) and guard.predicate.read() is own)
+            or (isinstance(guard.predicate, TypeIs) and guard.predicate.cls in _PLAIN_TYPES)
+            for guard in self.nodes[source].guards
+        )
+
     # --- predicates ---------------------------------------------------------------------------------------------------
+
+    def implied_by_tensors(self, node: Node, predicate: Predicate) -> bool:
+        """Whether the check of all tensors comes to the same: what requires no gradient is a leaf."""
+        matches = [guard.predicate.index for guard in node.guards if isinstance(guard.predicate, TensorMatch)]
+        return (
+            isinstance(predicate, Leafness)
+            and predicate.is_leaf
+            and any(not self.frozen.tensors[index].facts.requires_grad for index in matches)
+        )
 
     def condition(self, source: Source, predicate: Predicate, variable: str) -> str:
         """The expression that is true if the predicate holds, in its cheapest form."""
@@ -436,10 +535,8 @@ def _is_equal(value: Any, key: tuple[Any, ...]) -> bool:
     return constant_key(value) == key
 
 
-def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
-    """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
-    frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
-    generator = _Generator(frozen, ambient)
+def make_check(generator: Generator) -> tuple[Callable[..., list[torch.Tensor] | None], str]:
+    """The function that a generator writes, and its text."""
     text = generator.generate()
     namespace: dict[str, Any] = {
         **generator.names,
@@ -451,4 +548,17 @@ def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | Non
         "is_equal": _is_equal,
     }
     exec(compile(text, "<dovetail guards>", "exec"), namespace)
-    return Checker(frozen, ambient, namespace["check"], text)
+    # Not left in its own namespace: a cycle would keep what it remembers until the next garbage collection.
+    return namespace.pop("check"), text
+
+
+def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
+    """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
+    from dovetail.guards.fast import remember_hits  # it writes functions of this file's kind
+
+    frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
+    generator = Generator(frozen, ambient)
+    full, text = make_check(generator)
+    checker = Checker(frozen, ambient, full, text)
+    remember_hits(checker, generator, full)
+    return checker

@@ -11,6 +11,7 @@ A :class:`GuardSet` collects guards while a capture runs; :meth:`GuardSet.freeze
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ from dovetail.guards.predicate import (
     short,
 )
 from dovetail.guards.source import FETCH_ERRORS, ArgumentSource, CellSource, GradSource, KeywordSource, Source
+
+
+_LOCAL_OR_GLOBAL = re.compile(r"(?<![\w.\]])[LG]\['([^\W\d]\w*)'\]")
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,18 @@ class GuardSet:
             self.add_leafness(index, location)
         return index
 
+    def note_use(self, index: int, location: UserLocation) -> None:
+        """Say where the program first computed with a tensor: that an argument has this size is needed there.
+
+        Nothing happens to tensors that were not reached from an argument: they were read where they were needed.
+        """
+        self._check_open()
+        item = self._inputs[index]
+        key = (item.source, TensorMatch(index))
+        if is_argument(item.source) and key in self._guards:
+            self._guards[key] = replace(self._guards[key], location=location)
+            self._inputs[index] = replace(item, location=location)
+
     def tensor_source(self, index: int) -> Source:
         """The source by which tensor input ``index`` was first reached."""
         return self._inputs[index].source
@@ -300,7 +316,9 @@ class GuardFailure:
         return self.guard.location if self.guard is not None else self.needed_at
 
     def __str__(self) -> str:
-        return f"{self.sentence}; needed at {self.location}" if self.location is not None else self.sentence
+        # L['x'] and G['x'] are how sources are written; the user's own name for it is x.
+        sentence = _LOCAL_OR_GLOBAL.sub(r"\1", self.sentence)
+        return f"{sentence}; needed at {self.location}" if self.location is not None else sentence
 
 
 def check_guard(

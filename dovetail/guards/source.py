@@ -32,6 +32,7 @@ MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 """The tables of ``nn.Module`` whose items a user reads as attributes."""
 
 _MISSING = object()
+_HEAP_TYPE = 1 << 9
 # Descriptors made in C, whose __get__ runs nobody's Python code.
 _DATA_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _METHOD_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -144,6 +145,28 @@ def _in_class(kind: type, name: str) -> Any:
 def instance_dict(value: object) -> Any:
     """The ``__dict__`` of an object; AttributeError if it has none."""
     return object.__getattribute__(value, "__dict__") if not issubclass(type(value), type) else _type_dict(value)
+
+
+def is_mutable_type(kind: type) -> bool:
+    """Whether an object of this type may get another type: it is of a class made in Python, and no class itself."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and not issubclass(kind, type)
+
+
+def has_plain_dict(kind: type) -> bool:
+    """Whether :func:`instance_dict` of an instance is the dictionary that Python keeps for it, not one of the user's making."""
+    if not is_mutable_type(kind) or issubclass(kind, torch.Tensor) or not kind.__dictoffset__:
+        return False
+    return type(_in_class(kind, "__dict__")) is types.GetSetDescriptorType
+
+
+def class_dict(kind: type) -> Any:
+    """A live view on the class's own dictionary, whatever its metaclass says."""
+    return _type_dict(kind)
+
+
+def returns_itself(value: object) -> bool:
+    """Whether a class attribute with this value is given as it is when it is read on the class: a function, a property."""
+    return type(value) in _RETURN_THEMSELVES
 
 
 def read_attribute(value: Any, name: str) -> Any:

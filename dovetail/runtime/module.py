@@ -28,7 +28,8 @@ class CompiledModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module compiled."""
-        return self.compiled_call(*args, **kwargs)
+        # Past __getattribute__, which takes a third of a microsecond.
+        return object.__getattribute__(self, "compiled_call")(*args, **kwargs)
 
     def __getattribute__(self, name: str) -> Any:
         """Own names and methods defined here are the wrapper's; all else is the original's."""

@@ -114,6 +114,8 @@ class Trace:
 
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
+        # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
+        stack.callback(self._forget_location)
         self.ambient = AmbientState.snapshot()
         stack.enter_context(private.compiling_flag())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
@@ -126,6 +128,9 @@ class Trace:
         stack.enter_context(_FunctionalMode())
         stack.enter_context(RecordingMode(self.recorder))
         return self
+
+    def _forget_location(self) -> None:
+        self.shape_env.locate = lambda: None
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor; the same tensor gives the same input. Raises :class:`InputError`."""

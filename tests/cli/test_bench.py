@@ -1,19 +1,26 @@
-"""The benchmark runs from end to end; how fast anything is, is not a test's business."""
+"""The benchmarks run from end to end; how fast anything is, is not a test's business."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench_capture.py"
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A benchmark, of the package beside these tests."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def test_bench_capture_measures_both_compilers_and_saves_every_round(tmp_path: Path) -> None:
     sizes = ["--layers=1", "--width=24", "--block=8", "--batch=2", "--threads=1", "--rounds=2"]
-    command = [sys.executable, str(SCRIPT), *sizes, f"--output={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run("bench_capture.py", *sizes, f"--output={tmp_path}")
     assert done.returncode in (0, 1), done.stderr  # 1: slower than promised, which noise can do at this size
     assert "Dovetail / torch.compile: graphs ready" in done.stdout, done.stdout + done.stderr
     (saved,) = tmp_path.glob("capture-*.json")
@@ -22,3 +29,15 @@ def test_bench_capture_measures_both_compilers_and_saves_every_round(tmp_path: P
     for name in ("torch.compile (aot_eager)", "Dovetail (aten)"):
         assert len(data["rounds"][name]) == 2
         assert all(result["graphs_ready"] > 0 for result in data["rounds"][name])
+
+
+def test_bench_overhead_measures_both_compilers_and_saves_every_round(tmp_path: Path) -> None:
+    done = run("bench_overhead.py", "--models", "3 modules", "--rounds=2", f"--output={tmp_path}")
+    assert done.returncode in (0, 1), done.stderr
+    assert "worst ratio" in done.stdout, done.stdout + done.stderr
+    (saved,) = tmp_path.glob("overhead-*.json")
+    data = json.loads(saved.read_text())
+    assert set(data["ratios"]) == {"3 modules, inference", "3 modules, training"}
+    for result in data["results"].values():
+        for name in ("torch.compile", "Dovetail", "Dovetail's guards alone"):
+            assert len(result["seconds"][name]) == 2 and min(result["seconds"][name]) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from typing import Any
 
 import pytest
@@ -264,3 +265,56 @@ def test_class_attributes_are_guarded() -> None:
         agree(f, compiled, x)
         agree(f, compiled, x)
     assert len(compiled.entries) == 7
+
+
+def test_the_entry_of_the_last_hit_is_asked_first() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.dtype is torch.float32 else x * 3
+
+    single, double = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    for order, front in (("recent", torch.float32), ("newest", torch.float64)):
+        compiled = dovetail.compile(f, backend="aten", fullgraph=True, entry_order=order)
+        for x in (single, double, single, single):
+            assert torch.equal(compiled(x), f(x))
+        dtypes = [entry.checker.guards.tensors[0].facts.dtype for entry in compiled.entries]
+        assert sorted(map(str, dtypes)) == ["torch.float32", "torch.float64"] and dtypes[0] is front
+    with pytest.raises(dovetail.errors.OptionError, match="entry_order"):
+        dovetail.compile(f, entry_order="oldest")
+
+
+def test_an_eager_entry_is_never_asked_first() -> None:
+    def f(x: torch.Tensor, number: int) -> torch.Tensor:
+        if number:
+            x = torch.nn.functional.relu(x)
+            x.resize_(1)  # not captured
+        return x * 2
+
+    compiled = dovetail.compile(f, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in (0, 1, 0, 1, 1):
+            assert torch.equal(compiled(torch.ones(2), number), f(torch.ones(2), number))
+    runs = [entry.run is None for entry in compiled.entries]
+    assert runs == sorted(runs)
+
+
+def test_at_the_limit_an_error_if_asked_for() -> None:
+    compiled = dovetail.compile(lambda x, k: x * k, backend="aten", recompile_limit=1, at_recompile_limit="error")
+    x = torch.ones(1)
+    assert compiled(x, True).item() == 1
+    for _ in range(2):
+        with pytest.raises(dovetail.errors.RecompileLimitError, match="was True, is False"):
+            compiled(x, False)
+    assert compiled(x, True).item() == 1
+
+
+def test_the_sentence_for_a_recompile_names_value_and_line() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.view(8, -1)
+
+    compiled = dovetail.compile(f, backend="aten", dynamic=False)
+    for x in (torch.ones(8, 2), torch.ones(16, 2)):
+        compiled(x)
+        compiled(x)
+    (event,) = [str(event) for event in dovetail.events_of(compiled).events if event.name == "recompile"]
+    assert "`x.shape[0]` was 8, is 16; needed at " in event and "test_guards.py" in event and "x.view(8, -1)" in event

@@ -166,11 +166,9 @@ def test_equals_is_type_and_value(one, other):
 
 
 def test_equals_sentences():
-    assert agree(checker_of((X, Equals(8))), 16) == ["`L['x']` was 8, is 16; needed at model.py:31 `x.view(8, -1)`"]
-    assert agree(checker_of((X, Equals(1))), True)[0].startswith("`L['x']` was 1, is True")
-    assert agree(checker_of((X, Equals(Colour.RED))), Colour.BLUE)[0].startswith(
-        "`L['x']` was Colour.RED, is Colour.BLUE"
-    )
+    assert agree(checker_of((X, Equals(8))), 16) == ["`x` was 8, is 16; needed at model.py:31 `x.view(8, -1)`"]
+    assert agree(checker_of((X, Equals(1))), True)[0].startswith("`x` was 1, is True")
+    assert agree(checker_of((X, Equals(Colour.RED))), Colour.BLUE)[0].startswith("`x` was Colour.RED, is Colour.BLUE")
 
 
 def test_contradicting_constants():
@@ -198,9 +196,7 @@ def test_type_and_identity():
     del value  # the guard must not keep it alive, and None must not pass for it
     assert agree(checker, None) and agree(checker, Mine())
     assert agree(checker_of((X, Identity(len))), len) == []
-    assert agree(checker_of((X, Identity(len))), max)[0].startswith(
-        "`L['x']` was the function len, is the function max"
-    )
+    assert agree(checker_of((X, Identity(len))), max)[0].startswith("`x` was the function len, is the function max")
     assert Identity(len) == Identity(len) and Identity(len) != Identity(max)
 
 
@@ -257,7 +253,7 @@ def test_dict_keys(typed):
 def test_has_no_key(kind):
     checker = checker_of((X, HasNoKey("k")), *([(X, TypeIs(kind))] if kind else []))
     assert agree(checker, {"a": 1}) == []
-    assert agree(checker, {"k": 1})[0].startswith("`L['x']` had no key 'k', and has one now")
+    assert agree(checker, {"k": 1})[0].startswith("`x` had no key 'k', and has one now")
     assert agree(checker, 3)
 
 
@@ -286,7 +282,7 @@ def test_no_hooks(table, typed):
     checker = checker_of((X, NoHooks()), *([(X, TypeIs(torch.nn.Linear))] if typed else []))
     assert agree(checker, module) == []
     module.__dict__[table][0] = print
-    assert agree(checker, module)[0].startswith(f"`L['x']` had no hooks, and has {table.strip('_')} now")
+    assert agree(checker, module)[0].startswith(f"`x` had no hooks, and has {table.strip('_')} now")
     assert agree(checker, 3)
 
 
@@ -332,7 +328,7 @@ def test_paths():
         checker = checker_of((deep, Equals(2.5)), (ItemSource(own, "w"), Equals(7)), *extra)
         assert agree(checker, node) == []
         node.w = 8
-        assert agree(checker, node) == ["`L['x'].w` was 7, is 8; needed at model.py:31 `x.view(8, -1)`"]
+        assert agree(checker, node) == ["`x.w` was 7, is 8; needed at model.py:31 `x.view(8, -1)`"]
         node.w = 7
         node.items[1]["k"] = 2
         assert agree(checker, node)
@@ -460,9 +456,7 @@ def test_tensor_metadata():
     checker = checker_of(tensors=[(X, base)])
     same = torch.randn(8, 5)
     assert checker.check(None, (same,), {})[0] is same
-    assert agree(checker, torch.randn(16, 5)) == [
-        "`L['x'].shape[0]` was 8, is 16; needed at model.py:31 `x.view(8, -1)`"
-    ]
+    assert agree(checker, torch.randn(16, 5)) == ["`x.shape[0]` was 8, is 16; needed at model.py:31 `x.view(8, -1)`"]
     assert "stride()" in agree(checker, torch.randn(5, 8).t())[0]
     assert "dtype` was torch.float32, is torch.float64" in agree(checker, base.double())[0]
     assert "requires_grad` was False, is True" in agree(checker, torch.randn(8, 5, requires_grad=True))[0]
@@ -521,10 +515,10 @@ def test_leaf_and_gradient():
     checker = compile_checker(guards)
     assert agree(checker, leaf) == []
     leaf.grad = torch.ones(2)
-    assert "`L['x'].grad` was None" in agree(checker, leaf)[0]
+    assert "`x.grad` was None" in agree(checker, leaf)[0]
     leaf.grad = None
     assert agree(checker_of(tensors=[(X, other)]), leaf) == [
-        "`L['x'].is_leaf` was False, is True; needed at model.py:31 `x.view(8, -1)`"
+        "`x.is_leaf` was False, is True; needed at model.py:31 `x.view(8, -1)`"
     ]
     assert agree(checker_of((X, Leafness(True)), tensors=[(X, leaf)]), other)
     checker = checker_of((GradSource(X), Identity(None)))
@@ -586,7 +580,7 @@ def test_call_shape():
     assert agree(checker, 1, b=2, a=3) == []
     assert "names of the keyword arguments" in agree(checker, 1, a=3, b=2)[0]
     assert agree(checker, 1, b=2) and agree(checker, 1, 1, b=2, a=3) and agree(checker, b=2, a=3)
-    assert agree(checker, 1, b=2, a=4) == ["`L['a']` was 3, is 4"]
+    assert agree(checker, 1, b=2, a=4) == ["`a` was 3, is 4"]
 
 
 def test_weak_identity_in_a_path():

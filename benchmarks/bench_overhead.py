@@ -1,0 +1,228 @@
+"""What a call costs beside its graph: Dovetail beside torch.compile, both with graphs that do nothing.
+
+Each model is compiled by both with a backend whose graphs give back tensors made beforehand, so that a call is nothing but
+finding the entry (guards), fetching the inputs, the runtime around the graph and building the result. Two ways of calling:
+
+- *inference*: under ``no_grad``; torch.compile gets a plain backend, with none of AOTAutograd's wrappers around it;
+- *training*: outputs that require a gradient; both run one ``torch.autograd.Function`` (torch.compile by ``aot_autograd``).
+
+The models: chains of ``nn.Linear`` in nested ``nn.Sequential`` with 3, 100 and 400 modules in all, every parameter read by
+the forward, and BERT with 4 layers. The engines alternate in one process, the order changes from round to round, a round
+is the mean of many calls, and the medians of the rounds are compared. Dovetail's guards alone are timed as well. Run it
+with ``make bench-overhead``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dovetail
+from dovetail import torch_private
+from dovetail.compile import compiled_function
+from dovetail.report.curves import Table
+
+#: What the project promises: Dovetail's time over that of torch.compile.
+PROMISE = 0.5
+
+#: Modules in all: (groups, layers in a group). A group is a module as well, and so is the root.
+CHAINS = {3: (1, 1), 100: (9, 10), 400: (21, 18)}
+
+#: No model here returns more tensors than this; the outputs of a graph after them are for its backward.
+VISIBLE = 2
+
+OURS, THEIRS = "Dovetail", "torch.compile"
+
+
+def chain(modules: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """A model of that many modules in all, and arguments for it."""
+    groups, layers = CHAINS[modules]
+    model = torch.nn.Sequential(
+        *[torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(layers)]) for _ in range(groups)]
+    )
+    assert sum(1 for _ in model.modules()) == modules
+    return model, (torch.randn(2, 8),)
+
+
+def bert() -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """BERT with 4 layers, small ones, and token numbers for it."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64
+    )
+    return transformers.BertModel(config).eval(), (torch.randint(100, (2, 16)),)
+
+
+MODELS: dict[str, Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]]] = {
+    **{f"{count} modules": (lambda count=count: chain(count)) for count in CHAINS},
+    "BERT, 4 layers": bert,
+}
+
+
+def prepared(graph: torch.fx.GraphModule) -> list[Any]:
+    """For each output of a graph, a tensor like it (or the constant that it is)."""
+    (values,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    made = []
+    for node in values if isinstance(values, (list, tuple)) else (values,):
+        value = node.meta.get("val", node.meta.get("example_value")) if isinstance(node, torch.fx.Node) else node
+        if isinstance(value, torch.Tensor):
+            # torch.compile calls its backend inside of a fake mode, which would make slow fake tensors of these.
+            with torch_private.disable_current_modes():
+                value = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype).zero_()
+            assert type(value) is torch.Tensor
+        made.append(value)
+    return made
+
+
+def idle(graph: torch.fx.GraphModule) -> Callable[[], list[Any]]:
+    """What a graph that does nothing returns: autograd wants results that are new, what is saved may be old."""
+    outputs = prepared(graph)
+    results = [value for value in outputs[:VISIBLE] if isinstance(value, torch.Tensor)]
+    saved = outputs[len(results) :]
+    return lambda: [*[value.detach() for value in results], *saved]
+
+
+def idle_dovetail(graph: torch.fx.GraphModule, example_inputs: Any, *, kind: str, options: Any) -> Any:
+    """A backend for Dovetail whose graphs do nothing."""
+    outputs = idle(graph)
+    return lambda inputs: outputs()
+
+
+def idle_torch(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    """The same for torch.compile."""
+    outputs = idle(graph)
+    return lambda *inputs: outputs()
+
+
+def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+    """The same behind AOTAutograd, taking one list of inputs as Inductor's graphs do."""
+    outputs = idle(graph)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        inputs.clear()
+        return outputs()
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def compile_dovetail(model: torch.nn.Module, training: bool) -> Any:
+    """Dovetail."""
+    return dovetail.compile(model, backend=idle_dovetail, fullgraph=True)
+
+
+def compile_torch(model: torch.nn.Module, training: bool) -> Any:
+    """torch.compile, as it comes."""
+    backend = torch_private.aot_backend(idle_torch_boxed) if training else idle_torch
+    return torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+
+
+ENGINES: dict[str, Callable[[torch.nn.Module, bool], Any]] = {OURS: compile_dovetail, THEIRS: compile_torch}
+
+
+def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
+    """The mean over many calls, with no garbage collection between them."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
+    finally:
+        gc.enable()
+
+
+def measure(make: Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]], training: bool, rounds: int) -> dict[str, Any]:
+    """Seconds per call, one number for each round: of both engines and of Dovetail's guards alone."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, arguments = make()
+    calls: dict[str, Callable[[], Any]] = {}
+    with torch.set_grad_enabled(training):
+        for name, engine in ENGINES.items():
+            compiled = engine(model, training)
+
+            def call(compiled: Any = compiled) -> Any:
+                return compiled(*arguments)
+
+            for _ in range(5):
+                result = call()
+            first = result[0] if not isinstance(result, torch.Tensor) else result
+            assert first.requires_grad is training
+            calls[name] = call
+            if name == OURS:
+                (entry,) = compiled_function(compiled).entries
+                calls["Dovetail's guards alone"] = lambda checker=entry.checker: checker.check(model, arguments, {})
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        count = max(20, min(2000, int(0.05 / seconds_per_call(calls[THEIRS], 20))))
+        for number in range(rounds):
+            for name in calls if number % 2 else reversed(calls):
+                times[name].append(seconds_per_call(calls[name], count))
+    guards = len(entry.checker.guards.guards)
+    return {"guards": guards, "tensors": len(entry.checker.guards.tensors), "seconds": times}
+
+
+def main() -> int:
+    """Measure, print the table, save the raw numbers; 0 if every ratio is as promised."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    torch.set_num_threads(1)
+    results: dict[str, dict[str, Any]] = {}
+    rows = []
+    ratios: dict[str, float] = {}
+    for name in options.models:
+        for training in (False, True):
+            case = f"{name}, {'training' if training else 'inference'}"
+            result = results[case] = measure(MODELS[name], training, options.rounds)
+            medians = {engine: statistics.median(times) for engine, times in result["seconds"].items()}
+            ratios[case] = medians[OURS] / medians[THEIRS]
+            rows.append(
+                (
+                    case,
+                    str(result["guards"]),
+                    str(result["tensors"]),
+                    *[f"{medians[engine] * 1e6:.1f} us" for engine in (THEIRS, OURS, "Dovetail's guards alone")],
+                    f"{ratios[case]:.2f}",
+                )
+            )
+            print(f"{case}: {medians[OURS] * 1e6:.1f} us, torch.compile {medians[THEIRS] * 1e6:.1f} us", flush=True)
+    print(f"\ntime per call with graphs that do nothing; one thread, medians of {options.rounds} rounds")
+    print(Table(("case", "guards", "tensors", THEIRS, OURS, "its guards alone", "ratio"), tuple(rows)))
+    print(f"worst ratio {max(ratios.values()):.2f} (promised: at most {PROMISE})")
+
+    now = datetime.now(UTC)
+    options.output.mkdir(parents=True, exist_ok=True)
+    target = options.output / f"overhead-{now:%Y%m%d-%H%M%S}.json"
+    about = {
+        "when": now.isoformat(timespec="seconds"),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "torch": torch.__version__,
+        "settings": {name: value for name, value in vars(options).items() if name != "output"},
+        "results": results,
+        "ratios": ratios,
+    }
+    target.write_text(json.dumps(about, indent=1), encoding="utf-8")
+    print(f"wrote {target}")
+    return 0 if max(ratios.values()) <= PROMISE else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
