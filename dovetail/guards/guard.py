@@ -33,7 +33,6 @@ from dovetail.guards.predicate import (
 )
 from dovetail.guards.source import FETCH_ERRORS, ArgumentSource, CellSource, GradSource, KeywordSource, Source
 
-
 _LOCAL_OR_GLOBAL = re.compile(r"(?<![\w.\]])[LG]\['([^\W\d]\w*)'\]")
 
 

@@ -209,7 +209,7 @@ def test_bad_input() -> None:
 
 
 def test_recompile_limit_runs_eagerly_with_one_warning() -> None:
-    compiled = dovetail.compile(lambda x, k: x * k, backend="aten", recompile_limit=2)
+    compiled = dovetail.compile(lambda x, k: x * k, backend="aten", recompile_limit=2, dynamic=False)
     x = torch.ones(1)
     assert [compiled(x, k).item() for k in (1, 2)] == [1, 2]
     with pytest.warns(errors.RecompileLimitWarning):
