@@ -3,8 +3,8 @@
 Most guards of a training step ask for what only changes when somebody writes to a dictionary: attributes, parameters and
 submodules of the same modules, call after call. CPython counts the writes of each dictionary (3.11), or can tell somebody
 of them (3.12 and later), and torch reads these counts in C++. So once a full check has passed, what was found in such
-dictionaries is *remembered*, and later checks ask only whether one of them was written to since. For 400 modules and 2800
-guards that takes 20 us instead of 250 us.
+dictionaries is *remembered*, and later checks ask only whether one of them was written to since. For 400 modules, 757
+tensors and 2761 guards a check takes 110 us instead of 250 us: 50 for the tensors, 20 for the counts, 10 for the hooks.
 
 What is remembered, and what vouches for it:
 

@@ -167,6 +167,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "list length": lambda m: m.constants.append(5.0),
     "list inside a tuple": lambda m: m.config.sizes[1].__setitem__(0, 5.0),
     "slot": lambda m: setattr(m.slotted, "amount", 5.0),
+    "property instead of a slot": lambda m: setattr(Slotted, "amount", property(lambda self: 9.0)),
     "slot's object replaced": lambda m: setattr(m, "slotted", Slotted()),
     "dictionary on the class": lambda m: type(m).weight_of.update(x=3.0),
     "parameter replaced": lambda m: setattr(m.parts[1].fc, "weight", torch.nn.Parameter(torch.ones(3, 3))),
@@ -199,6 +200,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 MIX = Part.mix.__code__
+AMOUNT = Slotted.__dict__["amount"]
 
 
 def restore() -> None:
@@ -207,6 +209,7 @@ def restore() -> None:
     globals().pop("sum", None)
     TABLE.update(a=1.0, b=2.0)
     Part.mix.__code__ = MIX
+    Slotted.amount = AMOUNT
 
 
 @pytest.fixture(autouse=True)
