@@ -580,7 +580,8 @@ def unchanged_check(
     """A C++ check that nothing of this has changed since now: the contents of ``tables``, the types of ``typed``, and of
     ``owners`` the types, the identities of their ``__dict__`` and its contents.
 
-    About 15 ns for each of them, and some 10 us each to make (checked on 2.13). The check holds on to all of them. Use it only where :func:`sees_changed_dictionaries`.
+    About 15 ns for each of them, and some 10 us each to make (checked on 2.13). The check holds on to all of them.
+    Use it only where :func:`sees_changed_dictionaries`.
     """
     from torch._dynamo.guards import GuardManagerType
 
