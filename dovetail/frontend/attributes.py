@@ -100,6 +100,7 @@ class Attributes:
                 return self.call(getter, (target, name), {})
             return getattr(target, name)
         assert owner is not None
+        self._guard_not_shadowed(target, owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
             return found.__func__
@@ -107,7 +108,7 @@ class Attributes:
             return self._bind(found.__func__, target)
         if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
             return getattr(target, name)
-        if is_trusted(target.__module__):
+        if is_trusted(target.__module__) or self.effects.attribute_written(owner, name):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 
@@ -133,9 +134,14 @@ class Attributes:
         function = target.__func__ if isinstance(target, types.MethodType) else target
         if name in function.__dict__ if hasattr(function, "__dict__") else False:
             source = self.values.source_of(function)
-            if source is None:
+            item = self.instance_item_source(function, function.__dict__, source, name)
+            if item is None:
                 return self.values.wrap(function.__dict__[name])
-            return self.values.read(function.__dict__[name], ItemSource(InstanceDictSource(source), name))
+            return self.values.read(function.__dict__[name], item)
+        if not hasattr(target, name) and not self.values.is_created(function):
+            source = InstanceDictSource(self.values.pin(function, function.__qualname__))
+            if not self._written(function.__dict__, name):
+                self.values.guard(source, HasNoKey(name), f"{function.__qualname__} has no attribute {name}")
         return getattr(target, name)
 
     def _load_instance_attribute(self, target: Any, name: str) -> Any:
@@ -189,6 +195,7 @@ class Attributes:
                     if attributes.get(table_name) is not None:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
+        self._guard_not_shadowed(kind, None, name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
@@ -206,6 +213,15 @@ class Attributes:
 
     def _written(self, attributes: dict[str, Any], name: str) -> bool:
         return bool(self.effects.written(attributes, name))
+
+    def _guard_not_shadowed(self, kind: type, owner: type | None, name: str) -> None:
+        """Guard that no class before ``owner`` in the order of look-up (None: no class at all) gets such an attribute."""
+        for earlier in kind.__mro__:
+            if earlier is owner:
+                return
+            if not is_trusted(earlier.__module__) and not self.effects.attribute_written(earlier, name):
+                source = AttributeSource(self.values.pin(earlier, earlier.__qualname__), "__dict__")
+                self.values.guard(source, HasNoKey(name), f"{earlier.__qualname__} has no {name} of its own")
 
     def _guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard that a class still has the same function, property, static or class method under a name."""
@@ -225,6 +241,8 @@ class Attributes:
     def _bind_descriptor(self, found: Any, owner: type | None, target: Any, name: str) -> Any:
         assert owner is not None
         values = self.values
+        if owner in type(target).__mro__:
+            self._guard_not_shadowed(type(target), owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, types.FunctionType):
             return types.MethodType(found, target)
@@ -240,6 +258,8 @@ class Attributes:
             value = found.__get__(target, type(target))
             source = values.source_of(target)
             if isinstance(found, types.MemberDescriptorType) and source is not None:
+                if self.effects.attribute_written(target, name):
+                    return values.wrap(value)
                 return values.read(value, AttributeSource(source, name))
             return values.wrap(value)
         getter, _ = class_attribute(type(found), "__get__")
@@ -247,7 +267,7 @@ class Attributes:
             return self.call(getter, (found, target, type(target)), {})
         if getter is not MISSING:
             return values.wrap(found.__get__(target, type(target)))
-        if is_trusted(owner.__module__):
+        if is_trusted(owner.__module__) or self.effects.attribute_written(owner, name):
             return values.wrap(found)
         return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
 
@@ -263,6 +283,13 @@ class Attributes:
                 target.requires_grad = value
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
+        if isinstance(target, type) and not isinstance(value, torch.Tensor):
+            if self._store_class_attribute(target, name, value):
+                return
+        if isinstance(target, types.FunctionType) and not name.startswith("__"):
+            self.values.note(target, self.values.pin(target, target.__qualname__))
+            self._store_instance(target, name, value)
+            return
         if isinstance(target, (type, types.ModuleType)) or (
             isinstance(target, types.FunctionType) and not self.values.is_created(target)
         ):
@@ -275,6 +302,22 @@ class Attributes:
             self.call(setter, (target, name, value), {})
             return
         self.store_default_attribute(target, name, value)
+
+    def _store_class_attribute(self, target: type, name: str, value: Any) -> bool:
+        """Write an attribute of a class; False where that does more than to put a value there."""
+        setter, _ = class_attribute(type(target), "__setattr__")
+        before, owner = class_attribute(target, name)
+        plain = (int, float, str, bool, type(None), list, dict, set, tuple)
+        if setter is not type.__setattr__ or name.startswith("__") or not isinstance(value, plain):
+            return False
+        if before is not MISSING and not isinstance(before, plain):
+            return False
+        if owner is not target:
+            self._guard_not_shadowed(target, owner, name)
+        else:
+            self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name))
+        self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))
+        return True
 
     def _is_plain_module_store(self, target: Any, name: str, value: Any) -> bool:
         attributes = instance_dict(target) or {}
@@ -293,8 +336,16 @@ class Attributes:
             self.call(found.fset, (target, value), {})
             return
         if found is not MISSING and hasattr(type(found), "__set__"):
-            if self.values.source_of(target) is not None:
-                raise Break(f"the slot {name} of an object that existed before the call is written to")
+            source = self.values.source_of(target)
+            if isinstance(found, types.MemberDescriptorType) and source is not None:
+                self.effects.set_attribute(target, name, value, source)
+                return
+            descriptor_setter, _ = class_attribute(type(found), "__set__")
+            if isinstance(descriptor_setter, types.FunctionType):
+                self.call(descriptor_setter, (found, target, value), {})
+                return
+            if source is not None:
+                raise Break(f"{name} of an object that existed before the call is written to")
             object.__setattr__(target, name, value)
             return
         self._store_instance(target, name, value)

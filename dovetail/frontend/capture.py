@@ -12,7 +12,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
-from dovetail.errors import UserLocation
+from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.frame import Break, Null, Stop
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
@@ -117,6 +117,12 @@ class _Outputs:
         values = self._interpreter.values
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
+            if value.requires_grad and value.is_leaf and self._interpreter.trace.input_of(value) is None:
+                raise CaptureError(
+                    "a parameter, or another leaf that requires a gradient, is made inside and leaves the function",
+                    where=self._interpreter.locate(),
+                    advice="make it outside of the function",
+                )
             if id(value) not in self._positions:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)

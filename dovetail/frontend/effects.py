@@ -7,13 +7,14 @@ end of the trace :meth:`Effects.undo` puts every copy back and :meth:`Effects.co
 from __future__ import annotations
 
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontend.frame import Break
-from dovetail.guards import Source
+from dovetail.frontend.values import Unread
+from dovetail.guards import ItemSource, Source
 
 MISSING = object()
 
@@ -38,8 +39,39 @@ class Record:
 
 
 @dataclass(frozen=True)
+class AttributeRecord:
+    """One attribute of a class, or one slot, that was written to."""
+
+    target: Any
+    name: str
+    source: Source
+    before: Any
+
+
+def own_attribute(target: Any, name: str) -> Any:
+    """A class's own attribute, or what a slot holds; :data:`MISSING` where there is nothing."""
+    if isinstance(target, type):
+        return target.__dict__.get(name, MISSING)
+    try:
+        return object.__getattribute__(target, name)
+    except AttributeError:
+        return MISSING
+
+
+def put_attribute(target: Any, name: str, value: Any) -> None:
+    """Set an attribute past the class's own ``__setattr__``; with :data:`MISSING`, delete it."""
+    base: Any = type if isinstance(target, type) else object
+    if value is not MISSING:
+        base.__setattr__(target, name, value)
+    elif own_attribute(target, name) is not MISSING:
+        base.__delattr__(target, name)
+
+
+@dataclass(frozen=True)
 class Effect:
-    """The final state of one container: replaced contents of a list, set or cell, or changed items of a dictionary."""
+    """The final state of one container: replaced contents of a list, set or cell, changed items of a dictionary (all of them
+    where their order changed), what was appended to a list, or one attribute.
+    """
 
     source: Source
     kind: str
@@ -53,6 +85,7 @@ class Effects:
     def __init__(self, source_of: Callable[[Any], Source | None]) -> None:
         self._source_of = source_of
         self._records: dict[int, Record] = {}
+        self._attributes: dict[tuple[int, str], AttributeRecord] = {}
         # Reads the items that a list had before; whoever asks about a list that was appended to will read it.
         self.read_items: Callable[[list[Any], Source, list[Any]], None] = lambda container, source, items: None
 
@@ -79,6 +112,15 @@ class Effects:
             self._settle(record)
         return key is MISSING or not isinstance(container, dict) or key in record.written
 
+    def before(self, container: Any) -> Any:
+        """A container as it was before the trace."""
+        record = self._records.get(id(container))
+        if record is None:
+            return container
+        if record.append_only:
+            self._settle(record)
+        return record.before
+
     def touch(self, container: Any) -> Record | None:
         """Copy a container before its first write. A container made in the trace needs no journal."""
         record = self._records.get(id(container))
@@ -95,11 +137,13 @@ class Effects:
             except ValueError:
                 before = MISSING
         elif isinstance(container, dict):
-            before = dict(container)
+            before = OrderedDict(container) if isinstance(container, OrderedDict) else dict(container)
         elif isinstance(container, list):
             before = list(container)
         elif isinstance(container, set):
             before = set(container)
+        elif type(container) is deque:
+            before = deque(container, container.maxlen)
         else:
             raise Break(f"a {type(container).__name__} that existed before the call is written to")
         record = self._records[id(container)] = Record(container, source, before)
@@ -136,8 +180,21 @@ class Effects:
         self.touch(cell)
         cell.cell_contents = value
 
+    def attribute_written(self, target: Any, name: str) -> bool:
+        """Whether an attribute outside of any dictionary (of a class, or a slot) was written to in this trace."""
+        return (id(target), name) in self._attributes
+
+    def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
+        """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
+        key = (id(target), name)
+        if key not in self._attributes:
+            self._attributes[key] = AttributeRecord(target, name, source, own_attribute(target, name))
+        put_attribute(target, name, value)
+
     def undo(self) -> None:
         """Put everything back as it was before the trace."""
+        for written in reversed(self._attributes.values()):
+            put_attribute(written.target, written.name, written.before)
         for record in reversed(self._records.values()):
             container, before = record.container, record.before
             if isinstance(container, types.CellType):
@@ -146,12 +203,14 @@ class Effects:
                 else:
                     container.cell_contents = before
             elif isinstance(container, dict):
-                dict_base(container).clear(container)
-                dict_base(container).update(container, before)
+                _restore_dictionary(container, before, record.written)
             elif record.append_only:
                 del container[before:]
             elif isinstance(container, list):
                 list.__setitem__(container, slice(None), before)
+            elif isinstance(container, deque):
+                container.clear()
+                container.extend(before)
             else:
                 container.clear()
                 container.update(before)
@@ -168,13 +227,46 @@ class Effects:
                     key: value for key, value in container.items() if key not in before or before[key] is not value
                 }
                 deleted = tuple(key for key in before if key not in container)
-                if changed or deleted:
+                if _is_reordered(container, before):
+                    everything = {
+                        key: item if key in changed else Unread(item, ItemSource(record.source, key))
+                        for key, item in dict_base(container).items(container)
+                    }
+                    effects.append(Effect(record.source, "ordered dict", everything))
+                elif changed or deleted:
                     effects.append(Effect(record.source, "dict", changed, deleted))
             elif record.append_only:
                 effects.append(Effect(record.source, "append", container[before:]))
             elif isinstance(container, list):
                 if len(before) != len(container) or any(a is not b for a, b in zip(before, container, strict=True)):
                     effects.append(Effect(record.source, "list", list(container)))
+            elif isinstance(container, deque):
+                effects.append(Effect(record.source, "deque", list(container)))
             elif before != container:
                 effects.append(Effect(record.source, "set", set(container)))
+        for written in self._attributes.values():
+            value = own_attribute(written.target, written.name)
+            if value is not written.before:
+                values = {} if value is MISSING else {written.name: value}
+                effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
         return tuple(effects)
+
+
+def _is_reordered(container: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether writing what changed, key by key, would leave the keys in another order."""
+    natural = [key for key in before if key in container] + [key for key in container if key not in before]
+    order = list(dict_base(container).keys(container))
+    return any(one is not other and one != other for one, other in zip(natural, order, strict=True))
+
+
+def _restore_dictionary(container: dict[Any, Any], before: dict[Any, Any], written: set[Any]) -> None:
+    base = dict_base(container)
+    # Key by key: the globals of a module are never empty for another thread, and few of many keys were written.
+    for key in written:
+        if key not in before:
+            base.pop(container, key, None)
+        elif key not in container or base.__getitem__(container, key) is not before[key]:
+            base.__setitem__(container, key, before[key])
+    if list(base.keys(container)) != list(before):
+        base.clear(container)
+        base.update(container, before)

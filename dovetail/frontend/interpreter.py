@@ -316,6 +316,19 @@ class Interpreter(Attributes, Calls):
             self.values.guard(self.values.pin(table, "G"), HasNoKey(name), f"{name} is the builtin")
         return builtins_dict[name]
 
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        """Write a global name."""
+        self.values.note(frame.globals, self.values.pin(frame.globals, "G"))
+        self.effects.set_item(frame.globals, name, value)
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        """Delete a global name."""
+        if name not in frame.globals:
+            raise NameError(f"name {name!r} is not defined")
+        self.load_global(frame, name)
+        self.values.note(frame.globals, self.values.pin(frame.globals, "G"))
+        self.effects.delete_item(frame.globals, name)
+
     def load_cell(self, frame: Frame, name: str) -> Any:
         """The content of a closure cell."""
         cell = frame.cells[name]
@@ -366,9 +379,12 @@ class Interpreter(Attributes, Calls):
             if isinstance(missing, types.FunctionType):
                 return self.call(types.MethodType(missing, target), (key,), {})
             factory = target.default_factory if isinstance(target, collections.defaultdict) else None
-            if kind is collections.defaultdict and self.values.source_of(target) is None and factory is not None:
+            if kind is collections.defaultdict and factory is not None:
+                source = self.values.source_of(target)
+                if source is not None:
+                    factory = self.values.read(factory, AttributeSource(source, "default_factory"))
                 value = self.call(factory, (), {})
-                target[key] = value
+                self.effects.set_item(target, key, value)
                 return value
             if missing is not None and kind is not dict and hasattr(kind, "__missing__"):
                 raise Break(f"a missing key of a {kind.__name__} is looked up")

@@ -40,28 +40,11 @@ TRIVIAL = frozenset(
 """Instructions that do nothing to the values that they move."""
 
 
-class _PlainEffects:
-    """Writes to globals, without a journal."""
-
-    @staticmethod
-    def set_item(container: Any, key: Any, value: Any) -> None:
-        """``container[key] = value``."""
-        container[key] = value
-
-    @staticmethod
-    def delete_item(container: Any, key: Any) -> None:
-        """``del container[key]``; a missing name is a NameError, as for ``del name``."""
-        if key not in container:
-            raise NameError(f"name {key!r} is not defined")
-        del container[key]
-
-
 class Machine:
     """What instruction handlers ask of an interpreter, done for real."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
-        self.effects = _PlainEffects()
         self._handlers = instruction_set()
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -195,6 +178,16 @@ class Machine:
         if name not in table:
             raise NameError(f"name {name!r} is not defined")
         return table[name]
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        """Write a global name."""
+        frame.globals[name] = value
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        """Delete a global name."""
+        if name not in frame.globals:
+            raise NameError(f"name {name!r} is not defined")
+        del frame.globals[name]
 
     def load_cell(self, frame: Frame, name: str) -> Any:
         """The content of a closure cell."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import enum
+import operator
 import types
 from typing import Any
 
@@ -13,6 +15,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.frame import Break
+from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.values import plain_numbers
 
 
@@ -309,3 +312,34 @@ def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 @rule(type.__call__)
 def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.make_instance(args[0], args[1:], kwargs)
+
+
+@rule(operator.setitem)
+def _setitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.store_item(*args)
+
+
+@rule(operator.delitem)
+def _delitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    interpreter.delete_item(*args)
+
+
+@rule(operator.getitem)
+def _getitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.load_item(*args)
+
+
+def _operator(function: Any) -> Any:
+    return lambda interpreter, args, kwargs: interpreter.operate(function, *args)
+
+
+for _function in BINARY:
+    RULES[_function] = _operator(_function)
+
+
+@rule(collections._count_elements)  # type: ignore[attr-defined]
+def _count_elements(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    counts, items = args
+    for item in interpreter.drain(items):
+        known = interpreter.call(counts.get, (item, 0), {})
+        interpreter.store_item(counts, item, known + 1)

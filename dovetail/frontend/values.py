@@ -266,21 +266,18 @@ class Values:
         source = self.source_of(container)
         if source is None or id(container) in self._whole:
             return
-        if self.effects is not None and self.effects.written(container):
-            return
+        # What the trace wrote itself needs no guard; what was there before decides what the writes lead to.
+        before = self.effects.before(container) if self.effects is not None else container
         self._whole.add(id(container))
         if isinstance(container, (list, tuple)):
-            self.read_items(container, source, container)
+            self.read_items(container, source, before)
         elif isinstance(container, dict):
-            self.guard(
-                source,
-                DictKeys(tuple(container) if type(container) is OrderedDict else tuple(dict.keys(container))),
-                f"{source.name} was gone through",
-            )
-            for key in tuple(container) if type(container) is OrderedDict else dict.keys(container):
-                self.read(dict.__getitem__(container, key), ItemSource(source, key))
+            keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
+            self.guard(source, DictKeys(keys), f"{source.name} was gone through")
+            for key in keys:
+                self.read(dict.__getitem__(before, key), ItemSource(source, key))
         elif isinstance(container, (set, frozenset)):
-            self.guard(source, SetEquals(frozenset(container)), f"{source.name} was gone through")
+            self.guard(source, SetEquals(frozenset(before)), f"{source.name} was gone through")
 
     def read_items(self, container: Any, source: Source, items: Any) -> None:
         """Guard the length of a list or tuple and read its items."""

@@ -110,6 +110,8 @@ def plain_contains(container: Any, key: object) -> bool:
         return set.__contains__(container, key)
     if issubclass(kind, frozenset):
         return frozenset.__contains__(container, key)
+    if kind is types.MappingProxyType:
+        return key in container
     raise TypeError(f"a {kind.__qualname__} has no keys")
 
 

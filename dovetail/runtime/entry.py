@@ -78,6 +78,20 @@ def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
             base.pop(container, key, None)
         for key, item in value.items():
             base.__setitem__(container, key, item)
+    elif effect.kind == "ordered dict":
+        base = OrderedDict if isinstance(container, OrderedDict) else dict
+        base.clear(container)
+        for key, item in value.items():
+            base.__setitem__(container, key, item)
+    elif effect.kind == "attribute":
+        setter: Any = type if isinstance(container, type) else object
+        for name in effect.deleted:
+            setter.__delattr__(container, name)
+        for name, item in value.items():
+            setter.__setattr__(container, name, item)
+    elif effect.kind == "deque":
+        container.clear()
+        container.extend(value)
     elif effect.kind == "append":
         list.extend(container, value)
     elif effect.kind == "list":

@@ -142,6 +142,10 @@ ITERATOR_TYPES: frozenset[type] = frozenset(
 """Iterators that say by themselves how they are made again where they stand."""
 
 
+def _make_defaultdict(factory: Any, pairs: tuple[tuple[Any, Any], ...]) -> Any:
+    return collections.defaultdict(factory, pairs)
+
+
 def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     return functools.partial(function, *args, **keywords)
 
@@ -216,6 +220,9 @@ class RecipeBuilder:
             return self._call(number, getattr, (value.__self__, value.__name__))
         if kind is super:
             return self._call(number, super, (value.__thisclass__, value.__self__))
+        if kind is collections.defaultdict:
+            pairs = tuple(value.items())
+            return self._call(number, _make_defaultdict, (value.default_factory, pairs))
         if kind is functools.partial:
             return self._call(number, _make_partial, (value.func, value.args, value.keywords))
         if kind is types.CellType:
@@ -244,8 +251,6 @@ class RecipeBuilder:
         items: tuple[Recipe, ...] = ()
         pairs: tuple[tuple[Recipe, Recipe], ...] = ()
         if isinstance(value, dict):
-            if type(value) is collections.defaultdict:
-                raise self._refuse(value)
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
             pairs = tuple((self.build(key), self.build(item)) for key, item in base.items(value))
         elif isinstance(value, (list, set, collections.deque)):

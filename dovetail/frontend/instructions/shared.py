@@ -141,12 +141,12 @@ def store_name(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 @handles("STORE_GLOBAL")
 def store_global(interpreter: Any, frame: Any, instruction: Any) -> None:
-    interpreter.effects.set_item(frame.globals, instruction.argval, frame.stack.pop())
+    interpreter.store_global(frame, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_GLOBAL")
 def delete_global(interpreter: Any, frame: Any, instruction: Any) -> None:
-    interpreter.effects.delete_item(frame.globals, instruction.argval)
+    interpreter.delete_global(frame, instruction.argval)
 
 
 # --- attributes and items ---------------------------------------------------------------------------------------------
