@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,7 +101,7 @@ class Attributes:
                 return self.call(getter, (target, name), {})
             return getattr(target, name)
         assert owner is not None
-        self._guard_not_shadowed(target, owner, name)
+        self._guard_not_shadowed(target.__mro__, owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
             return found.__func__
@@ -117,9 +118,11 @@ class Attributes:
         if instance is None:
             return getattr(target, name)
         order = kind.__mro__
-        for owner in order[order.index(start) + 1 :]:
+        following = order[order.index(start) + 1 :]
+        for owner in following:
             if name in owner.__dict__:
                 found = owner.__dict__[name]
+                self._guard_not_shadowed(following, owner, name)
                 self._guard_class_item(owner, name, found)
                 if instance is kind:
                     if isinstance(found, classmethod):
@@ -164,6 +167,8 @@ class Attributes:
             if source is not None:
                 values.note(attributes, InstanceDictSource(source))
             return attributes
+        if found is not MISSING:
+            self._guard_not_shadowed(kind.__mro__, owner, name)
         if found is not MISSING and hasattr(type(found), "__set__"):
             return self._bind_descriptor(found, owner, target, name)
         if attributes is not None and name in attributes:
@@ -195,7 +200,7 @@ class Attributes:
                     if attributes.get(table_name) is not None:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
-        self._guard_not_shadowed(kind, None, name)
+        self._guard_not_shadowed(kind.__mro__, None, name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
@@ -214,9 +219,9 @@ class Attributes:
     def _written(self, attributes: dict[str, Any], name: str) -> bool:
         return bool(self.effects.written(attributes, name))
 
-    def _guard_not_shadowed(self, kind: type, owner: type | None, name: str) -> None:
+    def _guard_not_shadowed(self, order: Sequence[type], owner: type | None, name: str) -> None:
         """Guard that no class before ``owner`` in the order of look-up (None: no class at all) gets such an attribute."""
-        for earlier in kind.__mro__:
+        for earlier in order:
             if earlier is owner:
                 return
             if not is_trusted(earlier.__module__) and not self.effects.attribute_written(earlier, name):
@@ -241,8 +246,6 @@ class Attributes:
     def _bind_descriptor(self, found: Any, owner: type | None, target: Any, name: str) -> Any:
         assert owner is not None
         values = self.values
-        if owner in type(target).__mro__:
-            self._guard_not_shadowed(type(target), owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, types.FunctionType):
             return types.MethodType(found, target)
@@ -283,9 +286,8 @@ class Attributes:
                 target.requires_grad = value
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
-        if isinstance(target, type) and not isinstance(value, torch.Tensor):
-            if self._store_class_attribute(target, name, value):
-                return
+        if isinstance(target, type) and self._store_class_attribute(target, name, value):
+            return
         if isinstance(target, types.FunctionType) and not name.startswith("__"):
             self.values.note(target, self.values.pin(target, target.__qualname__))
             self._store_instance(target, name, value)
@@ -313,7 +315,7 @@ class Attributes:
         if before is not MISSING and not isinstance(before, plain):
             return False
         if owner is not target:
-            self._guard_not_shadowed(target, owner, name)
+            self._guard_not_shadowed(target.__mro__, owner, name)
         else:
             self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name))
         self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))
