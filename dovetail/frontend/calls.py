@@ -28,6 +28,7 @@ INLINED_TORCH = (
     "torch.testing",
     "torch.nn.modules",
     "torch.utils._contextlib",
+    "torch.amp.autocast_mode",
     "torch.nn.utils.parametrize",
     "torch.utils._pytree",
 )
