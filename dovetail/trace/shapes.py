@@ -232,6 +232,8 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
     for expression, location in conditions:
         code = private.python_text(expression, bindings._variables(expression))
         texts.append((code, f"`{bindings.sentence(expression)}` must hold", location))
+    # A recorded guard knows the user's line; the ranges that follow from it do not.
+    texts.sort(key=lambda item: item[2] is None)
     unique = list({item[0]: item for item in reversed(texts)}.values())[::-1]
     joined = " and ".join(f"({code})" for code, _, _ in unique) or "True"
     space: dict[str, Any] = private.python_text_globals()
