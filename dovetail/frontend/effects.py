@@ -35,6 +35,7 @@ class Record:
     source: Source
     before: Any
     written: set[Any] = field(default_factory=set)
+    assigned: set[Any] = field(default_factory=set)
     append_only: bool = False
 
 
@@ -155,6 +156,8 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
+                # Even if this is the value that was there: nobody has guarded that.
+                record.assigned.add(key)
             dict_base(container).__setitem__(container, key, value)
         else:
             list.__setitem__(container, key, value)
@@ -224,7 +227,9 @@ class Effects:
                 effects.append(Effect(record.source, "cell", container.cell_contents))
             elif isinstance(container, dict):
                 changed = {
-                    key: value for key, value in container.items() if key not in before or before[key] is not value
+                    key: value
+                    for key, value in dict_base(container).items(container)
+                    if key in record.assigned or key not in before or before[key] is not value
                 }
                 deleted = tuple(key for key in before if key not in container)
                 if _is_reordered(container, before):
@@ -246,9 +251,8 @@ class Effects:
                 effects.append(Effect(record.source, "set", set(container)))
         for written in self._attributes.values():
             value = own_attribute(written.target, written.name)
-            if value is not written.before:
-                values = {} if value is MISSING else {written.name: value}
-                effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
+            values = {} if value is MISSING else {written.name: value}
+            effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
         return tuple(effects)
 
 

@@ -86,7 +86,8 @@ def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
     elif effect.kind == "attribute":
         setter: Any = type if isinstance(container, type) else object
         for name in effect.deleted:
-            setter.__delattr__(container, name)
+            if hasattr(container, name):
+                setter.__delattr__(container, name)
         for name, item in value.items():
             setter.__setattr__(container, name, item)
     elif effect.kind == "deque":
