@@ -14,6 +14,7 @@ import contextlib
 import io
 import itertools
 import linecache
+import logging
 import random
 import signal
 import sys
@@ -33,6 +34,8 @@ from tests.fuzz.world import Comparison, Difference
 MODULE_NAME = "fuzzed_program"
 ONE_GRAPH, BREAKS, FALL_BACK, EXCEPTION = "one graph", "with graph breaks", "whole fall-back", "exceptions"
 _numbers = itertools.count()
+# Torch logs every operator that refuses its arguments; here that is an error of the program, and meant.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 # The standard library looks for the module of a class there.
 sys.modules.setdefault(MODULE_NAME, types.ModuleType(MODULE_NAME))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _VALUES = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice, torch.layout)
-_SKIPPED_NAMES = frozenset({"__builtins__", "__name__", "__doc__", "__file__"})
+_SKIPPED_NAMES = frozenset({"__builtins__", "__name__", "__doc__", "__file__", "__warningregistry__"})
 _SKIPPED_IN_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"})
 
 
