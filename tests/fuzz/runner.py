@@ -16,6 +16,7 @@ import itertools
 import linecache
 import logging
 import random
+import re
 import signal
 import sys
 import traceback
@@ -103,7 +104,9 @@ class _World:
                 result = self.namespace[name](run)
             except Exception as raised:
                 error = raised
-        return _Call(result, error, printed.getvalue(), torch.get_rng_state(), random.getstate())
+        # Accepted: the text of a tensor names the node of autograd that made it, which is the graph's own in one of the two.
+        text = re.sub(r"grad_fn=<\w+>", "grad_fn", printed.getvalue())
+        return _Call(result, error, text, torch.get_rng_state(), random.getstate())
 
 
 def _differentiable(comparison: Comparison) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

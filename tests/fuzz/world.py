@@ -36,7 +36,7 @@ class Comparison:
     def same(self, left: Any, right: Any, path: str) -> None:
         """Raise :class:`Difference` unless the two values are alike in everything that a program can see."""
         if type(left) is not type(right) and not self._same_class(type(left), type(right)):
-            raise Difference("type", f"{path}: {type(left).__name__} and {type(right).__name__}: {left!r:.200} and {right!r:.200}")
+            raise Difference(f"type {type(left).__name__} {type(right).__name__}", f"{path}: {type(left).__name__} and {type(right).__name__}: {left!r:.200} and {right!r:.200}")
         if isinstance(left, _VALUES) and type(left).__module__ in ("builtins", "torch"):
             if left != right and repr(left) != repr(right):
                 raise Difference("value", f"{path}: {left!r} and {right!r}")
