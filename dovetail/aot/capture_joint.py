@@ -76,6 +76,11 @@ class SymbolicView:
         return base.as_strided(size, stride, base.storage_offset() + numbers[-1])
 
 
+def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All of a tensor, as a view."""
+    return base.view_as(base)
+
+
 def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
@@ -122,7 +127,11 @@ class _Outputs:
             if source is not None:
                 self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
             elif sharing[storage] == 1:
-                self.outputs.append(FreshOutput(self._add(value, UserOutput(str(position)))))
+                leaf = _is_new_leaf(value)
+                output = FreshOutput(self._add(value, UserOutput(str(position))), leaf)
+                # A view made without recording says that it requires a gradient, and takes none.
+                is_view = leaf and value._base is not None
+                self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
             else:
                 if storage not in bases:
                     base = value._base if value._base is not None else self._root(storage)
@@ -130,7 +139,7 @@ class _Outputs:
                     descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(bases))
                     bases[storage] = self._add(base, descriptor)
                 base = self.graph_values[bases[storage]]
-                fresh = FreshOutput(bases[storage])
+                fresh = FreshOutput(bases[storage], _is_new_leaf(base))
                 self.outputs.append(fresh if value is base else self._view(value, base, fresh))
 
     def _root(self, storage: int) -> torch.Tensor:
@@ -164,7 +173,7 @@ class _Outputs:
             replay = SymbolicView(value, base, self.trace.bindings())
         else:
             replay = AutogradView(value) if value._base is base else StridedView(value, base)
-        return ViewOutput(output, replay, value.requires_grad)
+        return ViewOutput(output, replay, value.grad_fn is not None, value.requires_grad)
 
     def _find_mutations(self) -> None:
         mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]
@@ -188,6 +197,31 @@ class _Outputs:
                 raise CaptureError(
                     f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
                 )
+
+
+def _is_new_leaf(value: torch.Tensor) -> bool:
+    """Whether a returned tensor requires a gradient that goes no further: made so, or a view made without recording."""
+    return value.requires_grad and value.grad_fn is None
+
+
+def _check_new_leaves(leaves: list[torch.Tensor], roots: list[torch.Tensor]) -> None:
+    """Refuse a returned leaf that another output was computed from: the graph's backward has no place for its gradient."""
+    wanted = {id(leaf) for leaf in leaves}
+    if not wanted:
+        return
+    seen: set[Any] = set()
+    stack: list[Any] = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in wanted:
+            raise CaptureError(
+                "a tensor that the function makes with requires_grad is returned beside what is computed from it",
+                advice="make the tensor outside of the function",
+            )
+        stack += [following for following, _ in node.next_functions]
 
 
 def capture_joint(state: AOTState) -> JointGraph:
@@ -224,7 +258,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     forward_nodes = [trace.node_of(value) for value in found.graph_values]
     mutated_plain = {item.output_index for item in found.mutations if not item.differentiable}
     differentiable = tuple(
-        bool(value.requires_grad) and position not in mutated_plain for position, value in enumerate(found.graph_values)
+        value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
     )
     leaves = [item.leaf if item.leaf.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
@@ -238,6 +272,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             descriptor_of = output_descriptors[position]
             assert descriptor_of is not None
             input_descriptors.append(Tangent(descriptor_of))
+    new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
+    _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
     if roots and wanted:
         with torch.enable_grad():
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))

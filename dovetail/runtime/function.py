@@ -155,7 +155,8 @@ class _Epilogue:
         self._mutations = spec.mutations
         self._outputs = spec.outputs
         self._plain = not spec.mutations and all(
-            isinstance(output, FreshOutput) and output.index == position for position, output in enumerate(spec.outputs)
+            isinstance(output, FreshOutput) and output.index == position and not output.is_leaf
+            for position, output in enumerate(spec.outputs)
         )
         self._count = len(spec.outputs)
 
@@ -178,13 +179,14 @@ class _Epilogue:
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):
-            return outputs[output.index]
+            fresh = outputs[output.index]
+            return fresh.requires_grad_() if output.is_leaf else fresh
         if isinstance(output, InputOutput):
             return inputs[output.index]
         assert isinstance(output, ViewOutput)
         base = self._result(output.base, inputs, outputs)
         with torch.set_grad_enabled(output.differentiable):
             view: torch.Tensor = output.replay(base, inputs)
-        if output.differentiable:
+        if output.differentiable or output.requires_grad:
             return view
         return view.detach() if view.requires_grad else view

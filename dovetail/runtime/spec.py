@@ -12,9 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FreshOutput:
-    """The returned tensor is the graph's forward output ``index``."""
+    """The returned tensor is the graph's forward output ``index``; ``is_leaf``: it requires a gradient of its own."""
 
     index: int
+    is_leaf: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class ViewOutput:
     """The returned tensor is a view, made anew by ``replay(base)`` from an input or from a forward output.
 
     ``base`` is an :class:`InputOutput` or a :class:`FreshOutput`. ``differentiable`` is False where eager's view was made
-    without recording gradients; the replay then runs under ``no_grad`` and the view does not require a gradient.
+    without recording gradients; the replay then runs under ``no_grad``. Such a view of a tensor that requires a gradient says
+    that it requires one too, though none will flow (``requires_grad``); other such views are detached.
     """
 
     base: InputOutput | FreshOutput
     replay: Any
     differentiable: bool
+    requires_grad: bool = False
 
 
 OutputTensor = FreshOutput | InputOutput | ViewOutput

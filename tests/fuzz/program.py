@@ -1,0 +1,435 @@
+"""A whole random program: its world, its function, and calls between which the world changes."""
+
+from __future__ import annotations
+
+import random
+
+from tests.fuzz.generator import Scope
+from tests.fuzz.statements import StatementWriter
+
+_HEADER = """\
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import torch
+"""
+
+
+def program(seed: int) -> str:
+    """The source text of the program of a seed.
+
+    >>> program(1) == program(1) and program(1) != program(2)
+    True
+    """
+    rng = random.Random(seed)
+    return _Program(StatementWriter(rng, breaks=rng.random() < 0.35)).text()
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+class _Program:
+    def __init__(self, writer: StatementWriter) -> None:
+        self.writer = writer
+        self.scope = Scope(breaks=writer.breaks)
+
+    def text(self) -> str:
+        writer = self.writer
+        size = writer.rng.choice((2, 3, 5, 8, 12))
+        lines = [*self._globals(), *self._helpers(), *self._classes(), *self._module(), *self._objects()]
+        signature, scope = self._signature()
+        body = writer.body(scope, size, returned="any")
+        lines += [f"def function({signature}):", *_indent(self._global_line(scope)), *_indent(body)]
+        for number in range(writer.rng.randint(3, 6)):
+            lines += [f"def call_{number}(run):", *_indent(self._call(number))]
+        return _HEADER + "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _global_line(scope: Scope) -> list[str]:
+        return [f"global {', '.join(sorted(scope.globals_written))}"] if scope.globals_written else []
+
+    def _globals(self) -> list[str]:
+        scope = self.scope
+        for kind, names in {
+            "I": ["limit"],
+            "F": ["factor"],
+            "S": ["mode"],
+            "LT": ["history"],
+            "LI": ["numbers"],
+            "DT": ["table"],
+            "DI": ["counts"],
+            "T": ["state", "square[0]"],
+        }.items():
+            for name in names:
+                scope.add(kind, name, assignable=False)
+        writer = self.writer
+        requires_grad = ", requires_grad=True" if writer.chance(0.5) else ""
+        history = writer.pick("[]", "[torch.ones(3)]", "[torch.randn(3), torch.randn(2, 3)]", "[state, state]")
+        return [
+            "class Problem(Exception): pass",
+            f"limit = {writer.pick('1', '2', '3')}",
+            f"factor = {writer.pick('0.5', '2.0')}",
+            f"mode = {writer.pick(repr('a'), repr('b'))}",
+            "state = torch.randn(3)",
+            f"square = torch.randn(3, 3{requires_grad})",
+            f"history = {history}",
+            f"numbers = {writer.pick('[]', '[1, 2]', '[3, 1, 2]')}",
+            f"table = {writer.pick('{}', repr('x').join(('{', ': torch.randn(3)}')), '{repr_a: state}'.replace('repr_a', repr('a')))}",
+            f"counts = {writer.pick('{}', '{repr_a: 1}'.replace('repr_a', repr('a')))}",
+            *(f"base_{number} = torch.randn({size})" for number, size in enumerate(("2, 3", "2, 3", "1, 3", "3"))),
+            *(f"leaf_{number} = torch.randn({size}, requires_grad=True)" for number, size in enumerate(("2, 3", "3"))),
+        ]
+
+    def _helpers(self) -> list[str]:
+        writer = self.writer
+        scope = self.scope.child()
+        scope.returns = False
+        # Kinds that are defined further below may be used in bodies, but helpers must not call each other in a circle.
+        scope.add("T", "t")
+        scope.add("I", "count")
+        scope.add("F", "extra")
+        plain = _Plain(writer)
+        helper = [f"def helper(t, count={writer.pick('1', 'limit')}, *rest, extra=0.5, **options):", *_indent(plain.body(scope))]
+        make = [
+            "def make_scaler(amount):",
+            "    calls = 0",
+            "    def scale(t):",
+            "        nonlocal calls",
+            "        calls += 1",
+            "        return t * amount + calls",
+            "    return scale",
+            "def make_counted():",
+            "    total, seen = 0, []",
+            "    def counted(t):",
+            "        nonlocal total",
+            "        total += 1",
+            f"        {writer.pick('seen.append(total)', 'seen.append(t)', 'pass')}",
+            "        return t + total * len(seen)",
+            "    return counted",
+            "counted = make_counted()",
+            "def apply(action, t, *rest, **options):",
+            "    return action(t, *rest, **options)",
+            "def pairs(values):",
+            "    previous = None",
+            "    for value in values:",
+            "        if previous is not None:",
+            "            yield previous * value",
+            "        previous = value",
+            "@contextlib.contextmanager",
+            "def counting():",
+            "    global limit",
+            "    limit += 1",
+            "    try:",
+            "        yield limit",
+            "    finally:",
+            "        limit -= 1",
+        ]
+        return helper + make
+
+    def _classes(self) -> list[str]:
+        writer = self.writer
+        plain = _Plain(writer)
+
+        def method_scope() -> Scope:
+            scope = self.scope.child()
+            scope.returns = False
+            for kind, names in {"T": ["self.weight"], "F": ["self.scale"], "I": ["self.count"], "LT": ["self.items"], "DT": ["self.table"]}.items():
+                for name in names:
+                    scope.add(kind, name)
+            return scope
+
+        scope = method_scope()
+        scope.add("T", "t")
+        base = [
+            "class Base:",
+            f"    LIMIT = {writer.pick('1', '3')}",
+            "    level = 0",
+            "    def method(self, t):",
+            f"        return t * {writer.pick('self.scale', 'self.LIMIT', 'self.level', '2')}",
+            "    def bump(self, by=1):",
+            "        self.count += by",
+            f"        return {writer.pick('self.count', 'self.count % 3')}",
+            "    @property",
+            "    def total(self):",
+            f"        {writer.pick('self.level += 1', 'pass')}",
+            "        return sum(self.items, self.weight * self.scale)",
+        ]
+        thing = [
+            writer.pick("@dataclasses.dataclass(eq=False)", "") or "",
+            "class Thing(Base):",
+        ]
+        if thing[0]:
+            thing += [
+                "    weight: torch.Tensor",
+                "    count: int = 0",
+                "    scale: float = 1.5",
+                "    items: list = dataclasses.field(default_factory=list)",
+                "    table: dict = dataclasses.field(default_factory=dict)",
+                "    label: str = 'thing'",
+            ]
+        else:
+            thing = thing[1:]
+            thing += [
+                "    def __init__(self, weight, count=0):",
+                "        super().__init__()",
+                "        self.weight = weight",
+                "        self.count = count",
+                f"        self.scale = {writer.pick('1.5', 'factor')}",
+                f"        self.items = {writer.pick('[]', '[weight]', 'history')}",
+                f"        self.table = {writer.pick('{}', '{repr_a: weight}'.replace('repr_a', repr('a')), 'table')}",
+                "        self.label = 'thing'",
+            ]
+        thing += ["    def action(self, t):", *_indent(_indent(plain.body(scope)))]
+        if writer.chance(0.6):
+            scope = method_scope()
+            scope.add("T", "t")
+            scope.add("T", "super().method(t)", assignable=False)
+            thing += ["    def method(self, t):", *_indent(_indent(plain.body(scope)))]
+        thing += [
+            "    def __call__(self, t, **options):",
+            f"        return {writer.pick('self.method(t)', 'self.action(t) + self.weight', 't + self.count')}",
+            "    def __len__(self):",
+            f"        return {writer.pick('len(self.items)', 'self.count % 5', '2')}",
+            "    def __iter__(self):",
+            f"        {writer.pick('return iter(self.items[:3])', 'yield from self.items[:3]')}",
+            "    def __enter__(self):",
+            "        self.level += 1",
+            "        return self",
+            "    def __exit__(self, kind, error, trace):",
+            "        self.level -= 1",
+            f"        return {writer.pick('False', 'kind is Problem', 'None')}",
+        ]
+        if writer.chance(0.4):
+            thing += [
+                "    def __getattr__(self, name):",
+                "        if name in ('hidden', 'late', 'last'):",
+                f"            return {writer.pick('3', 'self.weight', 'self.count')}",
+                "        raise AttributeError(name)",
+            ]
+        if writer.chance(0.15):
+            thing += ["    def __setattr__(self, name, value):", "        object.__setattr__(self, name, value)"]
+        if writer.chance(0.3):
+            thing += [
+                "    @classmethod",
+                "    def build(cls, t):",
+                "        return cls(t, cls.LIMIT)",
+                "    @staticmethod",
+                "    def double(t):",
+                "        return t * 2",
+            ]
+            self.scope.add("C", "Thing.double", assignable=False)
+            self.scope.add("O", "Thing.build(state)", assignable=False)
+        return base + thing
+
+    def _module(self) -> list[str]:
+        writer = self.writer
+        scope = self.scope.child()
+        scope.returns = False
+        scope.add("T", "t")
+        scope.add("T", "self.weight", assignable=False)
+        scope.add("T", "self.buffer", assignable=False)
+        scope.add("T", "self.last")
+        scope.add("I", "self.seen")
+        scope.add("B", "self.training", assignable=False)
+        body = _Plain(writer).body(scope)
+        more = writer.rng.sample(
+            [
+                "self.seen += 1",
+                "self.last = t.detach()",
+                "self.buffer.add_(t.detach().mean())",
+                "self.running = self.running * 0.5 + t.detach().mean()",
+                "self.records.append(t.detach().sum())",
+                "t = self.layer(t.expand(2, 3))",
+                "t = self.drop(t)",
+                "t = self.layers[self.seen % 2](t)",
+                "if self.training: t = t * 2",
+                "for layer in self.layers: t = layer(t)",
+                "self.table[self.seen % 3] = t",
+            ],
+            writer.rng.randint(0, 4),
+        )
+        lines = [
+            "class Net(torch.nn.Module):",
+            "    def __init__(self):",
+            "        super().__init__()",
+            "        self.weight = torch.nn.Parameter(torch.randn(3))",
+            "        self.layer = torch.nn.Linear(3, 3)",
+            "        self.layers = torch.nn.ModuleList([torch.nn.Tanh(), torch.nn.Sigmoid()])",
+            "        self.drop = torch.nn.Dropout(0.5)",
+            "        self.register_buffer('buffer', torch.ones(3))",
+            "        self.register_buffer('running', torch.zeros(()))",
+            "        self.seen, self.last, self.records, self.table = 0, torch.zeros(3), [], {}",
+            "    def forward(self, t):",
+            *("        " + line for line in more),
+            *_indent(_indent(body)),
+        ]
+        if writer.chance(0.1):
+            lines += ["net = Net()", "net.layers.append(net.layers[0])"]
+        else:
+            lines.append("net = Net()")
+        return lines
+
+    def _objects(self) -> list[str]:
+        writer = self.writer
+        self.scope.add("O", "thing", assignable=False)
+        self.scope.add("O", "other", assignable=False)
+        self.scope.add("T", "thing.weight")
+        self.scope.add("F", "thing.scale")
+        self.scope.add("I", "thing.count")
+        self.scope.add("LT", "thing.items")
+        self.scope.add("DT", "thing.table")
+        self.scope.add("T", "net.weight", assignable=False)
+        self.scope.add("T", "net.buffer", assignable=False)
+        self.scope.add("I", "net.seen")
+        self.scope.add("C", "counted", assignable=False)
+        return [
+            f"thing = Thing({writer.pick('state', 'torch.randn(3)', 'leaf_1', 'base_0')})",
+            f"other = {writer.pick('thing', 'Thing(state, 2)', 'Thing(torch.randn(3))')}",
+        ]
+
+    def _signature(self) -> tuple[str, Scope]:
+        writer = self.writer
+        scope = self.scope.child()
+        scope.add("T", "x")
+        scope.add("T", "y")
+        self.parameters = [
+            item
+            for item in (("n", "I", "2"), ("flag", "B", "True"), ("memo", "LT", "[]"), ("extra", "F", "1.0"), ("options", "DT", "{}"))
+            if writer.chance(0.4)
+        ]
+        parts = ["x", "y", *(f"{name}={default}" for name, _, default in self.parameters)]
+        for name, kind, _ in self.parameters:
+            scope.add(kind, name)
+        self.rest = writer.chance(0.25)
+        if self.rest:
+            parts.append("*rest")
+            scope.add("T", "sum(rest, x)", assignable=False)
+            scope.add("I", "len(rest)", assignable=False)
+        self.keywords = writer.chance(0.25)
+        if self.keywords:
+            parts.append("**named")
+            scope.add("DT", "named", assignable=False)
+        return ", ".join(parts), scope
+
+    def _tensor(self) -> str:
+        writer = self.writer
+        if writer.chance(0.85):
+            return writer.pick("base_0", "base_0", "base_1", "leaf_0", "leaf_0", "torch.randn(2, 3)", "torch.randn(2, 3, requires_grad=True)")
+        return writer.pick(
+            "base_2", "base_3", "leaf_1", "torch.randn(4, 3)", "base_0.double()", "base_0[:1]", "base_0.T.contiguous().T",
+            "leaf_0 * 2", "state", "thing.weight", "net.weight", "leaf_0.detach()", "base_0[0]", "torch.randn(2, 1)",
+        )
+
+    def _call(self, number: int) -> list[str]:
+        writer = self.writer
+        lines: list[str] = []
+        scope = self.scope.child()
+        scope.returns = False
+        scope.assignable = {kind: [name for name in names if "." in name] for kind, names in scope.assignable.items()}
+        if number:
+            for _ in range(writer.rng.choice((0, 1, 1, 1, 2, 3))):
+                if writer.chance(0.5):
+                    lines.append(self._change())
+                else:
+                    writer._budget = 1
+                    lines += writer.block(scope, 1, 0)
+        x = self._tensor()
+        y = x if writer.chance(0.12) else self._tensor()
+        arguments = [x, y]
+        by_position = True
+        for name, kind, _ in self.parameters:
+            if writer.chance(0.4):
+                by_position = False
+                continue
+            value = writer._literal(kind) if writer.chance(0.7) else writer.expression(kind, self.scope, 1)
+            arguments.append(value if by_position else f"{name}={value}")
+        if self.rest and by_position and writer.chance(0.6):
+            arguments += [self._tensor() for _ in range(writer.rng.randint(1, 2))]
+        if self.keywords and writer.chance(0.6):
+            arguments += [f"{key}={self._tensor()}" for key in writer.rng.sample(["a", "b", "c"], 2)]
+        call = f"return run({', '.join(arguments)})"
+        lines = [*self._global_line(scope), *lines]
+        if writer.chance(0.12):
+            return [*lines, "with torch.no_grad():", "    " + call]
+        return [*lines, call]
+
+    def _change(self) -> str:
+        """A change of the world between two calls."""
+        writer = self.writer
+        return writer.rng.choice(
+            [
+                "thing.count += 1",
+                "thing.scale = 2.5",
+                "history.append(torch.ones(3))",
+                "history.clear()",
+                "history.reverse()",
+                "numbers.append(2)",
+                "numbers[:] = [2, 1]",
+                "counts['b'] = 2",
+                "table['a'] = torch.ones(3)",
+                "table['b'] = torch.zeros(3)",
+                "counts['a'] = counts.pop('a', 0) + 1",
+                "table.update({'a': table.pop('a', state)})",
+                "globals().update(limit=limit + 1)",
+                "globals().update(mode='b')",
+                "globals().update(state=state.clone())",
+                "globals().update(history=[state])",
+                "globals().update(table={'a': state, 'b': state})",
+                "globals().update(factor=0.75)",
+                "Thing.LIMIT = 5",
+                "Base.LIMIT = 7",
+                "Base.method = lambda self, t: t - 1",
+                "Thing.action = lambda self, t: t + 3",
+                "thing.method = torch.sin",
+                "Base.level = 4",
+                "Thing.extra_property = property(lambda self: 3)",
+                "net.eval()",
+                "net.train()",
+                "net.seen += 1",
+                "net.weight.requires_grad_(False)",
+                "net.layer = torch.nn.Linear(3, 3)",
+                "net.layers[0] = torch.nn.ReLU()",
+                "net.buffer.mul_(2)",
+                "net.weight.data.mul_(0.5)",
+                "thing.items.append(state)",
+                "thing.items = history",
+                "thing.weight = torch.zeros(3)",
+                "thing.weight = leaf_1",
+                "thing.weight = thing.weight.detach()",
+                "thing.table = table",
+                "other.count = thing.count",
+                "globals().update(other=thing)",
+                "globals().update(thing=Thing(state, 3))",
+                "globals().update(counted=make_counted())",
+                "helper.__defaults__ = (3,)",
+                "Thing.late = 9",
+                "thing.late = 2",
+                "thing.__dict__.pop('late', None)",
+                "base_0.add_(1)",
+                "square.data = square.data * 2",
+                "net.forward = lambda t: t * 3",
+                "net.drop.p = 0.25",
+            ]
+        )
+
+
+class _Plain:
+    """Bodies of helpers and methods: they may not call the program's own code, so that nothing recurses."""
+
+    def __init__(self, writer: StatementWriter) -> None:
+        self.writer = writer
+
+    def body(self, scope: Scope) -> list[str]:
+        """A few statements and a returned tensor."""
+        self.writer.plain = True
+        lines = self.writer.body(scope, self.writer.rng.randint(0, 3), depth=1, returned="T")
+        self.writer.plain = False
+        return [*self._global_line(scope), *lines]
+
+    @staticmethod
+    def _global_line(scope: Scope) -> list[str]:
+        return [f"global {', '.join(sorted(scope.globals_written))}"] if scope.globals_written else []

@@ -1,0 +1,238 @@
+"""Run one program in two fresh worlds, eagerly and compiled, and compare the two after each call.
+
+A program is source text. It defines ``function``, which is compiled, and ``call_0``, ``call_1``, ...: each changes the
+program's state and then returns ``run(...)``, where ``run`` is the function or its compiled version.
+
+>>> source = "import torch\\ndef function(x): return x * 2\\ndef call_0(run): return run(torch.ones(2))\\n"
+>>> run_program(source).category
+'one graph'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import linecache
+import logging
+import random
+import re
+import signal
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import dovetail
+from dovetail.compile import CompiledFunction, compiled_function
+from tests.fuzz.world import Comparison, Difference
+
+MODULE_NAME = "fuzzed_program"
+ONE_GRAPH, BREAKS, FALL_BACK, EXCEPTION = "one graph", "with graph breaks", "whole fall-back", "exceptions"
+_numbers = itertools.count()
+# Torch logs every operator that refuses its arguments; here that is an error of the program, and meant.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+# The standard library looks for the module of a class there.
+sys.modules.setdefault(MODULE_NAME, types.ModuleType(MODULE_NAME))
+
+
+class OutOfTime(BaseException):
+    """A program took too long. Not an Exception, so that no handler of the program or of Dovetail takes it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one program: how it was captured, and the failure if there is one (``kind`` and a text)."""
+
+    category: str
+    failure: str = ""
+    kind: str = ""
+    reasons: tuple[str, ...] = ()
+    raised: int = 0
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise :class:`OutOfTime` in the body after so many seconds (main thread only)."""
+
+    def stop(*_: Any) -> None:
+        raise OutOfTime
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@dataclass
+class _Call:
+    """What one call returned, raised and printed, and the state of the random generators after it."""
+
+    result: Any
+    error: BaseException | None
+    printed: str
+    torch_random: torch.Tensor
+    python_random: Any
+
+
+class _World:
+    """One execution of the program's source."""
+
+    def __init__(self, source: str, filename: str) -> None:
+        self.namespace: dict[str, Any] = {"__name__": MODULE_NAME}
+        torch.manual_seed(0)
+        random.seed(0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(source, filename, "exec"), self.namespace)
+
+    def call(self, name: str, run: Callable[..., Any], seed: int) -> _Call:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        printed = io.StringIO()
+        result, error = None, None
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                result = self.namespace[name](run)
+            except Exception as raised:
+                error = raised
+        # Accepted: the text of a tensor names the node of autograd that made it, which is the graph's own in one of the two.
+        text = re.sub(r"grad_fn=<\w+>", "grad_fn", printed.getvalue())
+        return _Call(result, error, text, torch.get_rng_state(), random.getstate())
+
+
+def _differentiable(comparison: Comparison) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    pairs = [(a, b) for _, a, b in comparison.tensors if a.requires_grad and a.grad_fn is not None]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _backward(roots: list[torch.Tensor]) -> Exception | None:
+    """Gradients of a scalar made from all roots, with weights that differ from element to element."""
+    total = torch.zeros(())
+    try:
+        for number, root in enumerate(roots):
+            weights = torch.linspace(0.5, 1.5 + number, max(root.numel(), 1), dtype=torch.float32)[: root.numel()]
+            total = total + (root.float() * weights.reshape(root.shape)).sum()
+        total.backward(retain_graph=True)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _compare_errors(left: Exception | None, right: Exception | None, kind: str, where: str) -> None:
+    left_text = f"{type(left).__name__}: {left}"
+    right_text = f"{type(right).__name__}: {right}"
+    if left_text != right_text:
+        shown = "" if right is None else "".join(traceback.format_exception(right))[-3000:]
+        raise Difference(kind, f"{where}: {left_text} and {right_text}\n{shown}")
+
+
+def _gradients_may_round(compiled: CompiledFunction, comparison: Comparison, namespace: dict[str, Any]) -> bool:
+    """Accepted differences: the order in which a gradient is summed up from several parts.
+
+    Eager has one tape. After a graph break, and over several calls, there is one backward function for each graph; and the
+    gradient of an input that is returned itself, or read outside of the graph too, arrives beside that of the graph.
+    """
+    return True
+
+
+def _compare_gradients(comparison: Comparison, exact: bool, where: str) -> None:
+    for path, left, right in comparison.tensors:
+        if not left.is_leaf:
+            continue
+        a, b = left.grad, right.grad
+        if (a is None) != (b is None):
+            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
+        scale = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+        close = torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max(scale, 1.0), equal_nan=True)
+        if not close or (exact and not torch.equal(a.nan_to_num(), b.nan_to_num())):
+            raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
+
+
+def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, where: str) -> Comparison:
+    _compare_errors(first.error, second.error, "exception", where)
+    if first.printed != second.printed:
+        raise Difference("printed", f"{where}: {first.printed!r} and {second.printed!r}")
+    if not torch.equal(first.torch_random, second.torch_random) or first.python_random != second.python_random:
+        raise Difference("random state", where)
+    comparison = Comparison(MODULE_NAME)
+    comparison.same(first.result, second.result, f"{where} result")
+    comparison.namespace(left.namespace, right.namespace)
+    return comparison
+
+
+def call_names(namespace: dict[str, Any]) -> list[str]:
+    """The calls of a program, in order."""
+    return [name for name, item in namespace.items() if name.startswith("call_") and isinstance(item, types.FunctionType)]
+
+
+def _shared(items: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+    for _, left, right in items:
+        if left.is_leaf:
+            left.grad = None
+            right.grad = None
+
+
+def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcome:
+    """Run a program eagerly and compiled, call by call, and say how it went."""
+    filename = f"<fuzzed program {next(_numbers)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    compiled: Any = None
+    raised = 0
+    failure, kind = "", ""
+    left = right = None
+    try:
+        with time_limit(seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            left = _World(source, filename)
+            right = _World(source, filename)
+            compiled = dovetail.compile(right.namespace["function"], backend=backend)
+            for number, name in enumerate(call_names(left.namespace)):
+                first = left.call(name, left.namespace["function"], number)
+                second = right.call(name, compiled, number)
+                raised += first.error is not None
+                comparison = _compare_calls(left, right, first, second, name)
+                roots = _differentiable(comparison)
+                errors = [_backward(roots[0]), _backward(roots[1])] if roots[0] else [None, None]
+                _compare_errors(errors[0], errors[1], "backward", name)
+                _compare_gradients(comparison, exact=False, where=name)
+                _shared(comparison.tensors)
+    except Difference as difference:
+        failure, kind = str(difference), difference.kind
+    except OutOfTime:
+        failure, kind = f"took longer than {seconds} s", "time"
+    except Exception:
+        if left is None:
+            return Outcome(EXCEPTION, raised=1)
+        failure, kind = traceback.format_exc(), "crash"
+    finally:
+        linecache.cache.pop(filename, None)
+    return Outcome(_category(compiled, raised), failure, kind, _reasons(compiled), raised)
+
+
+def _category(compiled: Any, raised: int) -> str:
+    if raised or compiled is None:
+        return EXCEPTION
+    function = compiled_function(compiled)
+    if any(entry.run is None for entry in function.entries):
+        return FALL_BACK
+    return BREAKS if function.continuations() else ONE_GRAPH
+
+
+def _reasons(compiled: Any) -> tuple[str, ...]:
+    if compiled is None:
+        return ()
+    events = compiled_function(compiled).events.events
+    return tuple(str(event.details["reason"]).splitlines()[0] for event in events if event.name == "graph break")
