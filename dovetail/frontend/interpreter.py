@@ -495,9 +495,14 @@ class Interpreter(Attributes, Calls):
             return item in container
         method, _ = class_attribute(type(container), "__contains__")
         if method is None or not hasattr(type(container), "__contains__"):
-            return any(
-                entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in self.drain(container)
-            )
+            # Item by item: the search ends at the first that fits.
+            iterator = self.iterate(container)
+            while True:
+                done, entry = self.advance(iterator)
+                if done:
+                    return False
+                if entry is item or self.truth(self.operate(operator.eq, entry, item)):
+                    return True
         return bool(self._native(operator.contains, (container, item), {}))
 
     def truth(self, value: Any) -> bool:

@@ -221,7 +221,7 @@ def _iterating(function: Any, first: int) -> Any:
                 break
             if function in (min, max) and len(args) > 1:
                 break
-            if function in (sum, min, max, any, all, sorted):
+            if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
