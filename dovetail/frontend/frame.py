@@ -64,6 +64,8 @@ class Decoded:
     instructions: tuple[dis.Instruction, ...]
     index_of: Mapping[int, int]
     exceptions: tuple[ExceptionEntry, ...]
+    # Variables that may be in a cell; in an inlined comprehension (3.12 on) a plain variable can have such a name too.
+    shared_names: frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,7 +85,7 @@ def decode(code: types.CodeType) -> Decoded:
         ExceptionEntry(index_of[entry.start], index_of[entry.end], index_of[entry.target], entry.depth, entry.lasti)
         for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
     )
-    return Decoded(instructions, index_of, exceptions)
+    return Decoded(instructions, index_of, exceptions, frozenset(code.co_cellvars + code.co_freevars))
 
 
 class Frame:
@@ -103,6 +105,7 @@ class Frame:
         "globals",
         "keyword_names",
         "locals",
+        "namespace",
         "position",
         "stack",
         "step",
@@ -115,6 +118,8 @@ class Frame:
         self.decoded = decode(code)
         self.globals = function.__globals__
         self.locals = local_values
+        # What names mean in the body of a class: the mapping that becomes its attributes.
+        self.namespace: Any = None
         self.stack: list[Any] = []
         self.position = 0
         self.direct = False
@@ -125,7 +130,7 @@ class Frame:
         for name in code.co_cellvars:
             cell = types.CellType()
             if name in local_values:
-                cell.cell_contents = local_values[name]
+                cell.cell_contents = local_values.pop(name)
             self.cells[name] = cell
         self.cells.update(zip(code.co_freevars, function.__closure__ or (), strict=True))
 
@@ -149,6 +154,10 @@ class Frame:
 
     def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
         """Go to a handler: the stack is cut to its depth and the exception pushed."""
+        instruction = self.decoded.instructions[self.position]
+        if instruction.opname == "RERAISE" or (instruction.opname == "RAISE_VARARGS" and instruction.arg == 0):
+            # What is raised again keeps its traceback: groups of exceptions are told apart by it.
+            error.__traceback__ = self.stack[-1]
         del self.stack[entry.depth :]
         if entry.push_position:
             self.stack.append(self.position)

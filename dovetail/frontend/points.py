@@ -42,7 +42,8 @@ def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, lis
     code = frame.code
     live = live_locals(code)[frame.position]
     names = tuple(name for name in frame.locals if name in live and name not in frame.cells)
-    own_cells = tuple(name for name in frame.cells if name not in code.co_freevars)
+    closure = dict(zip(code.co_freevars, frame.function.__closure__ or (), strict=True))
+    own_cells = tuple(name for name, cell in frame.cells.items() if closure.get(name) is not cell)
     prefix = "" if number == count - 1 else f"{code.co_name}."
     values: list[Any] = []
     shown: list[str] = []
@@ -118,8 +119,9 @@ def unflatten(point: ResumePoint, values: Sequence[Any]) -> list[Frame]:
         frame.decoded = decode(item.code)
         frame.globals = frame.function.__globals__
         frame.locals = {name: next(left) for name in item.local_names}
-        frame.cells = {name: next(left) for name, _ in item.cells}
-        frame.cells.update(zip(item.code.co_freevars, frame.function.__closure__ or (), strict=True))
+        frame.namespace = None
+        frame.cells = dict(zip(item.code.co_freevars, frame.function.__closure__ or (), strict=True))
+        frame.cells.update((name, next(left)) for name, _ in item.cells)
         frame.stack = [NULL if position in item.nulls else next(left) for position in range(item.depth)]
         frame.current_exceptions = [next(left) if present else None for present in item.exceptions]
         frame.position = item.position

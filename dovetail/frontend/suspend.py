@@ -5,6 +5,7 @@ A :class:`Resumption` is captured like any function, with guards on its argument
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 from dovetail.frontend.frame import Frame
@@ -53,5 +54,8 @@ class Resumption:
                 interpreter.note_cell(cell, source)
                 traced.append(cell)
             count = item.depth - len(item.nulls) + sum(item.exceptions)
-            traced += [reader.read(value, source) for value, source in (next(left) for _ in range(count))]
+            for value, source in (next(left) for _ in range(count)):
+                if isinstance(value, types.CellType):
+                    interpreter.note_cell(value, source)
+                traced.append(reader.read(value, source))
         return tuple(unflatten(self.point, traced))

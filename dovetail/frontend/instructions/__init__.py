@@ -24,7 +24,15 @@ def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str
         from dovetail.frontend.instructions import python311
 
         return python311.TABLE
+    if version == (3, 12):
+        from dovetail.frontend.instructions import python312
+
+        return python312.TABLE
+    if version == (3, 13):
+        from dovetail.frontend.instructions import python313
+
+        return python313.TABLE
     raise UnsupportedVersionError(
         f"there is no instruction set for Python {version[0]}.{version[1]} yet",
-        advice="run Dovetail on Python 3.11",
+        advice="run Dovetail on Python 3.11, 3.12 or 3.13",
     )

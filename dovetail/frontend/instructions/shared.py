@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.frame import NULL, Break
+from dovetail.frontend.frame import NULL
 from dovetail.frontend.values import Unread
 
 TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {}
@@ -48,9 +48,15 @@ def pop_many(frame: Any, count: int) -> list[Any]:
     return values
 
 
-@handles("NOP", "RESUME", "CACHE", "PRECALL", "MAKE_CELL", "COPY_FREE_VARS", "ASYNC_GEN_WRAP")
+@handles("NOP", "RESUME", "CACHE", "COPY_FREE_VARS")
 def no_operation(interpreter: Any, frame: Any, instruction: Any) -> None:
     """Set-up that :class:`Frame` has done already."""
+
+
+@handles("MAKE_CELL")
+def make_cell(interpreter: Any, frame: Any, instruction: Any) -> None:
+    """A cell for a variable of an inlined comprehension; those at a function's start :class:`Frame` has made."""
+    frame.cells.setdefault(instruction.argval, types.CellType())
 
 
 @handles("POP_TOP")
@@ -82,30 +88,54 @@ def load_const(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(instruction.argval)
 
 
-@handles("LOAD_FAST", "LOAD_FAST_CHECK")
-def load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
-    name = instruction.argval
-    if name not in frame.locals:
-        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
-    value = frame.locals[name]
+def read_variable(interpreter: Any, frame: Any, name: str) -> Any:
+    """A local variable; from 3.12 on also the cell that stands in its place, which is what closures are made of."""
+    value = frame.locals.get(name, NULL)
+    if value is NULL:
+        cell = frame.cells.get(name)
+        if cell is None:
+            raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+        return cell
     if type(value) is Unread:
         value = frame.locals[name] = interpreter.values.read(value.value, value.source)
-    frame.stack.append(value)
+    return value
+
+
+def write_variable(frame: Any, name: str, value: Any) -> None:
+    """Write a local variable, or give a cell or "unbound" (NULL) back that an inlined comprehension had put aside."""
+    if name not in frame.decoded.shared_names:
+        if value is NULL:
+            frame.locals.pop(name, None)
+        else:
+            frame.locals[name] = value
+        return
+    frame.locals.pop(name, None)
+    frame.cells.pop(name, None)
+    if isinstance(value, types.CellType):
+        frame.cells[name] = value
+    elif value is not NULL:
+        frame.locals[name] = value
+
+
+@handles("LOAD_FAST", "LOAD_FAST_CHECK")
+def load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+    frame.stack.append(read_variable(interpreter, frame, instruction.argval))
 
 
 @handles("STORE_FAST")
 def store_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.locals[instruction.argval] = frame.stack.pop()
+    write_variable(frame, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_FAST")
 def delete_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
-    if instruction.argval not in frame.locals:
-        raise UnboundLocalError(f"cannot access local variable {instruction.argval!r}")
-    del frame.locals[instruction.argval]
+    name = instruction.argval
+    if name not in frame.locals:
+        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+    del frame.locals[name]
 
 
-@handles("LOAD_DEREF", "LOAD_CLASSDEREF")
+@handles("LOAD_DEREF")
 def load_deref(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(interpreter.load_cell(frame, instruction.argval))
 
@@ -123,20 +153,6 @@ def delete_deref(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("LOAD_CLOSURE")
 def load_closure(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(frame.cells[instruction.argval])
-
-
-@handles("LOAD_NAME")
-def load_name(interpreter: Any, frame: Any, instruction: Any) -> None:
-    name = instruction.argval
-    if name in frame.locals:
-        frame.stack.append(frame.locals[name])
-    else:
-        frame.stack.append(interpreter.load_global(frame, name))
-
-
-@handles("STORE_NAME")
-def store_name(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.locals[instruction.argval] = frame.stack.pop()
 
 
 @handles("STORE_GLOBAL")
@@ -313,6 +329,9 @@ def build_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("LIST_EXTEND")
 def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
+    kind = type(values)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
     interpreter.change(frame.stack[-instruction.arg], "extend", interpreter.drain(values))
 
 
@@ -344,17 +363,31 @@ def map_add(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("DICT_UPDATE")
 def dict_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
+    if not hasattr(type(values), "keys"):
+        raise TypeError(f"{type(values).__name__!r} object is not a mapping")
     interpreter.change(frame.stack[-instruction.arg], "update", interpreter.items_of(values))
 
 
 @handles("DICT_MERGE")
 def dict_merge(interpreter: Any, frame: Any, instruction: Any) -> None:
-    values = interpreter.items_of(frame.stack.pop())
+    values = frame.stack.pop()
     target = frame.stack[-instruction.arg]
-    for key, value in values.items():
+    # Below the dictionary: the positional arguments, then the function (and before or behind it NULL, by version).
+    below = frame.stack[-instruction.arg - 2]
+    name = _function_name(frame.stack[-instruction.arg - 3] if below is NULL else below)
+    if not hasattr(type(values), "keys"):
+        raise TypeError(f"{name} argument after ** must be a mapping, not {type(values).__name__}")
+    for key, value in interpreter.items_of(values).items():
         if key in target:
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
+            raise TypeError(f"{name} got multiple values for keyword argument {key!r}")
         interpreter.change(target, "__setitem__", key, value)
+
+
+def _function_name(function: Any) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return str(function) if isinstance(function, type) else f"{type(function).__name__} object"
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 @handles("LIST_TO_TUPLE")
@@ -362,19 +395,35 @@ def list_to_tuple(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
 
 
+def _unpacked(interpreter: Any, value: Any) -> Any:
+    try:
+        return interpreter.iterate(value)
+    except TypeError as error:
+        if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
+            raise
+        raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from error
+
+
 @handles("UNPACK_SEQUENCE")
 def unpack_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
-    values = interpreter.drain(frame.stack.pop())
-    if len(values) < instruction.arg:
-        raise ValueError(f"not enough values to unpack (expected {instruction.arg}, got {len(values)})")
-    if len(values) > instruction.arg:
-        raise ValueError(f"too many values to unpack (expected {instruction.arg})")
+    iterator = _unpacked(interpreter, frame.stack.pop())
+    expected = instruction.arg
+    values: list[Any] = []
+    while True:
+        done, value = interpreter.advance(iterator)
+        if done:
+            break
+        if len(values) == expected:
+            raise ValueError(f"too many values to unpack (expected {expected})")
+        values.append(value)
+    if len(values) < expected:
+        raise ValueError(f"not enough values to unpack (expected {expected}, got {len(values)})")
     frame.stack.extend(reversed(values))
 
 
 @handles("UNPACK_EX")
 def unpack_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
-    values = interpreter.drain(frame.stack.pop())
+    values = interpreter.drain(_unpacked(interpreter, frame.stack.pop()))
     before, after = instruction.arg & 255, instruction.arg >> 8
     if len(values) < before + after:
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
@@ -418,32 +467,45 @@ def return_generator(interpreter: Any, frame: Any, instruction: Any) -> Return:
 # --- functions, imports, exceptions -----------------------------------------------------------------------------------
 
 
-def make_function(
-    interpreter: Any, frame: Any, code: types.CodeType, closure: Any, annotations: Any, kwdefaults: Any, defaults: Any
-) -> types.FunctionType:
+def new_function(interpreter: Any, frame: Any, code: types.CodeType, closure: Any) -> types.FunctionType:
     """A new function object, with the frame's globals."""
-    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
-    function.__kwdefaults__ = kwdefaults
+    function = types.FunctionType(code, frame.globals, code.co_name, None, closure)
     function.__qualname__ = code.co_qualname
-    if annotations:
-        pairs = (
-            annotations
-            if isinstance(annotations, dict)
-            else dict(zip(annotations[::2], annotations[1::2], strict=True))
-        )
-        function.__annotations__ = pairs
     interpreter.created(function)
     return function
 
 
-@handles("CALL_FUNCTION_EX")
-def call_function_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
-    kwargs = interpreter.items_of(frame.stack.pop()) if instruction.arg & 1 else {}
-    args = tuple(interpreter.drain(frame.stack.pop()))
-    function = frame.stack.pop()
-    if frame.stack and frame.stack[-1] is NULL:
-        frame.stack.pop()
-    frame.stack.append(interpreter.call(function, args, dict(kwargs), direct=True))
+def set_function_part(function: types.FunctionType, part: int, value: Any) -> None:
+    """Give a new function its positional defaults (1), keyword-only defaults (2) or annotations (4)."""
+    if part == 1:
+        function.__defaults__ = value
+    elif part == 2:
+        function.__kwdefaults__ = value
+    else:
+        pairs = value if isinstance(value, dict) else dict(zip(value[::2], value[1::2], strict=True))
+        function.__annotations__ = pairs
+
+
+def call_with_names(interpreter: Any, function: Any, values: list[Any], names: tuple[str, ...]) -> Any:
+    """Call a function; the last of the values are keyword arguments with these names."""
+    count = len(values) - len(names)
+    keywords = dict(zip(names, values[count:], strict=True))
+    return interpreter.call(function, tuple(values[:count]), keywords, direct=True)
+
+
+def call_with_star(interpreter: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """``function(*args, **kwargs)``."""
+    if not hasattr(type(args), "__iter__") and not hasattr(type(args), "__getitem__"):
+        name, kind = _function_name(function), type(args).__name__
+        raise TypeError(f"{name} argument after * must be an iterable, not {kind}")
+    if not hasattr(type(kwargs), "keys"):
+        name, kind = _function_name(function), type(kwargs).__name__
+        raise TypeError(f"{name} argument after ** must be a mapping, not {kind}")
+    args = tuple(interpreter.drain(args))
+    keywords = dict(interpreter.items_of(kwargs))
+    if not all(isinstance(key, str) for key in keywords):
+        raise TypeError("keywords must be strings")
+    return interpreter.call(function, args, keywords, direct=True)
 
 
 @handles("IMPORT_NAME")
@@ -461,77 +523,7 @@ def import_from(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(value)
 
 
-@handles("LOAD_BUILD_CLASS")
-def load_build_class(interpreter: Any, frame: Any, instruction: Any) -> None:
-    raise Break("a class is defined inside the function", "move the class definition out of the function")
-
-
-@handles("LOAD_ASSERTION_ERROR")
-def load_assertion_error(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(AssertionError)
-
-
-@handles("RAISE_VARARGS")
-def raise_varargs(interpreter: Any, frame: Any, instruction: Any) -> None:
-    if instruction.arg == 0:
-        current = interpreter.handled_exception(frame)
-        if current is None:
-            raise RuntimeError("No active exception to reraise")
-        raise current
-    cause = frame.stack.pop() if instruction.arg == 2 else NULL
-    error = frame.stack.pop()
-    if isinstance(error, type):
-        error = interpreter.call(error, (), {})
-    if not isinstance(error, BaseException):
-        raise TypeError("exceptions must derive from BaseException")
-    if cause is not NULL:
-        error.__cause__ = interpreter.call(cause, (), {}) if isinstance(cause, type) else cause  # type: ignore[assignment]
-    raise error
-
-
-@handles("PUSH_EXC_INFO")
-def push_exc_info(interpreter: Any, frame: Any, instruction: Any) -> None:
-    error = frame.stack.pop()
-    frame.stack.append(frame.current_exceptions[-1] if frame.current_exceptions else None)
-    frame.current_exceptions.append(error)
-    frame.stack.append(error)
-
-
-@handles("CHECK_EXC_MATCH")
-def check_exc_match(interpreter: Any, frame: Any, instruction: Any) -> None:
-    kind = frame.stack.pop()
-    frame.stack.append(isinstance(frame.stack[-1], kind))
-
-
-@handles("POP_EXCEPT")
-def pop_except(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.pop()
-    if frame.current_exceptions:
-        frame.current_exceptions.pop()
-
-
-@handles("RERAISE")
-def reraise(interpreter: Any, frame: Any, instruction: Any) -> None:
-    raise frame.stack.pop()
-
-
-@handles("BEFORE_WITH")
-def before_with(interpreter: Any, frame: Any, instruction: Any) -> None:
-    manager = frame.stack.pop()
-    leave = interpreter.load_special(manager, "__exit__")
-    enter = interpreter.load_special(manager, "__enter__")
-    frame.stack.append(leave)
-    frame.stack.append(interpreter.call(enter, (), {}))
-
-
-@handles("WITH_EXCEPT_START")
-def with_except_start(interpreter: Any, frame: Any, instruction: Any) -> None:
-    error = frame.stack[-1]
-    leave = frame.stack[-4]
-    frame.stack.append(interpreter.call(leave, (type(error), error, error.__traceback__), {}))
-
-
-# --- formatting and matching ------------------------------------------------------------------------------------------
+# --- formatting -------------------------------------------------------------------------------------------------------
 
 
 @handles("FORMAT_VALUE")
@@ -542,49 +534,3 @@ def format_value(interpreter: Any, frame: Any, instruction: Any) -> None:
     if convert is not None:
         value = interpreter.call(convert, (value,), {})
     frame.stack.append(interpreter.call(format, (value, specification), {}))
-
-
-@handles("MATCH_MAPPING")
-def match_mapping(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & (1 << 6)))
-
-
-@handles("MATCH_SEQUENCE")
-def match_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & (1 << 5)))
-
-
-@handles("MATCH_KEYS")
-def match_keys(interpreter: Any, frame: Any, instruction: Any) -> None:
-    keys = frame.stack[-1]
-    subject = interpreter.items_of(frame.stack[-2])
-    frame.stack.append(tuple(subject[key] for key in keys) if all(key in subject for key in keys) else None)
-
-
-@handles("MATCH_CLASS")
-def match_class(interpreter: Any, frame: Any, instruction: Any) -> None:
-    subject, kind, names = pop_many(frame, 3)
-    if not isinstance(subject, kind):
-        frame.stack.append(None)
-        return
-    count = instruction.arg
-    found: list[Any] = []
-    if count:
-        if kind in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple):
-            found.append(subject)
-        else:
-            names = (*kind.__match_args__[:count], *names)
-    for name in names:
-        try:
-            found.append(interpreter.load_attribute(subject, name))
-        except AttributeError:
-            frame.stack.append(None)
-            return
-    frame.stack.append(tuple(found))
-
-
-@handles(
-    "LOAD_LOCALS", "SETUP_ANNOTATIONS", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR"
-)
-def refuse(interpreter: Any, frame: Any, instruction: Any) -> None:
-    raise Break(f"the instruction {instruction.opname} cannot be captured", "keep async code outside of the function")

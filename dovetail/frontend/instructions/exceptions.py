@@ -1,0 +1,184 @@
+"""Exceptions: raising, handlers, groups, ``with`` blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.frontend.frame import NULL
+from dovetail.frontend.instructions.shared import handles, pop_many
+
+
+@handles("LOAD_ASSERTION_ERROR")
+def load_assertion_error(interpreter: Any, frame: Any, instruction: Any) -> None:
+    frame.stack.append(AssertionError)
+
+
+def _raised_again(frame: Any, error: BaseException) -> None:
+    """Raise an exception as it is; :meth:`Frame.enter_handler` finds its traceback on the stack."""
+    frame.stack.append(error.__traceback__)
+    raise error
+
+
+def _instance(interpreter: Any, kind: type, where: str) -> BaseException:
+    made = interpreter.call(kind, (), {})
+    if not isinstance(made, BaseException):
+        raise TypeError(
+            f"calling {kind!r} should have returned an instance of BaseException, not {type(made)!r}"
+            if where == "raise"
+            else "exception causes must derive from BaseException"
+        )
+    return made
+
+
+@handles("RAISE_VARARGS")
+def raise_varargs(interpreter: Any, frame: Any, instruction: Any) -> None:
+    handled = interpreter.handled_exception(frame)
+    if instruction.arg == 0:
+        if handled is None:
+            raise RuntimeError("No active exception to reraise")
+        _raised_again(frame, handled)
+    cause = frame.stack.pop() if instruction.arg == 2 else NULL
+    error = frame.stack.pop()
+    if isinstance(error, type) and issubclass(error, BaseException):
+        error = _instance(interpreter, error, "raise")
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if cause is not NULL:
+        if isinstance(cause, type) and issubclass(cause, BaseException):
+            cause = _instance(interpreter, cause, "cause")
+        if cause is not None and not isinstance(cause, BaseException):
+            raise TypeError("exception causes must derive from BaseException")
+        error.__cause__ = cause
+    _set_context(error, handled)
+    raise error
+
+
+def _set_context(error: BaseException, handled: BaseException | None) -> None:
+    """What is handled becomes the context of what is raised; a cycle is cut as Python cuts it."""
+    if handled is None or handled is error:
+        return
+    seen: set[int] = set()
+    step = handled
+    while id(step) not in seen and step.__context__ is not None:
+        seen.add(id(step))
+        if step.__context__ is error:
+            step.__context__ = None
+            break
+        step = step.__context__
+    error.__context__ = handled
+
+
+@handles("PUSH_EXC_INFO")
+def push_exc_info(interpreter: Any, frame: Any, instruction: Any) -> None:
+    error = frame.stack.pop()
+    frame.stack.append(frame.current_exceptions[-1] if frame.current_exceptions else None)
+    frame.current_exceptions.append(error)
+    frame.stack.append(error)
+
+
+@handles("CHECK_EXC_MATCH")
+def check_exc_match(interpreter: Any, frame: Any, instruction: Any) -> None:
+    kinds = frame.stack.pop()
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    # As Python does it: by the real class, whatever __instancecheck__ says.
+    frame.stack.append(issubclass(type(frame.stack[-1]), kinds))
+
+
+@handles("POP_EXCEPT")
+def pop_except(interpreter: Any, frame: Any, instruction: Any) -> None:
+    frame.stack.pop()
+    if frame.current_exceptions:
+        frame.current_exceptions.pop()
+
+
+@handles("RERAISE")
+def reraise(interpreter: Any, frame: Any, instruction: Any) -> None:
+    _raised_again(frame, frame.stack.pop())
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@handles("CHECK_EG_MATCH")
+def check_eg_match(interpreter: Any, frame: Any, instruction: Any) -> None:
+    error, kinds = pop_many(frame, 2)
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+        if issubclass(kind, BaseExceptionGroup):
+            raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
+    match: BaseException | None = None
+    rest: BaseException | None = error
+    if issubclass(type(error), kinds):
+        match, rest = error, None
+        if not isinstance(error, BaseExceptionGroup):
+            match = BaseExceptionGroup("", [error])
+    elif isinstance(error, BaseExceptionGroup):
+        match, rest = interpreter.call(interpreter.load_attribute(error, "split"), (kinds,), {})
+    if match is not None and frame.current_exceptions:
+        frame.current_exceptions[-1] = match
+    frame.stack += [rest, match]
+
+
+def _is_part_of(error: BaseException, original: BaseException) -> bool:
+    """Whether an exception is a part of the original one that was only raised again."""
+    return (
+        getattr(error, "__notes__", None) is getattr(original, "__notes__", None)
+        and error.__traceback__ is original.__traceback__
+        and error.__cause__ is original.__cause__
+        and error.__context__ is original.__context__
+    )
+
+
+def _leaves(error: BaseException) -> set[int]:
+    if isinstance(error, BaseExceptionGroup):
+        return set().union(*map(_leaves, error.exceptions))
+    return {id(error)}
+
+
+def exception_to_raise(original: BaseException, errors: list[BaseException | None]) -> BaseException | None:
+    """What leaves a ``try`` with ``except*`` clauses: what these raised, and of the original group what nobody took."""
+    if not isinstance(original, BaseExceptionGroup):
+        return errors[0] if errors else None
+    raised: list[BaseException] = []
+    kept: set[int] = set()
+    for error in errors:
+        if error is None:
+            continue
+        if _is_part_of(error, original):
+            kept |= _leaves(error)
+        else:
+            raised.append(error)
+    rest = original.subgroup(lambda error: id(error) in kept) if kept else None
+    if rest is not None:
+        raised.append(rest)
+    if len(raised) > 1:
+        return BaseExceptionGroup("", raised)
+    return raised[0] if raised else None
+
+
+@handles("PREP_RERAISE_STAR")
+def prep_reraise_star(interpreter: Any, frame: Any, instruction: Any) -> None:
+    original, errors = pop_many(frame, 2)
+    frame.stack.append(exception_to_raise(original, errors))
+
+
+# --- with -------------------------------------------------------------------------------------------------------------
+
+
+@handles("BEFORE_WITH")
+def before_with(interpreter: Any, frame: Any, instruction: Any) -> None:
+    manager = frame.stack.pop()
+    enter = interpreter.load_special(manager, "__enter__")
+    leave = interpreter.load_special(manager, "__exit__")
+    frame.stack.append(leave)
+    frame.stack.append(interpreter.call(enter, (), {}))
+
+
+@handles("WITH_EXCEPT_START")
+def with_except_start(interpreter: Any, frame: Any, instruction: Any) -> None:
+    error = frame.stack[-1]
+    leave = frame.stack[-4]
+    frame.stack.append(interpreter.call(leave, (type(error), error, error.__traceback__), {}))
