@@ -35,7 +35,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
-from dovetail.frontend.frame import Break
+from dovetail.frontend.frame import Break, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.size_changes import SizeChanges
@@ -152,6 +152,8 @@ class CompiledFunction:
                     break
                 except Break as raised:
                     stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
+                    if isinstance(raised, SymbolicTrouble):
+                        policy, following = self._without_symbols(raised), _FROM_THE_START
                 except InputError as error:
                     if self._refuses_inputs:
                         raise
@@ -190,7 +192,7 @@ class CompiledFunction:
         result = entry.call(original, args, kwargs, tensors)
         return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
 
-    def _without_symbols(self, error: Exception) -> ShapePolicy:
+    def _without_symbols(self, error: BaseException) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: none are symbolic."""
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
         return ShapePolicy(allowed=False)

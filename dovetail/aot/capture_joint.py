@@ -181,7 +181,13 @@ class _Outputs:
             return
         for item in mutated:
             self._check_mutation(item)
-            differentiable = item.value.requires_grad and (not item.value.is_leaf)
+            differentiable = item.value.requires_grad and item.is_written_differentiably
+            base = item.real._base
+            if differentiable and base is not None and base.is_leaf and base.requires_grad:
+                raise CaptureError(
+                    f"{item.name} is a view of a leaf that requires a gradient, and it is written to",
+                    advice="write to a clone, or under torch.no_grad()",
+                )
             index = self._add(item.value, MutatedInput(UserOutput(item.name)))
             self.mutations.append(Mutation(item.index, index, differentiable))
 

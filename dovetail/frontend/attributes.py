@@ -317,7 +317,7 @@ class Attributes:
         if owner is not target:
             self._guard_not_shadowed(target.__mro__, owner, name)
         else:
-            self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name))
+            self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name), plain=True)
         self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))
         return True
 

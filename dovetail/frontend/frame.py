@@ -38,6 +38,10 @@ class Break(BaseException):
         super().__init__(reason)
 
 
+class SymbolicTrouble(Break):
+    """An error that a symbolic number may have caused was about to be handled by the program: capture again without them."""
+
+
 class Stop(BaseException):
     """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
 

@@ -21,7 +21,7 @@ from dovetail.frontend.attributes import Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
-from dovetail.frontend.frame import Break, Frame, Stop
+from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.rules import WrappingIterator
@@ -73,6 +73,8 @@ DUNDERS: dict[Any, tuple[str, str | None]] = {
     operator.contains: ("__contains__", None),
 }
 INPLACE = {operator.iadd, operator.isub, operator.imul, operator.ior, operator.iand, operator.ixor}
+# What Python raises for a number that is not quite an int.
+SYMBOLIC_ERRORS = (TypeError, AttributeError, ValueError, NotImplementedError, OverflowError)
 SIMPLE_OPERANDS = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymFloat, torch.SymBool})
 OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -264,6 +266,13 @@ class Interpreter(Attributes, Calls):
         found = frame.handler_of(frame.position)
         if found is None:
             raise error
+        if (
+            isinstance(error, SYMBOLIC_ERRORS)
+            and not self.trace.policy.is_static
+            and frame.decoded.instructions[frame.position].opname not in ("RAISE_VARARGS", "RERAISE")
+            and self._catches(frame, found.target, error)
+        ):
+            raise SymbolicTrouble(f"a {type(error).__name__} is handled while sizes are symbolic") from error
         if private.is_marked_native(error):
             is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
             if is_cleanup and self._catches(frame, found.target, error):

@@ -176,8 +176,11 @@ class Values:
         """Add a guard at the current user line."""
         self.guards.add(source, predicate, self.where(), reason)
 
-    def read(self, value: Any, source: Source | None) -> Any:
-        """A value as the trace sees it, with the guards that reading it needs."""
+    def read(self, value: Any, source: Source | None, plain: bool = False) -> Any:
+        """A value as the trace sees it, with the guards that reading it needs.
+
+        ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
+        """
         if isinstance(value, torch.Tensor):
             if is_traced(value):
                 return value
@@ -191,8 +194,12 @@ class Values:
         if source is None:
             return value
         kind = type(value)
-        if kind is int and self.trace.policy.is_symbolic_number(
-            value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
+        if (
+            kind is int
+            and not plain
+            and self.trace.policy.is_symbolic_number(
+                value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
+            )
         ):
             return self._symbolic_number(value, source)
         if kind in LEAF_TYPES or is_leaf_value(value):
@@ -275,7 +282,7 @@ class Values:
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
             for key in keys:
-                self.read(dict.__getitem__(before, key), ItemSource(source, key))
+                self.read(dict.__getitem__(before, key), ItemSource(source, key), plain=True)
         elif isinstance(container, (set, frozenset)):
             self.guard(source, SetEquals(frozenset(before)), f"{source.name} was gone through")
 
@@ -284,7 +291,7 @@ class Values:
         self._whole.add(id(container))
         self.guard(source, Length(len(items)), f"{source.name} was gone through")
         for position in range(len(items)):
-            self.read(operator.getitem(items, position), ItemSource(source, position))
+            self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""

@@ -31,6 +31,12 @@ class TracedInput:
     node: torch.fx.Node
     original_node: torch.fx.Node
     name: str = ""
+    original_grad_fn: Any = None
+
+    @property
+    def is_written_differentiably(self) -> bool:
+        """Whether autograd has recorded a write to the value."""
+        return self.value.grad_fn is not self.original_grad_fn
 
 
 class _Tracer(private.PythonKeyTracer):
@@ -46,6 +52,22 @@ class _Tracer(private.PythonKeyTracer):
         if line is not None:
             node.meta["user_line"] = line
         return node
+
+
+# Eager refuses these for operands of different dtypes; their fake kernels do not look (torch 2.13). An unused result would
+# be dropped from the graph, and the error with it.
+SAME_DTYPE = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.baddbmm.default,
+        torch.ops.aten.mv.default,
+        torch.ops.aten.addmv.default,
+        torch.ops.aten.dot.default,
+        torch.ops.aten.vdot.default,
+    }
+)
 
 
 class _SymbolicFakeMode(private.FakeTensorMode):
@@ -76,6 +98,10 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 view = super().__torch_dispatch__(torch.ops.aten.permute.default, types, (target, order))
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
+        if func in SAME_DTYPE:
+            dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
+            if len(dtypes) > 1:
+                raise RuntimeError(f"{func} got operands of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -172,7 +198,7 @@ class Trace:
                 # value off from the leaf that gradients are asked for.
                 with torch.enable_grad():
                     value = leaf.clone()
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name)
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name, value.grad_fn)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""

@@ -88,4 +88,3 @@ def main(arguments: list[str] | None = None) -> int:
     for seed, outcome in failed[:40]:
         print("  ", reproduce(seed, outcome, chosen.minimise))
     return int(bool(failed))
-

@@ -86,7 +86,13 @@ class Writer:
 
     def _literal(self, kind: str) -> str:
         literals = {
-            "T": ("torch.ones(2, 3)", "torch.full((3,), 0.5)", "torch.arange(3.0)", "torch.tensor(1.5)", "torch.zeros(1, 3)"),
+            "T": (
+                "torch.ones(2, 3)",
+                "torch.full((3,), 0.5)",
+                "torch.arange(3.0)",
+                "torch.tensor(1.5)",
+                "torch.zeros(1, 3)",
+            ),
             "I": ("0", "1", "2", "3", "-1"),
             "F": ("0.5", "1.0", "-2.0", "0.25", "3.0"),
             "B": ("True", "False"),

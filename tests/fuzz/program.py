@@ -93,7 +93,10 @@ class _Program:
         scope.add("I", "count")
         scope.add("F", "extra")
         plain = _Plain(writer)
-        helper = [f"def helper(t, count={writer.pick('1', 'limit')}, *rest, extra=0.5, **options):", *_indent(plain.body(scope))]
+        helper = [
+            f"def helper(t, count={writer.pick('1', 'limit')}, *rest, extra=0.5, **options):",
+            *_indent(plain.body(scope)),
+        ]
         make = [
             "def make_scaler(amount):",
             "    calls = 0",
@@ -137,7 +140,13 @@ class _Program:
         def method_scope() -> Scope:
             scope = self.scope.child()
             scope.returns = False
-            for kind, names in {"T": ["self.weight"], "F": ["self.scale"], "I": ["self.count"], "LT": ["self.items"], "DT": ["self.table"]}.items():
+            for kind, names in {
+                "T": ["self.weight"],
+                "F": ["self.scale"],
+                "I": ["self.count"],
+                "LT": ["self.items"],
+                "DT": ["self.table"],
+            }.items():
                 for name in names:
                     scope.add(kind, name)
             return scope
@@ -298,7 +307,13 @@ class _Program:
         scope.add("T", "y")
         self.parameters = [
             item
-            for item in (("n", "I", "2"), ("flag", "B", "True"), ("memo", "LT", "[]"), ("extra", "F", "1.0"), ("options", "DT", "{}"))
+            for item in (
+                ("n", "I", "2"),
+                ("flag", "B", "True"),
+                ("memo", "LT", "[]"),
+                ("extra", "F", "1.0"),
+                ("options", "DT", "{}"),
+            )
             if writer.chance(0.4)
         ]
         parts = ["x", "y", *(f"{name}={default}" for name, _, default in self.parameters)]
@@ -318,10 +333,30 @@ class _Program:
     def _tensor(self) -> str:
         writer = self.writer
         if writer.chance(0.85):
-            return writer.pick("base_0", "base_0", "base_1", "leaf_0", "leaf_0", "torch.randn(2, 3)", "torch.randn(2, 3, requires_grad=True)")
+            return writer.pick(
+                "base_0",
+                "base_0",
+                "base_1",
+                "leaf_0",
+                "leaf_0",
+                "torch.randn(2, 3)",
+                "torch.randn(2, 3, requires_grad=True)",
+            )
         return writer.pick(
-            "base_2", "base_3", "leaf_1", "torch.randn(4, 3)", "base_0.double()", "base_0[:1]", "base_0.T.contiguous().T",
-            "leaf_0 * 2", "state", "thing.weight", "net.weight", "leaf_0.detach()", "base_0[0]", "torch.randn(2, 1)",
+            "base_2",
+            "base_3",
+            "leaf_1",
+            "torch.randn(4, 3)",
+            "base_0.double()",
+            "base_0[:1]",
+            "base_0.T.contiguous().T",
+            "leaf_0 * 2",
+            "state",
+            "thing.weight",
+            "net.weight",
+            "leaf_0.detach()",
+            "base_0[0]",
+            "torch.randn(2, 1)",
         )
 
     def _call(self, number: int) -> list[str]:

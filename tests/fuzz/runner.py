@@ -175,7 +175,9 @@ def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, whe
 
 def call_names(namespace: dict[str, Any]) -> list[str]:
     """The calls of a program, in order."""
-    return [name for name, item in namespace.items() if name.startswith("call_") and isinstance(item, types.FunctionType)]
+    return [
+        name for name, item in namespace.items() if name.startswith("call_") and isinstance(item, types.FunctionType)
+    ]
 
 
 def _shared(items: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:

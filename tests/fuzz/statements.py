@@ -106,7 +106,9 @@ class StatementWriter(Writer):
             return self._assign_new(scope)
         kind, name = known
         if kind in ("T", "I", "F"):
-            return [f"{name} {self.pick('+=', '-=', '*=')} {self.expression('F' if kind == 'T' and self.chance(0.6) else kind, scope, 1)}"]
+            return [
+                f"{name} {self.pick('+=', '-=', '*=')} {self.expression('F' if kind == 'T' and self.chance(0.6) else kind, scope, 1)}"
+            ]
         if kind == "DT":
             return [f"{name} |= {self.expression('DT', scope, 1)}"]
         if kind == "S":
@@ -132,7 +134,9 @@ class StatementWriter(Writer):
             ]
             if kind == "LI":
                 options.append(f"if {element} in {container}: {container}.remove({element})")
-            return [self.rng.choice(options), f"del {container}[6:]"] if self.chance(0.7) else [self.rng.choice(options)]
+            return (
+                [self.rng.choice(options), f"del {container}[6:]"] if self.chance(0.7) else [self.rng.choice(options)]
+            )
         return [
             self.pick(
                 f"{container}.update({{{key}: {element}}})",
@@ -159,7 +163,11 @@ class StatementWriter(Writer):
                 )
             ]
         key = self.expression("S", scope, 1)
-        return [self.pick(f"{container}[{key}] = {element}", f"{container}['a'] = {element}", f"{container}[{key}] = {element}")]
+        return [
+            self.pick(
+                f"{container}[{key}] = {element}", f"{container}['a'] = {element}", f"{container}[{key}] = {element}"
+            )
+        ]
 
     def _attribute(self, scope: Scope) -> list[str]:
         target = self.expression("O", scope, 0)
@@ -241,7 +249,9 @@ class StatementWriter(Writer):
         return lines
 
     def _global_write(self, scope: Scope) -> list[str]:
-        name, kind = self.rng.choice([("limit", "I"), ("state", "T"), ("mode", "S"), ("factor", "F"), ("history", "LT")])
+        name, kind = self.rng.choice(
+            [("limit", "I"), ("state", "T"), ("mode", "S"), ("factor", "F"), ("history", "LT")]
+        )
         scope.globals_written.add(name)
         return [f"{name} = {self.expression(kind, scope)}"]
 
@@ -258,7 +268,11 @@ class StatementWriter(Writer):
         inner.add("T", "t")
         value = self.expression("I", scope, 1)
         inner.add("I", counter)
-        lines = [f"{counter} = {value}", f"def {name}(t, times={self.expression('I', scope, 1)}):", f"    nonlocal {counter}"]
+        lines = [
+            f"{counter} = {value}",
+            f"def {name}(t, times={self.expression('I', scope, 1)}):",
+            f"    nonlocal {counter}",
+        ]
         inner.add("I", "times")
         body = self.block(inner, self.rng.randint(1, 3), 0)
         lines += ["    " + line for line in body]
@@ -276,10 +290,15 @@ class StatementWriter(Writer):
 
     def _raise(self, scope: Scope) -> list[str]:
         error = self.pick("ValueError", "KeyError", "Problem")
-        return [f"if {self.expression('B', scope, 1)} and {self.expression('B', scope, 1)}:", f"    raise {error}({self.expression('S', scope, 1)})"]
+        return [
+            f"if {self.expression('B', scope, 1)} and {self.expression('B', scope, 1)}:",
+            f"    raise {error}({self.expression('S', scope, 1)})",
+        ]
 
     def _assert(self, scope: Scope) -> list[str]:
-        return [f"assert {self.expression('B', scope, 1)} or {self.expression('B', scope, 1)}, {self.expression('S', scope, 1)}"]
+        return [
+            f"assert {self.expression('B', scope, 1)} or {self.expression('B', scope, 1)}, {self.expression('S', scope, 1)}"
+        ]
 
     # Compound statements.
 
@@ -337,14 +356,17 @@ class StatementWriter(Writer):
     def _try(self, scope: Scope, depth: int) -> list[str]:
         lines = ["try:", *self._inside(scope, depth)]
         if self.chance(0.5):
-            lines.append("    " + self.pick(
-                f"raise Problem({self.expression('S', scope, 1)})",
-                f"{self.expression('DT', scope, 0)}['missing']",
-                f"{self.expression('LI', scope, 0)}[17]",
-                f"int({self.expression('S', scope, 1)})",
-                f"{self.expression('I', scope, 1)} // {self.expression('I', scope, 1)}",
-                "thing.absent",
-            ))
+            lines.append(
+                "    "
+                + self.pick(
+                    f"raise Problem({self.expression('S', scope, 1)})",
+                    f"{self.expression('DT', scope, 0)}['missing']",
+                    f"{self.expression('LI', scope, 0)}[17]",
+                    f"int({self.expression('S', scope, 1)})",
+                    f"{self.expression('I', scope, 1)} // {self.expression('I', scope, 1)}",
+                    "thing.absent",
+                )
+            )
         handlers = False
         if self.chance(0.85):
             handlers = True

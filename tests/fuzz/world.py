@@ -8,9 +8,25 @@ from typing import Any
 
 import torch
 
-_VALUES = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice, torch.layout)
+_VALUES = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    range,
+    slice,
+    torch.layout,
+)
 _SKIPPED_NAMES = frozenset({"__builtins__", "__name__", "__doc__", "__file__", "__warningregistry__"})
-_SKIPPED_IN_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"})
+_SKIPPED_IN_CLASSES = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"}
+)
 
 
 class Difference(Exception):
@@ -36,7 +52,10 @@ class Comparison:
     def same(self, left: Any, right: Any, path: str) -> None:
         """Raise :class:`Difference` unless the two values are alike in everything that a program can see."""
         if type(left) is not type(right) and not self._same_class(type(left), type(right)):
-            raise Difference(f"type {type(left).__name__} {type(right).__name__}", f"{path}: {type(left).__name__} and {type(right).__name__}: {left!r:.200} and {right!r:.200}")
+            raise Difference(
+                f"type {type(left).__name__} {type(right).__name__}",
+                f"{path}: {type(left).__name__} and {type(right).__name__}: {left!r:.200} and {right!r:.200}",
+            )
         if isinstance(left, _VALUES) and type(left).__module__ in ("builtins", "torch"):
             if left != right and repr(left) != repr(right):
                 raise Difference("value", f"{path}: {left!r} and {right!r}")
@@ -63,7 +82,9 @@ class Comparison:
             self._kept += (left, right)
             return True
         if known_left != id(right) or known_right != id(left):
-            raise Difference("identity", f"{path}: the same object as before in one of the two only ({type(left).__name__})")
+            raise Difference(
+                "identity", f"{path}: the same object as before in one of the two only ({type(left).__name__})"
+            )
         return False
 
     def _contents(self, left: Any, right: Any, path: str) -> None:
@@ -95,7 +116,9 @@ class Comparison:
         elif isinstance(left, types.CellType):
             self._cell(left, right, path)
         elif isinstance(left, functools.partial):
-            self.same([left.func, left.args, left.keywords], [right.func, right.args, right.keywords], f"{path}.partial")
+            self.same(
+                [left.func, left.args, left.keywords], [right.func, right.args, right.keywords], f"{path}.partial"
+            )
         elif isinstance(left, (property, staticmethod, classmethod)):
             for name in ("fget", "fset", "__func__"):
                 self.same(getattr(left, name, None), getattr(right, name, None), f"{path}.{name}")
@@ -107,7 +130,9 @@ class Comparison:
                 self.same(type(left), type(right), f"{path}.__class__")
             self._mapping(vars(left), vars(right), f"{path}.__dict__")
 
-    def _mapping(self, left: dict[Any, Any], right: dict[Any, Any], path: str, skipped: frozenset[str] = frozenset()) -> None:
+    def _mapping(
+        self, left: dict[Any, Any], right: dict[Any, Any], path: str, skipped: frozenset[str] = frozenset()
+    ) -> None:
         left_keys = [key for key in left if not isinstance(key, str) or key not in skipped]
         right_keys = [key for key in right if not isinstance(key, str) or key not in skipped]
         if [repr(key) for key in left_keys] != [repr(key) for key in right_keys]:
@@ -154,7 +179,10 @@ class Comparison:
             if a != b:
                 raise Difference(name, f"{path}: {a} and {b}")
         if left.stride() != right.stride() or left.storage_offset() != right.storage_offset():
-            raise Difference("stride", f"{path}: {left.stride()} and {right.stride()}, offsets {left.storage_offset()}, {right.storage_offset()}")
+            raise Difference(
+                "stride",
+                f"{path}: {left.stride()} and {right.stride()}, offsets {left.storage_offset()}, {right.storage_offset()}",
+            )
         if not bitwise_equal(left, right):
             raise Difference("tensor", f"{path}: {left.detach()} and {right.detach()}")
         a, b = left.untyped_storage().data_ptr(), right.untyped_storage().data_ptr()
@@ -169,4 +197,3 @@ def bitwise_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
         return torch.equal(torch.nan_to_num(left, nan=12345.0), torch.nan_to_num(right, nan=12345.0)) and torch.equal(
             left.isnan(), right.isnan()
         )
-
