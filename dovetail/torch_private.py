@@ -47,7 +47,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes  # noqa: E402
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
@@ -685,9 +685,7 @@ def callers_fake_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
     return detect_fake_mode(list(inputs))
 
 
-def callers_inputs(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode
-) -> list[CallersInput]:
+def callers_inputs(graph: torch.fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> list[CallersInput]:
     """The inputs as the caller's own fake values, symbols included.
 
     The placeholders' own values will not do: the caller's trace has been through them, in-place changes of metadata included.
@@ -735,4 +733,3 @@ def symbolic_sizes_in(fake_mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         del fake_mode.dispatch
-

@@ -7,6 +7,7 @@ assumed about them while the backward is traced or the inner backend compiles is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
@@ -93,7 +93,9 @@ class CallersGuards(GuardSet):
 class _GraphRunner(torch.fx.Interpreter):
     """Runs the caller's graph under the open trace; tensors that the graph holds as attributes become inputs."""
 
-    def __init__(self, graph: torch.fx.GraphModule, trace: Trace, attribute: Callable[[torch.Tensor, str], Any]) -> None:
+    def __init__(
+        self, graph: torch.fx.GraphModule, trace: Trace, attribute: Callable[[torch.Tensor, str], Any]
+    ) -> None:
         super().__init__(graph)
         self._trace = trace
         self._attribute = attribute
@@ -113,6 +115,13 @@ class _GraphRunner(torch.fx.Interpreter):
         """See the base class."""
         value = super().get_attr(target, args, kwargs)
         return self._attribute(value, str(target)) if isinstance(value, torch.Tensor) else value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """See the base class."""
+        module = self.fetch_attr(target)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        traced = {name: self._attribute(value, f"{target}.{name}") for name, value in tensors.items()}
+        return torch.func.functional_call(module, traced, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ class GraphCapture:
     inputs: tuple[int | torch.Tensor, ...]
     carriers: frozenset[int]
     results: tuple[tuple[str, Any], ...]
-    result_spec: TreeSpec
+    result_spec: private.TreeSpec
     numbers: tuple[Any, ...]
     ambient_change: AmbientChange | None
 
@@ -164,9 +173,102 @@ class GraphCapture:
             ]
             if change is not None:
                 change.make()
-            return tree_unflatten(leaves, spec)
+            return private.tree_unflatten(leaves, spec)
 
         return call
+
+
+class _Inputs:
+    """Hands the caller's inputs to the trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.guards = CallersGuards()
+        self.origins: list[int | torch.Tensor] = []
+        self.descriptors: list[Descriptor] = []
+        self.carriers: set[int] = set()
+        # The trace knows its inputs by their identity.
+        self._alive: list[torch.Tensor] = []
+
+    def _add(self, value: torch.Tensor, name: str, origin: int | torch.Tensor) -> torch.Tensor:
+        traced = self.trace.input(value, name)
+        if traced.index == len(self.origins):
+            self.origins.append(origin)
+            self.descriptors.append(describe(name, value))
+            self.guards.values.append(value)
+        return traced.value
+
+    def arguments(self, given: Sequence[private.CallersInput]) -> list[Any]:
+        """The values that the graph is run on."""
+        found: list[Any] = [item.value for item in given]
+        for position, item in enumerate(given):
+            if isinstance(item.value, torch.Tensor):
+                found[position] = self._add(item.value, item.name, position)
+        for position, item in enumerate(given):
+            if private.is_symbolic(item.value):
+                found[position] = self._number(item, position)
+        return found
+
+    def _number(self, item: private.CallersInput, position: int) -> Any:
+        if not isinstance(item.value, torch.SymInt):
+            raise CaptureError(f"{item.name} is a symbolic {type(item.value).__name__}", advice="pass it in a tensor")
+        place = self.trace.bindings().symbols.get(private.first_expression(item.value))
+        if place is not None:
+            index, kind, dim = place
+            value = self.trace.inputs[index].value
+            return (
+                value.shape[dim]
+                if kind == "size"
+                else value.stride(dim)
+                if kind == "stride"
+                else value.storage_offset()
+            )
+        with private.disable_current_modes():
+            if not item.value >= 0:  # a guard of the caller's: a size cannot be negative
+                return int(item.value)
+            with self.trace.fake_mode:
+                carrier = torch.empty((item.value, 0))
+        self._alive.append(carrier)
+        self.carriers.add(position)
+        return self._add(carrier, item.name, position).shape[0]
+
+    def attribute(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """A tensor that the graph holds itself."""
+        if private.is_traced(value):
+            return value
+        self.trace.check_input(value, name)
+        with private.disable_current_modes():
+            fake = self.trace.fake_mode.from_tensor(value, static_shapes=True)
+        self._alive.append(fake)
+        return self._add(fake, name, value)
+
+
+class _Results:
+    """Sorts the leaves of the graph's result."""
+
+    def __init__(self, inputs: _Inputs) -> None:
+        self._inputs = inputs
+        self._positions: dict[int, int] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.numbers: list[Any] = []
+
+    def sort(self, leaf: Any) -> tuple[str, Any]:
+        """The kind of a leaf, see :class:`GraphCapture`."""
+        if private.is_symbolic(leaf):
+            self.numbers.append(private.expression_of(leaf))
+            return "number", len(self.numbers) - 1
+        if not isinstance(leaf, torch.Tensor):
+            return "constant", leaf
+        value = self._inputs.attribute(leaf, "a constant")
+        if value.requires_grad and value.is_leaf and self._inputs.trace.input_of(value) is None:
+            raise CaptureError(
+                "a leaf that requires a gradient is made inside and leaves the function",
+                advice="make it outside of the function",
+            )
+        if id(value) not in self._positions:
+            self._positions[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+        return "tensor", self._positions[id(value)]
 
 
 def capture_graph(trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private.CallersInput]) -> GraphCapture:
@@ -174,99 +276,38 @@ def capture_graph(trace: Trace, graph: torch.fx.GraphModule, given: Sequence[pri
 
     Raises :class:`CaptureError` or :class:`InputError` for what Dovetail cannot take.
     """
-    guards = CallersGuards()
-    inputs: list[int | torch.Tensor] = []
-    descriptors: list[Descriptor] = []
-    carriers: set[int] = set()
+    # The caller is a compiler itself, and says so.
+    refusal = dataclasses.replace(trace.ambient, compiling=False).refuses_capture
+    if refusal:
+        raise CaptureError(refusal, advice="call the function outside of that mode")
+    inputs = _Inputs(trace)
     inside, nesting = AmbientState.snapshot(), autocast_nesting()
-
-    def add(value: torch.Tensor, name: str, origin: int | torch.Tensor) -> torch.Tensor:
-        traced = trace.input(value, name)
-        if traced.index == len(inputs):
-            inputs.append(origin)
-            descriptors.append(describe(name, value))
-            guards.values.append(value)
-        return traced.value
-
-    def attribute(value: torch.Tensor, name: str) -> torch.Tensor:
-        if private.is_traced(value):
-            return value
-        trace.check_input(value, name)
-        with private.disable_current_modes():
-            fake = trace.fake_mode.from_tensor(value, static_shapes=True)
-        kept.append(fake)
-        return add(fake, name, value)
-
-    kept: list[torch.Tensor] = []
-    arguments: list[Any] = [item.value for item in given]
-    for position, item in enumerate(given):
-        if isinstance(item.value, torch.Tensor):
-            arguments[position] = add(item.value, item.name, position)
-    for position, item in enumerate(given):
-        if not private.is_symbolic(item.value):
-            continue
-        if not isinstance(item.value, torch.SymInt):
-            raise CaptureError(f"{item.name} is a symbolic {type(item.value).__name__}", advice="pass it in a tensor")
-        found = trace.bindings().symbols.get(private.first_expression(item.value))
-        if found is not None:
-            index, kind, dim = found
-            value = trace.inputs[index].value
-            arguments[position] = (
-                value.size(dim) if kind == "size" else value.stride(dim) if kind == "stride" else value.storage_offset()
-            )
-        elif item.value >= 0:  # a guard of the caller's: a size cannot be negative
-            with private.disable_current_modes(), trace.fake_mode:
-                carrier = torch.empty((item.value, 0))
-            kept.append(carrier)
-            carriers.add(position)
-            arguments[position] = add(carrier, item.name, position).size(0)
-        else:
-            arguments[position] = int(item.value)
-    change: AmbientChange | None = None
     try:
-        result = _GraphRunner(graph, trace, attribute).run(*arguments)
-        change = AmbientChange.between(inside, nesting)
+        result = _GraphRunner(graph, trace, inputs.attribute).run(*inputs.arguments(given))
     finally:
-        if change is None:
-            change = AmbientChange.between(inside, nesting)
+        change = AmbientChange.between(inside, nesting)
         change.take_back()
     if change.unsettable:
         raise CaptureError(f"the graph changes the state of torch: {change.differences[0]}")
     for traced in trace.inputs:
-        if traced.value is traced.leaf and traced.value.requires_grad != traced.real.requires_grad:
+        if traced.changes_requires_grad():
             raise CaptureError(f"requires_grad of {traced.name} is changed", advice="set it outside of the function")
-    leaves, spec = tree_flatten(result)
-    outputs: list[torch.Tensor] = []
-    positions: dict[int, int] = {}
-    numbers: list[Any] = []
-    results: list[tuple[str, Any]] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            value = attribute(leaf, "a constant") if not private.is_traced(leaf) else leaf
-            if value.requires_grad and value.is_leaf and trace.input_of(value) is None:
-                raise CaptureError("a leaf that requires a gradient is made inside", advice="make it outside")
-            if id(value) not in positions:
-                positions[id(value)] = len(outputs)
-                outputs.append(value)
-            results.append(("tensor", positions[id(value)]))
-        elif private.is_symbolic(leaf):
-            results.append(("number", len(numbers)))
-            numbers.append(private.expression_of(leaf))
-        else:
-            results.append(("constant", leaf))
+    leaves, spec = private.tree_flatten(result)
+    sorter = _Results(inputs)
+    results = tuple(map(sorter.sort, leaves))
     return GraphCapture(
         graph,
-        tuple(outputs),
-        tuple(descriptors),
-        guards,
+        tuple(sorter.tensors),
+        tuple(inputs.descriptors),
+        inputs.guards,
         trace.ambient,
-        trace.program(tuple(outputs)),
+        trace.program(tuple(sorter.tensors)),
         trace.bindings(),
-        tuple(inputs),
-        frozenset(carriers),
-        tuple(results),
+        tuple(inputs.origins),
+        frozenset(inputs.carriers),
+        results,
         spec,
-        tuple(numbers),
+        tuple(sorter.numbers),
         None if change.is_empty else change,
     )
 

@@ -32,6 +32,12 @@ class TracedInput:
     original_node: torch.fx.Node
     name: str = ""
 
+    def changes_requires_grad(self) -> bool:
+        """Whether the program sets ``requires_grad`` by itself (a write of a differentiable value does, and may)."""
+        if self.real.requires_grad:
+            return not self.value.requires_grad
+        return self.value.requires_grad and self.value.is_leaf
+
 
 class _Tracer(private.PythonKeyTracer):
     """Marks every node with its phase and the user's line."""

@@ -291,8 +291,19 @@ def test_some_outputs_without_a_gradient() -> None:
 
 
 def test_a_module_with_its_parameters_in_the_graph() -> None:
-    with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False):
-        compare(network(), (leaf(5, 4),), (leaf(5, 4),))
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
+    twin = copy.deepcopy(graph)
+    first, second = leaf(5, 4), leaf(5, 4)
+    run = dovetail.torch_backend("aten", fullgraph=True)(twin, [second])
+    for _ in range(2):
+        expected, actual = graph(first), run(second)
+        same(expected, actual)
+        backward(expected)
+        backward(actual)
+    for left, right in zip([first, *graph.parameters()], [second, *twin.parameters()], strict=True):
+        same_gradient(left, right, True)
+    for left, right in zip(graph.buffers(), twin.buffers(), strict=True):
+        same_tensor(left, right, "buffer")
 
 
 @torch.library.custom_op("dovetail_tests::halved", mutates_args=())
