@@ -15,6 +15,7 @@ check_versions()
 from dovetail import aot, errors  # noqa: E402
 from dovetail.aot.export_joint import load  # noqa: E402
 from dovetail.aot.joint_graph import JointGraph  # noqa: E402
+from dovetail.aot.torch_compile import torch_backend  # noqa: E402
 from dovetail.backends import list_backends, register_backend  # noqa: E402
 from dovetail.compile import capture, compile, events_of, explain  # noqa: E402
 from dovetail.options import Options  # noqa: E402
@@ -35,4 +36,5 @@ __all__ = [
     "load",
     "mark_dynamic",
     "register_backend",
+    "torch_backend",
 ]

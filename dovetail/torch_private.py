@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
+import dataclasses  # noqa: E402
 from collections.abc import Iterator, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -46,7 +47,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes  # noqa: E402
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
@@ -656,3 +657,79 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
+
+
+# --- torch.compile as the caller --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CallersInput:
+    """One input of a graph that torch.compile hands over: the caller's fake value of it, and how the caller writes it."""
+
+    value: Any
+    name: str
+
+
+def callers_name(source: Any) -> str:
+    """How the caller writes a source, such as ``L['x']``."""
+    if source is None:
+        return "an input"
+    name = source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.12
+
+
+def callers_fake_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode of the compiler that calls, or None."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(list(inputs))
+
+
+def callers_inputs(graph: torch.fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> list[CallersInput]:
+    """The inputs as the caller's own fake values, symbols included.
+
+    The placeholders' own values will not do: the caller's trace has been through them, in-place changes of metadata included.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    found = []
+    for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            symbols = context.tensor_to_context.get(value) if context is not None else None
+            value = fake_mode.from_tensor(
+                value,
+                static_shapes=context is None,
+                symbolic_context=symbols,
+                source=getattr(symbols, "tensor_source", None),
+            )
+        found.append(CallersInput(value, callers_name(source)))
+    return found
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode with a shape environment of its own."""
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether any two of these tensors lie in one storage (0.2 us for each)."""
+    return len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors)
+
+
+@contextlib.contextmanager
+def symbolic_sizes_in(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """C++ operators made of others ask for plain sizes, their Python forms do not: use those, in this fake mode only."""
+    original = fake_mode.dispatch
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        with enable_python_dispatcher():
+            return original(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    fake_mode.dispatch = dispatch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del fake_mode.dispatch

@@ -266,7 +266,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     differentiable = tuple(
         value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
     )
-    leaves = [item.leaf if item.leaf.requires_grad else None for item in trace.inputs]
+    # A write may have made an input differentiable that was not.
+    leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
     gradients: list[torch.Tensor | None] = [None] * len(leaves)
     wanted = [leaf for leaf in leaves if leaf is not None]

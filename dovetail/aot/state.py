@@ -74,8 +74,11 @@ def create_state(
     frontend: Frontend | str = "bytecode",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     policy: ShapePolicy | None = None,
+    fake_mode: Any = None,
 ) -> AOTState:
     """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``; ``policy`` says which sizes are symbolic.
+
+    With ``fake_mode`` the trace lives in the caller's fake mode and shape environment, see :class:`dovetail.trace.Trace`.
 
     Raises :class:`NotCallableError` for something that cannot be called, :class:`StageError` for an unknown frontend.
     """
@@ -90,5 +93,5 @@ def create_state(
         frontend = _frontends[frontend]
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
-    trace = Trace(decompositions, policy).open(stack)
+    trace = Trace(decompositions, policy, fake_mode).open(stack)
     return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -197,9 +197,9 @@ def capture(
                 f"the function changes the state of torch: {change.differences[0]}", "change it outside of the function"
             )
         for traced in trace.inputs:
-            if traced.leaf.grad is not None:
+            if traced.leaf.is_leaf and traced.leaf.grad is not None:
                 raise Break("the function calls .backward() itself", "return the loss and call .backward() outside")
-            if traced.value.requires_grad != traced.real.requires_grad and traced.value is traced.leaf:
+            if traced.changes_requires_grad():
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
     finally:
         with private.disable_current_modes():

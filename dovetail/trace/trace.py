@@ -38,6 +38,12 @@ class TracedInput:
         """Whether autograd has recorded a write to the value."""
         return self.value.grad_fn is not self.original_grad_fn
 
+    def changes_requires_grad(self) -> bool:
+        """Whether the program sets ``requires_grad`` by itself (a write of a differentiable value does, and may)."""
+        if self.real.requires_grad:
+            return not self.value.requires_grad
+        return self.value.requires_grad and self.value.is_leaf
+
 
 class _Tracer(private.PythonKeyTracer):
     """Marks every node with its phase and the user's line."""
@@ -109,18 +115,22 @@ class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
     ``decompositions`` are applied while recording; the default records ATen operators as autograd emits them. ``policy``
-    says which sizes are symbolic.
+    says which sizes are symbolic. With ``fake_mode`` the trace lives in a caller's fake mode: it takes that mode's own fake
+    tensors as inputs, with the symbols that they have, and what it assumes about them lands in the caller's shape environment.
     """
 
     def __init__(
         self,
         decompositions: Mapping[Any, Callable[..., Any]] | None = None,
         policy: ShapePolicy | None = None,
+        fake_mode: Any = None,
     ) -> None:
         self.policy = policy if policy is not None else ShapePolicy()
-        self.shape_env = RecordingShapeEnv()
-        fake_mode = private.FakeTensorMode if self.policy.is_static else _SymbolicFakeMode
-        self.fake_mode = fake_mode(shape_env=self.shape_env)
+        self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
+        if fake_mode is None:
+            make_mode = private.FakeTensorMode if self.policy.is_static else _SymbolicFakeMode
+            fake_mode = make_mode(shape_env=self.shape_env)
+        self.fake_mode = fake_mode
         self.tracer = _Tracer()
         self.tracer.open_trace = self
         self.graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
@@ -130,7 +140,8 @@ class Trace:
         self.decompositions = decompositions
         self.phase = "forward"
         self.locate: Callable[[], UserLocation | None] = lambda: None
-        self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
+        if isinstance(self.shape_env, RecordingShapeEnv):
+            self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.lines = private.LineTable()
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
@@ -156,14 +167,18 @@ class Trace:
         return self
 
     def _forget_location(self) -> None:
-        self.shape_env.locate = lambda: None
+        if isinstance(self.shape_env, RecordingShapeEnv):
+            self.shape_env.locate = lambda: None
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
-        """The traced input for a real tensor; the same tensor gives the same input. Raises :class:`InputError`."""
+        """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
+        same input. Raises :class:`InputError`.
+        """
         found = self._by_real.get(id(real))
         if found is not None:
             return found
-        self._check_input(real, name)
+        if not self._is_own(real):
+            self.check_input(real, name)
         with private.no_torch_function():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
@@ -179,7 +194,10 @@ class Trace:
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
             symbolic = self.policy.symbolic_sizes(real, name)
-            if symbolic:
+            if self._is_own(real):
+                # The tensor itself where it can be: it remembers the symbolic number that it holds.
+                fake = real.detach() if real.requires_grad else real
+            elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
                 fake = private.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
             else:
@@ -257,7 +275,11 @@ class Trace:
         """From here on, recorded nodes belong to the backward."""
         self.phase = "backward"
 
-    def _check_input(self, real: torch.Tensor, name: str) -> None:
+    def _is_own(self, value: torch.Tensor) -> bool:
+        return private.is_fake(value) and value.fake_mode is self.fake_mode  # type: ignore[attr-defined]
+
+    def check_input(self, real: torch.Tensor, name: str) -> None:
+        """Raise :class:`InputError` for a tensor that no trace can take."""
         where = self.locate()
         if private.is_functional(real) or private.is_fake(real):
             raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
