@@ -166,8 +166,6 @@ def capture(
     values = interpreter.values
     root = CalleeSource()
     values.note(function, root)
-    if isinstance(function, types.MethodType):
-        raise Break("a bound method is compiled", "compile the function, or the module")
     guards.add(
         root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee"
     )
