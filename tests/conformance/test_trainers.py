@@ -138,10 +138,14 @@ def test_lightning(what: str, tmp_path: Path) -> None:
 # Accelerate
 
 
-def accelerate_loop(accelerator: Any, model: nn.Module) -> list[torch.Tensor]:
+def accelerate_loop(
+    accelerator: Any, model: nn.Module, before: Callable[[Any], Any], after: Callable[[Any], Any]
+) -> tuple[list[torch.Tensor], nn.Module]:
     torch.manual_seed(0)
+    model = before(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer, loader = accelerator.prepare(model, optimizer, batches())
+    model = after(model)
     losses = []
     for x, y in loader:
         with accelerator.accumulate(model):
@@ -152,21 +156,26 @@ def accelerate_loop(accelerator: Any, model: nn.Module) -> list[torch.Tensor]:
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.detach().clone())
-    return losses
+    return losses, model
+
+
+def leave(module: nn.Module) -> nn.Module:
+    return module
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_accelerate(precision: str) -> None:
+@pytest.mark.parametrize("when", ["before prepare", "after prepare"])
+def test_accelerate(precision: str, when: str) -> None:
     accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
     network = Network()
     results: list[tuple[list[torch.Tensor], nn.Module]] = []
-    wraps: list[Callable[[Any], Any]] = [lambda module: module, compile_whole]
-    for wrap in wraps:
+    wraps = (compile_whole, leave) if when == "before prepare" else (leave, compile_whole)
+    for before, after in ((leave, leave), wraps):
         accelerate.state.AcceleratorState._reset_state(True)
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
         model = copy.deepcopy(network)
-        wrapped = wrap(model)
-        results.append((accelerate_loop(accelerator, wrapped), model))
+        losses, wrapped = accelerate_loop(accelerator, model, before, after)
+        results.append((losses, model))
     accelerate.state.AcceleratorState._reset_state(True)
     same(results[0][0], results[1][0])
     assert_same_weights(results[0][1], results[1][1])
