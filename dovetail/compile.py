@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -99,7 +101,7 @@ class CompiledFunction:
         self._changes = SizeChanges()
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
-            functools.update_wrapper(self, function, updated=())
+            _look_like(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the first entry whose guards hold; compile one where none do."""
@@ -116,9 +118,33 @@ class CompiledFunction:
         return self._miss(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        return functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the function itself carries: attributes that were set on it, ``__defaults__``, ``__code__``."""
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __repr__(self) -> str:
+        return f"<compiled {_name_of(self.original)}>"
+
+    def __copy__(self) -> CompiledFunction:
+        """As copying a function: the function itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """Itself for a plain function, which is its own copy too; else the copy compiled anew, with no entries yet."""
+        original = copy.deepcopy(self.original, memo)
+        return self if original is self.original else CompiledFunction(original, self.options)
+
+    def __reduce__(self) -> Any:
+        """Pickled by name where the name leads here, as after ``@dovetail.compile``; else as the original and the options."""
+        name = getattr(self.original, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self.original, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (CompiledFunction, (self.original, self.options))
 
     def _ask_first(self, entry: Entry) -> None:
         """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
@@ -131,66 +157,89 @@ class CompiledFunction:
             _compile_lock.release()
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _compile_lock:
-            original = self.original
-            if len(self.entries) >= self.options.recompile_limit:
-                return self._over_limit(args, kwargs)
-            if self.entries:
-                failures = self.entries[0].checker.explain(original, args, kwargs)
-                self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
-            ambient = AmbientState.snapshot()
-            self._changes.learn(self.entries, original, args, kwargs)
-            policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
-            plan: tuple[int, ...] = ()
-            entry: Entry | None = None
-            stop = Break("the capture takes another way each time", "report this as a bug")
-            for _ in range(_MAXIMUM_ATTEMPTS):
-                guards = GuardSet()
-                _inside.active = True
-                try:
-                    entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0)
-                    break
-                except Break as raised:
-                    stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
-                    if isinstance(raised, SymbolicTrouble):
-                        policy, following = self._without_symbols(raised), _FROM_THE_START
-                except InputError as error:
-                    if self._refuses_inputs:
-                        raise
-                    stop, following = Break(error.what, error.advice, error.where), ()
-                except (CaptureError, BackendError) as error:
-                    if isinstance(error, BackendError) and policy.is_static:
-                        raise
-                    # The state at this break cannot be kept; that of the calling frame may be.
-                    stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                    if not policy.is_static:
-                        policy, following = self._without_symbols(error), _FROM_THE_START
-                except DovetailError:
-                    raise
-                except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
-                    if policy.is_static:
-                        return self._after_exception(error, guards, ambient, args, kwargs)
-                    policy, following = self._without_symbols(error), _FROM_THE_START
-                finally:
-                    _inside.active = False
-                if following is _FROM_THE_START:
-                    plan = ()
-                    continue
-                if self.options.fullgraph or not following or following == plan:
-                    break
-                self._note_break(stop)
-                plan = following
-            if entry is None:
-                return self._fall_back(stop, guards, ambient, args, kwargs)
-            self.entries.insert(0, entry)
-            tensors = entry.checker.check(original, args, kwargs)
-            if tensors is None:
-                failures = entry.checker.explain(original, args, kwargs)
-                self.entries.remove(entry)
-                reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
-                return self._fall_back(Break(reason, "report this as a bug"), guards, ambient, args, kwargs)
-        result = entry.call(original, args, kwargs, tensors)
+        waited = not _compile_lock.acquire(blocking=False)
+        if waited:
+            _compile_lock.acquire()
+        try:
+            run = (self._hit(args, kwargs) if waited else None) or self._decide(args, kwargs)
+        finally:
+            _compile_lock.release()
+        # The user's code never runs under the lock: it may wait for another thread that wants to compile.
+        return run()
+
+    def _hit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """The call with an entry that another thread has compiled meanwhile."""
+        for entry in self.entries:
+            tensors = entry.checker.check(self.original, args, kwargs)
+            if tensors is not None:
+                return functools.partial(self._run, entry, args, kwargs, tensors)
+        return None
+
+    def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+        result = entry.call(self.original, args, kwargs, tensors)
         return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
+
+    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Compile an entry for this call, and say how the call runs: by the entry, or eagerly."""
+        original = self.original
+        if len(self.entries) >= self.options.recompile_limit:
+            return functools.partial(self._over_limit, args, kwargs)
+        if self.entries:
+            failures = self.entries[0].checker.explain(original, args, kwargs)
+            self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+        ambient = AmbientState.snapshot()
+        self._changes.learn(self.entries, original, args, kwargs)
+        policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
+        plan: tuple[int, ...] = ()
+        entry: Entry | None = None
+        stop = Break("the capture takes another way each time", "report this as a bug")
+        for _ in range(_MAXIMUM_ATTEMPTS):
+            guards = GuardSet()
+            _inside.active = True
+            try:
+                entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0)
+                break
+            except Break as raised:
+                stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
+                if isinstance(raised, SymbolicTrouble):
+                    policy, following = self._without_symbols(raised), _FROM_THE_START
+            except InputError as error:
+                if self._refuses_inputs:
+                    raise
+                stop, following = Break(error.what, error.advice, error.where), ()
+            except (CaptureError, BackendError) as error:
+                if isinstance(error, BackendError) and policy.is_static:
+                    raise
+                # The state at this break cannot be kept; that of the calling frame may be.
+                stop, following = Break(error.what, error.advice, error.where), plan[:-1]
+                if not policy.is_static:
+                    policy, following = self._without_symbols(error), _FROM_THE_START
+            except DovetailError:
+                raise
+            except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
+                if policy.is_static:
+                    return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
+                policy, following = self._without_symbols(error), _FROM_THE_START
+            finally:
+                _inside.active = False
+            if following is _FROM_THE_START:
+                plan = ()
+                continue
+            if self.options.fullgraph or not following or following == plan:
+                break
+            self._note_break(stop)
+            plan = following
+        if entry is None:
+            return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
+        self.entries = [entry, *self.entries]
+        tensors = entry.checker.check(original, args, kwargs)
+        if tensors is None:
+            failures = entry.checker.explain(original, args, kwargs)
+            self.entries = [other for other in self.entries if other is not entry]
+            reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
+            stop = Break(reason, "report this as a bug")
+            return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
+        return functools.partial(self._run, entry, args, kwargs, tensors)
 
     def _without_symbols(self, error: BaseException) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: none are symbolic."""
@@ -271,12 +320,13 @@ class CompiledFunction:
         self.events.note("graph break", reason=stop.reason, where=stop.where)
         if self.options.fullgraph:
             raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
-        name = getattr(self.original, "__qualname__", type(self.original).__name__)
+        name = _name_of(self.original)
         text = _explain_break(f"{name} runs eagerly", stop)
         result = self.original(*args, **kwargs)
         _warn(text, EagerFallbackWarning)
         checker = compile_checker(guards.freeze(), ambient=ambient)
-        self.entries.append(Entry(checker, None, None, reason=text))
+        with _compile_lock:
+            self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
         return result
 
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -284,7 +334,7 @@ class CompiledFunction:
         if raises or not self._limit_warned:
             self._limit_warned = True
             failures = self.entries[0].checker.explain(self.original, args, kwargs)
-            name = getattr(self.original, "__qualname__", type(self.original).__name__)
+            name = _name_of(self.original)
             text = f"{name} has been compiled {len(self.entries)} times (recompile_limit)"
             reason = f"the last reason: {failures[0] if failures else 'unknown'}"
             if raises:
@@ -316,6 +366,25 @@ class _Continuation(CompiledFunction):
     def _go_on(self, point: ResumePoint, values: Any) -> _Suspended:
         # The function that the rest belongs to goes on in a loop: a program with a break in a loop needs no deep stack.
         return _Suspended(point, values)
+
+
+def _name_of(function: Any) -> str:
+    """How to call a function in a sentence; an object's own look-up may raise anything."""
+    try:
+        return str(function.__qualname__)
+    except Exception:  # noqa: BLE001  (an attribute of the user's own object)
+        return type(function).__name__
+
+
+def _look_like(compiled: CompiledFunction, function: Any) -> None:
+    """What ``functools.update_wrapper`` does, for objects too that cannot be asked."""
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        try:
+            value = getattr(function, name)
+        except Exception:  # noqa: BLE001  (an attribute of the user's own object)
+            continue
+        setattr(compiled, name, value)
+    compiled.__wrapped__ = function  # type: ignore[attr-defined]
 
 
 def _warn(text: str, category: type[Warning]) -> None:
@@ -355,6 +424,8 @@ def compile(function: Any = None, **options: Any) -> Any:
     chosen = make_options(**options)
     if isinstance(function, (CompiledModule, CompiledFunction)):
         function = function.original
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(compile(function.__func__, **options))
     if not callable(function):
         raise NotCallableError(
             f"a {type(function).__name__} cannot be compiled because it cannot be called",

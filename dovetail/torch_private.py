@@ -61,7 +61,9 @@ DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
 
 def is_functional(value: object) -> bool:
     """Whether a value is a functional wrapper, the outside of a traced tensor."""
-    return isinstance(value, FunctionalTensor)
+    return isinstance(value, FunctionalTensor) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
 
 
 def is_fake(value: object) -> bool:

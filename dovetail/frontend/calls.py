@@ -20,7 +20,16 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value, plain_numbers
-from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, Length, NoHooks, ReferentSource
+from dovetail.guards import (
+    AttributeSource,
+    HasNoKey,
+    Identity,
+    InstanceDictSource,
+    ItemSource,
+    Length,
+    NoHooks,
+    ReferentSource,
+)
 from dovetail.runtime.recipe import INTERPRETED
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
@@ -120,6 +129,7 @@ DATA_METHODS = frozenset(
 )
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index})
+HIGHER_ORDER = (map, filter, sorted, min, max, iter)
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -155,6 +165,7 @@ SET_WRITERS = frozenset(
         "__ixor__",
     }
 )
+CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -171,6 +182,31 @@ def runs_natively(module_name: str) -> bool:
         return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in INLINED_TORCH)
     # The interpreter's own generators and iterators.
     return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith("dovetail.frontend")
+
+
+def wraps_user_code(function: types.FunctionType) -> bool:
+    """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
+    for cell in function.__closure__ or ():
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        inside = inside.__func__ if type(inside) is types.MethodType else inside
+        if type(inside) is types.FunctionType:
+            if not runs_natively(inside.__globals__.get("__name__") or "") or wraps_user_code(inside):
+                return True
+        elif isinstance(inside, torch.nn.Module) or is_user_callable(inside):
+            return True
+    return False
+
+
+def is_user_callable(value: Any) -> bool:
+    """Whether a value is an object with a ``__call__`` in Python that is interpreted when it is called."""
+    kind = type(value)
+    if kind in CALLED_BY_RULE or isinstance(value, type) or kind.__module__.split(".", 1)[0] == "torch":
+        return False
+    caller, _ = class_attribute(kind, "__call__")
+    return isinstance(caller, types.FunctionType) and not runs_natively(caller.__globals__.get("__name__") or "")
 
 
 class Calls:
@@ -206,7 +242,7 @@ class Calls:
             return rule(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
-            if runs_natively(function.__globals__.get("__name__") or ""):
+            if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -500,6 +536,11 @@ class Calls:
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = tuple(self._native_argument(item) for item in args)
         keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+        if self._calls_its_arguments(function):
+            arguments = tuple(self.trampoline(item) if is_user_callable(item) else item for item in arguments)
+            keywords = {
+                key: self.trampoline(item) if is_user_callable(item) else item for key, item in keywords.items()
+            }
         for item in arguments:
             self._check_opaque(function, item)
         for item in keywords.values():
@@ -520,8 +561,30 @@ class Calls:
             raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
 
+    @staticmethod
+    def _calls_its_arguments(function: Any) -> bool:
+        module = getattr(function, "__module__", None) or getattr(type(function), "__module__", None) or ""
+        return any(function is item for item in HIGHER_ORDER) or module.startswith(
+            ("torch", "itertools", "functools", "_functools")
+        )
+
+    def _guard_settings(self, value: Any) -> None:
+        """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""
+        source = self.values.source_of(value)
+        attributes = instance_dict(value)
+        if source is None or attributes is None:
+            return
+        for name, item in attributes.items():
+            # What such an object remembers between enter and exit is no setting.
+            if not name.startswith("prev"):
+                self.values.read(item, ItemSource(InstanceDictSource(source), name))
+
     def _check_opaque(self, function: Any, value: Any) -> None:
         """An object of the user's with a source must not reach native code that could read it unguarded."""
+        if type(value).__module__.startswith("torch.") and not isinstance(
+            value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
+        ):
+            self._guard_settings(value)
         if isinstance(value, torch.nn.Module) or (
             self.values.source_of(value) is not None
             and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))

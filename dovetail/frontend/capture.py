@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import linecache
 import types
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
+from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.frame import Break, Null, Stop
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
@@ -22,6 +25,7 @@ from dovetail.guards import (
     AmbientChange,
     AmbientState,
     ArgumentSource,
+    AttributeSource,
     CalleeSource,
     GuardSet,
     Identity,
@@ -62,18 +66,28 @@ class Capture:
 
 def argument_names(function: Any, count: int) -> list[str]:
     """What the user calls the positional arguments of a function or module."""
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    skip = 1 if isinstance(target, types.MethodType) else 0
-    target = getattr(target, "__func__", target)
-    code = getattr(target, "__code__", None)
+    code = code_of(function)
+    skip = 0 if type(function) is types.FunctionType else 1
+    if isinstance(function, functools.partial):
+        # What was bound before comes first; the names of the rest are not worth the search.
+        return [f"args[{i}]" for i in range(count)]
     names = list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
     return [f"L[{names[i]!r}]" if i < len(names) else f"args[{i}]" for i in range(count)]
 
 
+def code_of(function: Any) -> types.CodeType | None:
+    """The code that a call of ``function`` runs first, where that is Python."""
+    while isinstance(function, (functools.partial, types.MethodType)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if type(function) is not types.FunctionType:
+        name = "forward" if isinstance(function, torch.nn.Module) else "__call__"
+        function = class_attribute(type(function), name)[0]
+    return function.__code__ if type(function) is types.FunctionType else None
+
+
 def definition_of(function: Any) -> UserLocation | None:
     """Where a function, or a module's forward, is defined."""
-    target = type(function).forward if isinstance(function, torch.nn.Module) else function
-    code = getattr(target, "__code__", None)
+    code = code_of(function)
     if code is None:
         return None
     line = code.co_firstlineno
@@ -161,13 +175,17 @@ def capture(
     if outside.refuses_capture:
         raise Break(outside.refuses_capture, "call the function outside of that mode")
     inside, nesting = AmbientState.snapshot(), autocast_nesting()
+    code = code_of(function)
+    if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        raise Break(
+            f"{code.co_qualname} is a generator function: its body runs later, a piece at each next()",
+            "compile what it calls, or return a list",
+        )
     interpreter = Interpreter(trace, guards, stop_before)
     interpreter.entry_location = definition_of(function)
     values = interpreter.values
     root = CalleeSource()
     values.note(function, root)
-    if isinstance(function, types.MethodType):
-        raise Break("a bound method is compiled", "compile the function, or the module")
     guards.add(
         root, Identity(function) if isinstance(function, IDENTITY_TYPES) else TypeIs(type(function)), None, "callee"
     )
@@ -182,7 +200,12 @@ def capture(
                 names = argument_names(function, len(args))
                 arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
                 keywords = {key: values.read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
-                result = interpreter.call(function, arguments, keywords, direct=True)
+                callee = function
+                if is_bound_builtin(function):
+                    # What a method of a tensor or of a container belongs to is an input like any other.
+                    owner = values.read(function.__self__, AttributeSource(root, "__self__"))
+                    callee = getattr(owner, function.__name__)
+                result = interpreter.call(callee, arguments, keywords, direct=True)
         except Stop as stop:
             resume_point, result, _ = flatten(stop.frames)
         outputs = _Outputs(interpreter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,12 +73,30 @@ class Decoded:
     shared_names: frozenset[str]
 
 
+def unknown_instruction(code: types.CodeType, instruction: dis.Instruction | None = None) -> Break:
+    """The :class:`Break` for code that is not of this Python's making, or not yet of this package's knowledge."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if instruction is None or instruction.opname.startswith("<"):
+        return Break(
+            f"the code of {code.co_qualname} is not code of Python {version}",
+            "compile it from its source with this Python",
+        )
+    return Break(f"the instruction {instruction.opname} is not supported yet")
+
+
 @functools.lru_cache(maxsize=4096)
 def decode(code: types.CodeType) -> Decoded:
     """Decode a code object once; the cache holds the 4096 latest."""
-    instructions = tuple(
-        item for item in dis.get_instructions(code, show_caches=False) if item.opname != "EXTENDED_ARG"
-    )
+    try:
+        instructions = tuple(
+            item for item in dis.get_instructions(code, show_caches=False) if item.opname != "EXTENDED_ARG"
+        )
+    except (IndexError, KeyError, ValueError) as error:
+        # An argument that counts names or constants which are not there.
+        raise unknown_instruction(code) from error
+    if any(item.opname == "CACHE" for item in instructions):
+        # Room that belongs to another instruction, as what this Python reads an operation as that it does not have.
+        raise unknown_instruction(code)
     index_of: dict[int, int] = {}
     position = 0
     offsets = [item.offset for item in instructions]

@@ -21,7 +21,7 @@ from dovetail.frontend.attributes import Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
-from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble
+from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.rules import WrappingIterator
@@ -203,7 +203,7 @@ class Interpreter(Attributes, Calls):
                 if frame.step == self.stop_before:
                     raise Stop(tuple(self.frames))
                 if handler is None:
-                    raise Break(f"the instruction {instruction.opname} is not supported yet")
+                    raise unknown_instruction(frame.code, instruction)
                 try:
                     result = handler(self, frame, instruction)
                 except (Break, Stop):

@@ -344,3 +344,9 @@ def _count_elements(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, A
     for item in interpreter.drain(items):
         known = interpreter.call(counts.get, (item, 0), {})
         interpreter.store_item(counts, item, known + 1)
+
+
+@rule(types.MethodType)
+def _method_type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> types.MethodType:
+    # Binding reads nothing of the object.
+    return types.MethodType(*args, **kwargs)

@@ -99,6 +99,15 @@ class Unread:
         self.source = source
 
 
+def refuse_impostor(value: object) -> None:
+    """Raise :class:`Break` for an object that says that it is a tensor and is none: torch would read its memory as one."""
+    if not issubclass(type(value), torch.Tensor):
+        raise Break(
+            f"a {type(value).__qualname__} object says by __class__ that it is a tensor, and is none",
+            "keep such objects outside of the function",
+        )
+
+
 def is_leaf_value(value: object) -> bool:
     """Whether a value is an immutable leaf, or a tuple or frozenset of them."""
     kind = type(value)
@@ -182,6 +191,7 @@ class Values:
         ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
         """
         if isinstance(value, torch.Tensor):
+            refuse_impostor(value)
             if is_traced(value):
                 return value
             if source is None:
@@ -238,6 +248,7 @@ class Values:
     def wrap(self, value: Any) -> Any:
         """A value that native code handed back: real tensors become traced ones."""
         if isinstance(value, torch.Tensor):
+            refuse_impostor(value)
             if is_traced(value):
                 return value
             known = self.trace.known(value)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 _OWN = frozenset({"original", "compiled_call", "_make_call"})
+_SHARED = frozenset({"__dict__", "__class__"})
 
 
 class CompiledModule(torch.nn.Module):
     """Wraps a module; ``make_call(module)`` gives the callable that runs it compiled.
 
-    Everything but calling goes to :attr:`original`, so that both always agree.
+    Everything but calling goes to :attr:`original`, so that both always agree. Only calling the module runs compiled: another
+    method of it (a trainer's ``training_step``) is compiled by ``module.training_step = compile(module.training_step)``.
+    ``isinstance(compiled, type(original))`` holds, which is what trainers ask.
     """
 
     original: torch.nn.Module
@@ -33,14 +37,15 @@ class CompiledModule(torch.nn.Module):
 
     def __getattribute__(self, name: str) -> Any:
         """Own names and methods defined here are the wrapper's; all else is the original's."""
-        if name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name != "__dict__"):
+        if name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name not in _SHARED):
             return object.__getattribute__(self, name)
-        if name == "__dict__":
-            return object.__getattribute__(self, "original").__dict__
         return getattr(object.__getattribute__(self, "original"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the original."""
+        """Set an attribute of the original; a method bound to the wrapper becomes the original's."""
+        if isinstance(value, types.MethodType) and value.__self__ is self:
+            # Accelerate replaces ``forward`` like this; bound to the wrapper, the original's own forward would need the wrapper.
+            value = types.MethodType(value.__func__, self.original)
         setattr(self.original, name, value)
 
     def __delattr__(self, name: str) -> None:
