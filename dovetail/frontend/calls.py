@@ -28,6 +28,7 @@ INLINED_TORCH = (
     "torch.testing",
     "torch.nn.modules",
     "torch.utils._contextlib",
+    "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.nn.utils.parametrize",
     "torch.utils._pytree",
@@ -522,6 +523,14 @@ class Calls:
 
     def _check_opaque(self, function: Any, value: Any) -> None:
         """An object of the user's with a source must not reach native code that could read it unguarded."""
+        if (
+            self.values.source_of(value) is not None
+            and callable(value)
+            and instance_dict(value) is not None
+            and not isinstance(value, (type, types.FunctionType, types.MethodType, torch.nn.Module))
+        ):
+            self.guard_deep(value, set())
+            return
         if isinstance(value, torch.nn.Module) or (
             self.values.source_of(value) is not None
             and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))

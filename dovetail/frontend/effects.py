@@ -28,6 +28,9 @@ def dict_base(container: dict[Any, Any]) -> Any:
 class Record:
     """One container that was written to: its state before, and the keys written (dictionaries).
 
+    ``assigned`` are those of them that were written without a guard on what was there before: at another call that may be
+    something else, so that these are written again even where the value is the one that was there.
+
     A list that was only appended to is ``append_only``: ``before`` is then its length, and none of its items was read.
     """
 
@@ -35,6 +38,7 @@ class Record:
     source: Source
     before: Any
     written: set[Any] = field(default_factory=set)
+    assigned: set[Any] = field(default_factory=set)
     append_only: bool = False
 
 
@@ -155,6 +159,7 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
+                record.assigned.add(key)
             dict_base(container).__setitem__(container, key, value)
         else:
             list.__setitem__(container, key, value)
@@ -165,6 +170,7 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
+                record.assigned.add(key)
             dict_base(container).__delitem__(container, key)
         else:
             list.__delitem__(container, key)
@@ -224,9 +230,11 @@ class Effects:
                 effects.append(Effect(record.source, "cell", container.cell_contents))
             elif isinstance(container, dict):
                 changed = {
-                    key: value for key, value in container.items() if key not in before or before[key] is not value
+                    key: value
+                    for key, value in dict_base(container).items(container)
+                    if key in record.assigned or key not in before or before[key] is not value
                 }
-                deleted = tuple(key for key in before if key not in container)
+                deleted = tuple(key for key in (*before, *record.assigned) if key not in container)
                 if _is_reordered(container, before):
                     everything = {
                         key: item if key in changed else Unread(item, ItemSource(record.source, key))
@@ -246,9 +254,8 @@ class Effects:
                 effects.append(Effect(record.source, "set", set(container)))
         for written in self._attributes.values():
             value = own_attribute(written.target, written.name)
-            if value is not written.before:
-                values = {} if value is MISSING else {written.name: value}
-                effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
+            values = {} if value is MISSING else {written.name: value}
+            effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
         return tuple(effects)
 
 

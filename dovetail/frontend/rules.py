@@ -191,7 +191,10 @@ for _function, _method in (
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return kind(interpreter.drain(args[0])) if args else kind()
+        if not args:
+            return kind()
+        items = interpreter.drain(args[0])
+        return kind(map(plain_numbers, items)) if kind in (set, frozenset) else kind(items)
 
     return handler
 
