@@ -454,6 +454,11 @@ def mark_native(error: BaseException) -> None:
     error._dovetail_native = True  # type: ignore[attr-defined]
 
 
+def is_unhashable_number(error: BaseException) -> bool:
+    """Whether an error says that a symbolic number has no hash (torch 2.11 to 2.13)."""
+    return isinstance(error, TypeError) and "unhashable type: " in str(error) and "Sym" in str(error)
+
+
 def is_marked_native(error: BaseException) -> bool:
     """Whether :func:`mark_native` was called on an exception."""
     return bool(getattr(error, "_dovetail_native", False))

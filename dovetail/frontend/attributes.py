@@ -10,7 +10,7 @@ import torch
 
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_trusted
-from dovetail.guards import AttributeSource, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
+from dovetail.guards import AttributeSource, DictKeys, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
 
 MISSING = object()
 NATIVE_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -372,5 +372,8 @@ class Attributes:
             return
         source = self.values.source_of(target)
         if source is not None:
-            self.values.note(attributes, InstanceDictSource(source))
+            own = InstanceDictSource(source)
+            self.values.note(attributes, own)
+            if name in self.effects.before(attributes):
+                self.values.guard(own, DictKeys(tuple(self.effects.before(attributes))), f"{name} is deleted")
         self.effects.delete_item(attributes, name)

@@ -37,6 +37,7 @@ INLINED_TORCH = (
     "torch.testing",
     "torch.nn.modules",
     "torch.utils._contextlib",
+    "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.nn.utils.parametrize",
     "torch.utils._pytree",
@@ -585,6 +586,14 @@ class Calls:
             value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
         ):
             self._guard_settings(value)
+        if (
+            self.values.source_of(value) is not None
+            and callable(value)
+            and instance_dict(value) is not None
+            and not isinstance(value, (type, types.FunctionType, types.MethodType, torch.nn.Module))
+        ):
+            self.guard_deep(value, set())
+            return
         if isinstance(value, torch.nn.Module) or (
             self.values.source_of(value) is not None
             and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))

@@ -131,9 +131,9 @@ class _Outputs:
         values = self._interpreter.values
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
-            if value.requires_grad and value.is_leaf and self._interpreter.trace.input_of(value) is None:
+            if getattr(value, "_is_param", False) and self._interpreter.trace.input_of(value) is None:
                 raise CaptureError(
-                    "a parameter, or another leaf that requires a gradient, is made inside and leaves the function",
+                    "a parameter is made inside and leaves the function",
                     where=self._interpreter.locate(),
                     advice="make it outside of the function",
                 )

@@ -28,6 +28,9 @@ def dict_base(container: dict[Any, Any]) -> Any:
 class Record:
     """One container that was written to: its state before, and the keys written (dictionaries).
 
+    ``assigned`` are those of them that were written without a guard on what was there before: at another call that may be
+    something else, so that these are written again even where the value is the one that was there.
+
     A list that was only appended to is ``append_only``: ``before`` is then its length, and none of its items was read.
     """
 
@@ -168,6 +171,7 @@ class Effects:
         if isinstance(container, dict):
             if record is not None:
                 record.written.add(key)
+                record.assigned.add(key)
             dict_base(container).__delitem__(container, key)
         else:
             list.__delitem__(container, key)
@@ -231,7 +235,7 @@ class Effects:
                     for key, value in dict_base(container).items(container)
                     if key in record.assigned or key not in before or before[key] is not value
                 }
-                deleted = tuple(key for key in before if key not in container)
+                deleted = tuple(key for key in (*before, *record.assigned) if key not in container)
                 if _is_reordered(container, before):
                     everything = {
                         key: item if key in changed else Unread(item, ItemSource(record.source, key))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import UserLocation
+from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.attributes import Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
@@ -206,7 +206,7 @@ class Interpreter(Attributes, Calls):
                     raise unknown_instruction(frame.code, instruction)
                 try:
                     result = handler(self, frame, instruction)
-                except (Break, Stop):
+                except (Break, Stop, DovetailError):
                     raise
                 except BaseException as raised:  # noqa: BLE001  (every exception may have a handler in the user's code)
                     self._unwind(frame, raised)
@@ -247,7 +247,7 @@ class Interpreter(Attributes, Calls):
         self.frames.append(frame)
         try:
             frame.stack.append(self.resume(inner))
-        except (Break, Stop):
+        except (Break, Stop, DovetailError):
             raise
         except BaseException as raised:  # noqa: BLE001  (the calling frame may have a handler for it)
             error = raised
@@ -260,6 +260,8 @@ class Interpreter(Attributes, Calls):
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
+        if private.is_unhashable_number(error):
+            raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
         handled = self.handled_exception(frame)
         if error.__context__ is None and handled is not None and not _leads_to(handled, error):
             error.__context__ = handled

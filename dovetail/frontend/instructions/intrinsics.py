@@ -47,7 +47,7 @@ def _with_default(parameter: Any, compute: Any) -> Any:
     kind = type(parameter).__name__
     stars = {"TypeVar": "", "ParamSpec": "**", "TypeVarTuple": "*"}[kind]
     if kind == "TypeVar" and (parameter.__bound__ is not None or parameter.__constraints__):
-        return typing.TypeVar(  # type: ignore[misc]
+        return typing.TypeVar(  # type: ignore[misc, call-arg]
             parameter.__name__,
             *parameter.__constraints__,
             bound=parameter.__bound__,
@@ -64,7 +64,7 @@ ONE: dict[int, Callable[[Any], Any]] = {
     7: lambda name: _type_parameter("{}", name),
     8: lambda name: _type_parameter("**{}", name),
     9: lambda name: _type_parameter("*{}", name),
-    10: lambda parameters: typing.Generic[
+    10: lambda parameters: typing.Generic[  # type: ignore[index]
         tuple(typing.Unpack[item] if isinstance(item, typing.TypeVarTuple) else item for item in parameters)
     ],
     11: _type_alias,

@@ -344,7 +344,9 @@ def list_append(interpreter: Any, frame: Any, instruction: Any) -> None:
 @handles("SET_UPDATE")
 def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
-    interpreter.change(frame.stack[-instruction.arg], "update", interpreter.drain(values))
+    interpreter.change(
+        frame.stack[-instruction.arg], "update", [plain_numbers(item) for item in interpreter.drain(values)]
+    )
 
 
 @handles("SET_ADD")
