@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format bench-capture bench-overhead conformance-opinfo conformance-models clean
+.PHONY: help demo test lint format fuzz bench-capture bench-overhead conformance-opinfo conformance-models clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, bench-capture, bench-overhead, conformance-opinfo, conformance-models, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-overhead, conformance-opinfo, conformance-models, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -71,6 +71,9 @@ bench-overhead: $(VENV)/.test
 
 bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)
+
+fuzz: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count 20000 --jobs $(JOBS) $(FUZZ_ARGS)
 
 conformance-opinfo: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo_runner $(CONFORMANCE_ARGS)
