@@ -30,7 +30,7 @@ from dovetail.guards import (
     NoHooks,
     ReferentSource,
 )
-from dovetail.runtime.recipe import INTERPRETED
+from dovetail.runtime.recipe import INTERPRETED, interpreted
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
@@ -241,6 +241,7 @@ class Calls:
         )
         if rule is not None:
             return rule(self, args, kwargs)
+        function = interpreted(function)
         kind = type(function)
         if kind is types.FunctionType:
             if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
@@ -531,7 +532,7 @@ class Calls:
             functools.update_wrapper(enter, function)
         except AttributeError:
             enter.__name__ = type(function).__name__
-        enter.__dict__[INTERPRETED] = function
+        enter.__dict__[INTERPRETED] = (enter, function)
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

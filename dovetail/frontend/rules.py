@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import enum
+import functools
 import operator
 import types
 from typing import Any
@@ -273,6 +274,11 @@ _ITERATING: tuple[tuple[Any, int], ...] = (
 )
 for _iterator, _first in _ITERATING:
     RULES[_iterator] = _iterating(_iterator, _first)
+
+
+@rule(functools.partial)
+def _partial(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return functools.partial(*args, **kwargs)
 
 
 @rule(copy.deepcopy)

@@ -151,7 +151,14 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 
 
 INTERPRETED = "_dovetail_interpreted"
-"""On a function that native code was given in the place of an interpreted one: the interpreted one."""
+"""On a function that native code was given in the place of an interpreted one: itself, and the interpreted one."""
+
+
+def interpreted(value: Any) -> Any:
+    """The interpreted function behind one that native code was given; any other value as it is."""
+    known = value.__dict__.get(INTERPRETED) if type(value) is types.FunctionType else None
+    # functools.update_wrapper copies the mark to other functions.
+    return known[1] if known is not None and known[0] is value else value
 
 
 class RecipeBuilder:
@@ -168,8 +175,7 @@ class RecipeBuilder:
 
     def build(self, value: Any) -> Recipe:
         """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
-        if type(value) is types.FunctionType:
-            value = value.__dict__.get(INTERPRETED, value)
+        value = interpreted(value)
         found = self._classify(value)
         if found is not None:
             return found
