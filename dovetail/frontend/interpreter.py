@@ -24,6 +24,7 @@ from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
@@ -141,6 +142,15 @@ class Interpreter(Attributes, Calls):
             self._guard_function(function)
         frame = Frame(function, bind(function, args, kwargs, self._default))
         frame.direct = direct
+        result = self.run_frame(frame, None)
+        assert isinstance(result, Return)
+        return result.value
+
+    def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
+        """Interpret the body of a class; its names go into ``namespace``."""
+        self._guard_function(body)
+        frame = Frame(body, {})
+        frame.namespace = namespace
         result = self.run_frame(frame, None)
         assert isinstance(result, Return)
         return result.value
@@ -349,7 +359,7 @@ class Interpreter(Attributes, Calls):
         except ValueError:
             if isinstance(source, CellSource):
                 self.values.guard(source, Unbound(), f"{name} is unbound")
-            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+            raise unbound_variable(frame.code, name) from None
         if source is None or self.effects.written(cell):
             return value
         return self.values.read(value, source)
@@ -364,6 +374,7 @@ class Interpreter(Attributes, Calls):
         cell = frame.cells[name]
         if self._cells.get(id(cell)) is not None:
             raise Break(f"the variable {name} of an enclosing function is deleted")
+        self.load_cell(frame, name)
         del cell.cell_contents
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
@@ -613,7 +624,7 @@ class Interpreter(Attributes, Calls):
         try:
             if value is None:
                 return self.advance(iterator)
-            return False, iterator.send(value)
+            return False, self.call(self.load_attribute(iterator, "send"), (value,), {})
         except StopIteration as stop:
             return True, stop.value
 
