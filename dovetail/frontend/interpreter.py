@@ -164,6 +164,9 @@ class Interpreter(Attributes, Calls):
             source = self.values.pin(function, function.__qualname__)
             self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
             self.note_closure(function, source)
+        elif function.__closure__:
+            # The code of a library may be taken as fixed; what it closes over is the user's (a callback, a decorated function).
+            self.note_closure(function, self.values.pin(function, function.__qualname__))
 
     def note_closure(self, function: types.FunctionType, source: Source) -> None:
         """Remember where a function's closure cells, and what they hold, can be found again."""

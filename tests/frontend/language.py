@@ -805,7 +805,7 @@ def match_kinds(x: Any) -> Any:
 
     values: list[Any] = [
         0, 1, 7, 1000, True, "a", "zz", [], [x], [1, x, 3], (1, 2), list(range(9)), {"kind": "circle", "r": x, "c": 1},
-        {"kind": "square"}, {}, PointOf(0, x), PointOf(1, PointOf(2, x)), PointOf(x, 1), 2.5, None, b"bytes", {1, 2},
+        {"kind": "square"}, {}, PointOf(0, x), PointOf(1, PointOf(2, x)), PointOf("x", 1), 2.5, None, b"bytes", {1, 2},
         SubInt(5), range(2),
     ]  # fmt: skip
     return [describe(value) for value in values]
