@@ -112,7 +112,9 @@ def new_class(interpreter: Any, maker: Any, args: Arguments, kwargs: Keywords) -
             f"the class {name} is defined, which {hook}.__init_subclass__ is told of",
             "define the class outside of the function",
         )
-    named = {key: value for key, value in namespace.items() if _is_python(_class_attribute(type(value), "__set_name__"))}
+    named = {
+        key: value for key, value in namespace.items() if _is_python(_class_attribute(type(value), "__set_name__"))
+    }
     if isinstance(metaclass, type) and issubclass(metaclass, enum.EnumMeta):
         _check_enum(name, bases, namespace, named)
     elif named:

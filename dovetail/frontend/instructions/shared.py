@@ -272,7 +272,8 @@ def is_op(interpreter: Any, frame: Any, instruction: Any) -> None:
 def contains_op(interpreter: Any, frame: Any, instruction: Any) -> None:
     container = frame.stack.pop()
     item = frame.stack.pop()
-    frame.stack.append(bool(interpreter.operate(operator.contains, container, item)) ^ bool(instruction.arg))
+    found = interpreter.truth(interpreter.operate(operator.contains, container, item))
+    frame.stack.append(found ^ bool(instruction.arg))
 
 
 @handles("UNARY_NOT")
