@@ -109,7 +109,7 @@ class Attributes:
             return self._bind(found.__func__, target)
         if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
             return getattr(target, name)
-        if is_trusted(target.__module__) or self.effects.attribute_written(owner, name):
+        if is_trusted(target.__module__) or self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 
@@ -219,18 +219,22 @@ class Attributes:
     def _written(self, attributes: dict[str, Any], name: str) -> bool:
         return bool(self.effects.written(attributes, name))
 
+    def _needs_no_guard(self, owner: type) -> bool:
+        """Whether a class cannot change between calls: torch's own, or one that the trace itself made."""
+        return is_trusted(owner.__module__) or bool(self.values.is_created(owner))
+
     def _guard_not_shadowed(self, order: Sequence[type], owner: type | None, name: str) -> None:
         """Guard that no class before ``owner`` in the order of look-up (None: no class at all) gets such an attribute."""
         for earlier in order:
             if earlier is owner:
                 return
-            if not is_trusted(earlier.__module__) and not self.effects.attribute_written(earlier, name):
+            if not self._needs_no_guard(earlier) and not self.effects.attribute_written(earlier, name):
                 source = AttributeSource(self.values.pin(earlier, earlier.__qualname__), "__dict__")
                 self.values.guard(source, HasNoKey(name), f"{earlier.__qualname__} has no {name} of its own")
 
     def _guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard that a class still has the same function, property, static or class method under a name."""
-        if is_trusted(owner.__module__):
+        if self._needs_no_guard(owner):
             return
         source: Source = AttributeSource(self.values.pin(owner, owner.__qualname__), name)
         if isinstance(found, classmethod):
@@ -270,7 +274,7 @@ class Attributes:
             return self.call(getter, (found, target, type(target)), {})
         if getter is not MISSING:
             return values.wrap(found.__get__(target, type(target)))
-        if is_trusted(owner.__module__) or self.effects.attribute_written(owner, name):
+        if self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
             return values.wrap(found)
         return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
 
@@ -286,6 +290,9 @@ class Attributes:
                 target.requires_grad = value
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
+        if isinstance(target, type) and self.values.is_created(target):
+            type.__setattr__(target, name, value)
+            return
         if isinstance(target, type) and self._store_class_attribute(target, name, value):
             return
         if isinstance(target, types.FunctionType) and not name.startswith("__"):

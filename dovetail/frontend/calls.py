@@ -18,6 +18,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
+from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -333,6 +334,8 @@ class Calls:
 
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``type.__call__`` does."""
+        if issubclass(kind, type):
+            return call_metaclass(self, kind, args, kwargs)
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)

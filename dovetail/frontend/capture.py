@@ -146,6 +146,12 @@ class _Outputs:
             return NumberItem(len(self.numbers) - 1)
         if isinstance(value, Unread):
             return SourceItem(value.source.fetch)
+        if self._interpreter.is_created(type(value)):
+            raise CaptureError(
+                f"a {type(value).__qualname__}, whose class is defined inside the function, leaves it",
+                where=self._interpreter.locate(),
+                advice="define the class outside of the function",
+            )
         if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
             return ConstantItem(value)
         source = values.source_of(value)

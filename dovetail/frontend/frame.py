@@ -177,9 +177,8 @@ class Frame:
 
     def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
         """Go to a handler: the stack is cut to its depth and the exception pushed."""
-        instruction = self.decoded.instructions[self.position]
-        if instruction.opname == "RERAISE" or (instruction.opname == "RAISE_VARARGS" and instruction.arg == 0):
-            # What is raised again keeps its traceback: groups of exceptions are told apart by it.
+        if self.stack and type(self.stack[-1]) is types.TracebackType:
+            # Left by an instruction that raises again: the exception keeps its traceback, groups are told apart by it.
             error.__traceback__ = self.stack[-1]
         del self.stack[entry.depth :]
         if entry.push_position:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections.abc
+import sys
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.frame import Frame
+from dovetail.frontend.frame import Break, Frame, Stop
 from dovetail.frontend.instructions import Yield
 from dovetail.frontend.points import FramePoint, frame_values, unflatten
 
@@ -18,6 +19,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         self._interpreter = interpreter
         self._frame: Frame | None = frame
         self._started = started
+        self._running = False
         if frame is not None and not started and not frame.stack:
             frame.stack.append(None)
 
@@ -27,36 +29,81 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
             raise StopIteration
         if self._started:
             self._frame.stack.append(value)
+        elif value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
         self._started = True
         return self._go_on(None)
 
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
         """Raise an exception at the yield."""
         error = kind if isinstance(kind, BaseException) else (value if value is not None else kind())
-        if self._frame is None:
+        frame = self._frame
+        if frame is None:
             raise error
         self._started = True
+        inner = self._delegate(frame)
+        if inner is None:
+            return self._go_on(error)
+        try:
+            name, args = ("close", ()) if isinstance(error, GeneratorExit) else ("throw", (error,))
+            found, result = self._call_if_there(inner, name, *args)
+        except (Break, Stop):
+            raise
+        except BaseException as raised:  # noqa: BLE001  (the frame may have a handler for it)
+            error = raised
+        else:
+            if found and name == "throw":
+                return result
+            return self._go_on(error)
+        if isinstance(error, StopIteration) and sys.version_info < (3, 12):
+            # Python 3.11 has no instruction for this: the end of the inner iterator is the value of the ``yield from``.
+            frame.stack[-1] = error.value
+            frame.position = frame.decoded.index_of[frame.decoded.instructions[frame.position - 2].argval]
+            return self._go_on(None)
         return self._go_on(error)
 
-    def close(self) -> None:
-        """Raise GeneratorExit at the yield."""
+    @staticmethod
+    def _delegate(frame: Frame) -> Any:
+        """The iterator of the ``yield from`` at which the frame stands, or None."""
+        instruction = frame.decoded.instructions[frame.position]
+        return frame.stack[-1] if instruction.opname == "RESUME" and (instruction.arg or 0) & 3 == 2 else None
+
+    def _call_if_there(self, target: Any, name: str, *args: Any) -> tuple[bool, Any]:
+        try:
+            method = self._interpreter.load_attribute(target, name)
+        except AttributeError:
+            return False, None
+        return True, self._interpreter.call(method, args, {})
+
+    def close(self) -> Any:
+        """Raise GeneratorExit at the yield; from Python 3.13 on the value is what the generator then returns."""
         if self._frame is None or not self._started:
             self._frame = None
-            return
+            return None
         try:
             self.throw(GeneratorExit())
-        except (GeneratorExit, StopIteration):
-            return
+        except GeneratorExit:
+            return None
+        except StopIteration as stop:
+            return stop.value if sys.version_info >= (3, 13) else None
         raise RuntimeError("generator ignored GeneratorExit")
 
     def _go_on(self, error: BaseException | None) -> Any:
         frame = self._frame
         assert frame is not None
+        if self._running:
+            raise ValueError("generator already executing")
+        self._running = True
         try:
             result = self._interpreter.run_frame(frame, error)
+        except StopIteration as stop:
+            self._frame = None
+            raise RuntimeError("generator raised StopIteration") from stop
         except BaseException:
             self._frame = None
             raise
+        finally:
+            self._running = False
         if isinstance(result, Yield):
             return result.value
         self._frame = None

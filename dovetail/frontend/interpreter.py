@@ -10,7 +10,7 @@ import collections.abc
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.operators import OLD_CONTAINERS, Operators
 from dovetail.frontend.rules import WrappingIterator
-from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
+from dovetail.frontend.values import Values, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -33,7 +35,6 @@ from dovetail.guards import (
     HasNoKey,
     Identity,
     ItemSource,
-    Length,
     SameTensor,
     Source,
     Unbound,
@@ -42,41 +43,9 @@ from dovetail.trace import Trace
 
 MAXIMUM_DEPTH = 400
 
-DUNDERS: dict[Any, tuple[str, str | None]] = {
-    operator.add: ("__add__", "__radd__"),
-    operator.sub: ("__sub__", "__rsub__"),
-    operator.mul: ("__mul__", "__rmul__"),
-    operator.truediv: ("__truediv__", "__rtruediv__"),
-    operator.floordiv: ("__floordiv__", "__rfloordiv__"),
-    operator.mod: ("__mod__", "__rmod__"),
-    operator.pow: ("__pow__", "__rpow__"),
-    operator.matmul: ("__matmul__", "__rmatmul__"),
-    operator.and_: ("__and__", "__rand__"),
-    operator.or_: ("__or__", "__ror__"),
-    operator.xor: ("__xor__", "__rxor__"),
-    operator.lshift: ("__lshift__", "__rlshift__"),
-    operator.rshift: ("__rshift__", "__rrshift__"),
-    operator.iadd: ("__iadd__", None),
-    operator.isub: ("__isub__", None),
-    operator.imul: ("__imul__", None),
-    operator.ior: ("__ior__", None),
-    operator.iand: ("__iand__", None),
-    operator.eq: ("__eq__", "__eq__"),
-    operator.ne: ("__ne__", "__ne__"),
-    operator.lt: ("__lt__", "__gt__"),
-    operator.le: ("__le__", "__ge__"),
-    operator.gt: ("__gt__", "__lt__"),
-    operator.ge: ("__ge__", "__le__"),
-    operator.neg: ("__neg__", None),
-    operator.pos: ("__pos__", None),
-    operator.invert: ("__invert__", None),
-    operator.contains: ("__contains__", None),
-}
-INPLACE = {operator.iadd, operator.isub, operator.imul, operator.ior, operator.iand, operator.ixor}
+
 # What Python raises for a number that is not quite an int.
 SYMBOLIC_ERRORS = (TypeError, AttributeError, ValueError, NotImplementedError, OverflowError)
-SIMPLE_OPERANDS = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymFloat, torch.SymBool})
-OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:
@@ -86,7 +55,7 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
-class Interpreter(Attributes, Calls):
+class Interpreter(Attributes, Calls, Operators):
     """Runs bytecode under an open trace."""
 
     def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
@@ -145,6 +114,15 @@ class Interpreter(Attributes, Calls):
         assert isinstance(result, Return)
         return result.value
 
+    def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
+        """Interpret the body of a class; its names go into ``namespace``."""
+        self._guard_function(body)
+        frame = Frame(body, {})
+        frame.namespace = namespace
+        result = self.run_frame(frame, None)
+        assert isinstance(result, Return)
+        return result.value
+
     def _guard_function(self, function: types.FunctionType) -> None:
         self._seen_functions.add(id(function))
         if self.is_created(function):
@@ -154,6 +132,9 @@ class Interpreter(Attributes, Calls):
             source = self.values.pin(function, function.__qualname__)
             self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
             self.note_closure(function, source)
+        elif function.__closure__:
+            # The code of a library may be taken as fixed; what it closes over is the user's (a callback, a decorated function).
+            self.note_closure(function, self.values.pin(function, function.__qualname__))
 
     def note_closure(self, function: types.FunctionType, source: Source) -> None:
         """Remember where a function's closure cells, and what they hold, can be found again."""
@@ -285,10 +266,12 @@ class Interpreter(Attributes, Calls):
 
     def _catches(self, frame: Frame, target: int, error: BaseException) -> bool:
         """Whether the handler at ``target`` is an ``except`` clause (a ``with`` or ``finally`` re-raises)."""
-        return any(
-            item.opname in ("CHECK_EXC_MATCH", "POP_TOP")
-            for item in frame.decoded.instructions[target + 1 : target + 5]
-        )
+        for item in frame.decoded.instructions[target + 1 :]:
+            if item.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP"):
+                return True
+            if not item.opname.startswith(("LOAD_", "BUILD_", "COPY", "SWAP", "PUSH_NULL", "NOP")):
+                return False
+        return False
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
         """The generator object for a frame that starts with RETURN_GENERATOR."""
@@ -349,7 +332,7 @@ class Interpreter(Attributes, Calls):
         except ValueError:
             if isinstance(source, CellSource):
                 self.values.guard(source, Unbound(), f"{name} is unbound")
-            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+            raise unbound_variable(frame.code, name) from None
         if source is None or self.effects.written(cell):
             return value
         return self.values.read(value, source)
@@ -364,6 +347,7 @@ class Interpreter(Attributes, Calls):
         cell = frame.cells[name]
         if self._cells.get(id(cell)) is not None:
             raise Break(f"the variable {name} of an enclosing function is deleted")
+        self.load_cell(frame, name)
         del cell.cell_contents
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
@@ -446,104 +430,6 @@ class Interpreter(Attributes, Calls):
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
 
-    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """An operator, with the operands' own Python methods interpreted."""
-        simple = True
-        for item in operands:
-            if isinstance(item, torch.Tensor) or type(item) in SIMPLE_OPERANDS:
-                continue
-            simple = False
-            break
-        if simple:
-            if any(type(item) is str for item in operands):
-                operands = tuple(plain_numbers(item) for item in operands)
-            return self._native(function, operands, {})
-        names = DUNDERS.get(function)
-        if names is not None:
-            handled, result = self._operate_python(function, names, operands)
-            if handled:
-                return result
-        left = operands[0]
-        if function in INPLACE and isinstance(left, (list, dict, set)):
-            method = getattr(left, f"__{function.__name__}__")
-            return self.call_container_method(left, method, operands[1:], {})
-        if function is operator.contains:
-            return self._contains(*operands)
-        for item in operands:
-            if isinstance(item, OLD_CONTAINERS):
-                self.values.whole_deep(item)
-        if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
-            return function(*operands)
-        return self._native(function, operands, {})
-
-    def _operate_python(
-        self, function: Any, names: tuple[str, str | None], operands: tuple[Any, ...]
-    ) -> tuple[bool, Any]:
-        for item, name, other in ((operands[0], names[0], operands[1:]), (operands[-1], names[1], operands[:1])):
-            if name is None or isinstance(item, torch.Tensor) or is_leaf_value(item):
-                continue
-            method, _ = class_attribute(type(item), name)
-            if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
-                result = self.call(types.MethodType(method, item), tuple(other), {})
-                if result is not NotImplemented:
-                    return True, result
-        return False, None
-
-    def _contains(self, container: Any, item: Any) -> bool:
-        if isinstance(container, dict):
-            return bool(self.call_container_method(container, container.__contains__, (item,), {}))
-        if isinstance(container, OLD_CONTAINERS):
-            item = plain_numbers(item)
-            self.values.whole(container)
-            if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
-                # A tensor's hash is its identity: no two are ever compared.
-                return item in container
-            for entry in container:
-                if entry is item or self.values.wrap(entry) is item:
-                    return True
-                if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
-                    raise Break("a container of tensors is searched", "compare with `is` in a loop")
-            return item in container
-        method, _ = class_attribute(type(container), "__contains__")
-        if method is None or not hasattr(type(container), "__contains__"):
-            # Item by item: the search ends at the first that fits.
-            iterator = self.iterate(container)
-            while True:
-                done, entry = self.advance(iterator)
-                if done:
-                    return False
-                if entry is item or self.truth(self.operate(operator.eq, entry, item)):
-                    return True
-        return bool(self._native(operator.contains, (container, item), {}))
-
-    def truth(self, value: Any) -> bool:
-        """``bool(value)``; the truth of a tensor is not known while tracing."""
-        if value is True or value is False or value is None:
-            return bool(value)
-        if isinstance(value, torch.Tensor):
-            try:
-                return bool(value)
-            except private.DATA_DEPENDENT_ERRORS as error:
-                raise Break(
-                    "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
-                ) from error
-        kind = type(value)
-        for name in ("__bool__", "__len__"):
-            method, _ = class_attribute(kind, name)
-            if isinstance(method, types.FunctionType):
-                return bool(self.call(types.MethodType(method, value), (), {}))
-            if hasattr(kind, name):
-                break
-        if isinstance(value, OLD_CONTAINERS):
-            self.guard_length(value)
-        return bool(value)
-
-    def guard_length(self, value: Any) -> None:
-        """Guard how many items a container has."""
-        source = self.values.source_of(value)
-        if source is not None and not self.effects.written(value):
-            self.values.guard(source, Length(len(value)), f"the length of {source.name} was read")
-
     # --- iteration ----------------------------------------------------------------------------------------------------
 
     def iterate(self, value: Any) -> Any:
@@ -613,7 +499,7 @@ class Interpreter(Attributes, Calls):
         try:
             if value is None:
                 return self.advance(iterator)
-            return False, iterator.send(value)
+            return False, self.call(self.load_attribute(iterator, "send"), (value,), {})
         except StopIteration as stop:
             return True, stop.value
 

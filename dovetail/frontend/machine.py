@@ -15,6 +15,7 @@ from typing import Any
 from dovetail.frontend.frame import Frame
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.runtime.recipe import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
@@ -194,7 +195,7 @@ class Machine:
         try:
             return frame.cells[name].cell_contents
         except ValueError:
-            raise NameError(f"cannot access free variable {name!r} where it is not associated with a value") from None
+            raise unbound_variable(frame.code, name) from None
 
     def store_cell(self, frame: Frame, name: str, value: Any) -> None:
         """Write a closure cell."""
@@ -202,6 +203,7 @@ class Machine:
 
     def delete_cell(self, frame: Frame, name: str) -> None:
         """Empty a closure cell."""
+        self.load_cell(frame, name)
         del frame.cells[name].cell_contents
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
@@ -247,9 +249,12 @@ class Machine:
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         """One step of an iterator: (True, return value) at its end, else (False, item)."""
         try:
-            return False, next(iterator)
+            return False, self._next(iterator)
         except StopIteration as stop:
             return True, stop.value
+
+    def _next(self, iterator: Any) -> Any:
+        return next(iterator)
 
     def change(self, container: Any, method: str, *args: Any) -> None:
         """A method of a list, dictionary or set that an instruction builds."""
@@ -262,7 +267,7 @@ class Machine:
     def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
         """One step of ``yield from``."""
         try:
-            return False, next(iterator) if value is None else iterator.send(value)
+            return False, self._next(iterator) if value is None else self.call(iterator.send, (value,), {})
         except StopIteration as stop:
             return True, stop.value
 

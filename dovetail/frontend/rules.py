@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import builtins
 import collections
 import copy
 import enum
@@ -15,6 +17,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
+from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.values import plain_numbers
@@ -81,7 +84,7 @@ def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 @rule(type)
 def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
-        raise Break("a class is made inside the function", "make it outside of the function")
+        return call_metaclass(interpreter, type, args, kwargs)
     if private.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):
@@ -319,6 +322,19 @@ def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 @rule(type.__call__)
 def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.make_instance(args[0], args[1:], kwargs)
+
+
+@rule(builtins.__build_class__)
+def _build_class(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return build_class(interpreter, args, kwargs)
+
+
+def _class_maker(maker: Any) -> Any:
+    return lambda interpreter, args, kwargs: new_class(interpreter, maker, args, kwargs)
+
+
+for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
+    RULES[_maker] = _class_maker(_maker)
 
 
 @rule(operator.setitem)

@@ -88,13 +88,22 @@ def load_const(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(instruction.argval)
 
 
+def unbound_variable(code: types.CodeType, name: str) -> NameError:
+    """The error of a variable that has no value."""
+    if name in code.co_freevars:
+        return NameError(
+            f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
+        )
+    return UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+
+
 def read_variable(interpreter: Any, frame: Any, name: str) -> Any:
     """A local variable; from 3.12 on also the cell that stands in its place, which is what closures are made of."""
     value = frame.locals.get(name, NULL)
     if value is NULL:
         cell = frame.cells.get(name)
         if cell is None:
-            raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+            raise unbound_variable(frame.code, name)
         return cell
     if type(value) is Unread:
         value = frame.locals[name] = interpreter.values.read(value.value, value.source)
@@ -131,7 +140,7 @@ def store_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
 def delete_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
     name = instruction.argval
     if name not in frame.locals:
-        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+        raise unbound_variable(frame.code, name)
     del frame.locals[name]
 
 
@@ -263,7 +272,8 @@ def is_op(interpreter: Any, frame: Any, instruction: Any) -> None:
 def contains_op(interpreter: Any, frame: Any, instruction: Any) -> None:
     container = frame.stack.pop()
     item = frame.stack.pop()
-    frame.stack.append(bool(interpreter.operate(operator.contains, container, item)) ^ bool(instruction.arg))
+    found = interpreter.truth(interpreter.operate(operator.contains, container, item))
+    frame.stack.append(found ^ bool(instruction.arg))
 
 
 @handles("UNARY_NOT")

@@ -1,0 +1,271 @@
+"""Operators, truth and containment: the operands' own Python methods are interpreted, all else runs natively."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.frontend.attributes import MISSING, class_attribute
+from dovetail.frontend.calls import runs_natively
+from dovetail.frontend.frame import Break
+from dovetail.frontend.values import is_leaf_value, plain_numbers
+from dovetail.guards import Length
+
+BINARY_NAMES: dict[Any, tuple[str, str]] = {
+    operator.add: ("add", "+"),
+    operator.sub: ("sub", "-"),
+    operator.mul: ("mul", "*"),
+    operator.truediv: ("truediv", "/"),
+    operator.floordiv: ("floordiv", "//"),
+    operator.mod: ("mod", "%"),
+    operator.pow: ("pow", "** or pow()"),
+    operator.matmul: ("matmul", "@"),
+    operator.and_: ("and", "&"),
+    operator.or_: ("or", "|"),
+    operator.xor: ("xor", "^"),
+    operator.lshift: ("lshift", "<<"),
+    operator.rshift: ("rshift", ">>"),
+}
+IN_PLACE: dict[Any, Any] = {getattr(operator, f"i{name}"): function for function, (name, _) in BINARY_NAMES.items()}
+COMPARISONS: dict[Any, tuple[str, str, str]] = {
+    operator.eq: ("__eq__", "__eq__", "=="),
+    operator.ne: ("__ne__", "__ne__", "!="),
+    operator.lt: ("__lt__", "__gt__", "<"),
+    operator.le: ("__le__", "__ge__", "<="),
+    operator.gt: ("__gt__", "__lt__", ">"),
+    operator.ge: ("__ge__", "__le__", ">="),
+}
+UNARY: dict[Any, str] = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
+SIMPLE_OPERANDS = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymFloat, torch.SymBool})
+OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def python_method(value: Any, name: str) -> types.FunctionType | None:
+    """A special method that is Python code to interpret, or None."""
+    method, _ = class_attribute(type(value), name)
+    if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
+        return method
+    return None
+
+
+def _native_method(value: Any, name: str) -> bool:
+    """Whether a special method is native code that does more than ``object`` does."""
+    method, owner = class_attribute(type(value), name)
+    return method is not MISSING and owner is not object and python_method(value, name) is None
+
+
+def _order(left: Any, right: Any, names: tuple[str, str], comparison: bool) -> list[tuple[Any, str, Any]]:
+    """Who is asked, by which method, about whom: the right operand first where it is of a subclass that has a say."""
+    candidates = [(left, names[0], right), (right, names[1], left)]
+    if not comparison and type(left) is type(right):
+        return candidates[:1]
+    if type(left) is not type(right) and issubclass(type(right), type(left)):
+        own, inherited = (class_attribute(kind, names[1])[0] for kind in (type(right), type(left)))
+        if comparison or own is not inherited:
+            candidates.reverse()
+    return candidates
+
+
+class Operators:
+    """Mixed into the interpreter: operators."""
+
+    values: Any
+    effects: Any
+
+    if TYPE_CHECKING:
+
+        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+        def call_container_method(
+            self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+        def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+        def iterate(self, value: Any) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+        def advance(self, iterator: Any) -> tuple[bool, Any]:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """An operator, with the operands' own Python methods interpreted."""
+        simple = True
+        for item in operands:
+            if isinstance(item, torch.Tensor) or type(item) in SIMPLE_OPERANDS:
+                continue
+            simple = False
+            break
+        if simple:
+            if any(type(item) is str for item in operands):
+                operands = tuple(plain_numbers(item) for item in operands)
+            return self._native(function, operands, {})
+        if function is operator.contains:
+            return self._contains(*operands)
+        handled, result = self._operate_python(function, operands)
+        if handled:
+            return result
+        left = operands[0]
+        if function in IN_PLACE and isinstance(left, (list, dict, set)):
+            method = getattr(left, f"__{function.__name__}__", None)
+            if method is not None:
+                return self.call_container_method(left, method, operands[1:], {})
+        for item in operands:
+            if isinstance(item, OLD_CONTAINERS):
+                self.values.whole_deep(item)
+        if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
+            equal = self._equal_containers(*operands)
+            if equal is not None:
+                return equal is (function is operator.eq)
+            return function(*operands)
+        return self._native(function, operands, {})
+
+    def _operate_python(self, function: Any, operands: tuple[Any, ...]) -> tuple[bool, Any]:
+        """Ask the operands' Python methods; False where the native operator is to decide."""
+        if function in UNARY:
+            method = python_method(operands[0], UNARY[function])
+            return (False, None) if method is None else (True, self._ask(method, operands[0]))
+        left, right = operands
+        if function in IN_PLACE:
+            name = f"__{function.__name__}__"
+            method = python_method(left, name)
+            if method is not None:
+                result = self._ask(method, left, right)
+                if result is not NotImplemented:
+                    return True, result
+            elif _native_method(left, name):
+                return False, None
+            handled, result = self._operate_python(IN_PLACE[function], operands)
+            return handled, result
+        comparison = function in COMPARISONS
+        if comparison:
+            first, second, symbol = COMPARISONS[function]
+        elif function in BINARY_NAMES:
+            base, symbol = BINARY_NAMES[function]
+            first, second = f"__{base}__", f"__r{base}__"
+        else:
+            return False, None
+        candidates = _order(left, right, (first, second), comparison)
+        asked = False
+        for item, name, other in candidates:
+            if isinstance(item, torch.Tensor) or is_leaf_value(item):
+                if function is operator.mod and item is left and isinstance(left, (str, bytes)):
+                    return False, None
+                continue
+            method = python_method(item, name)
+            negate = False
+            if method is None and name == "__ne__" and not _native_method(item, name):
+                method, negate = python_method(item, "__eq__"), True
+            if method is None:
+                continue
+            asked = True
+            result = self._ask(method, item, other)
+            if result is not NotImplemented:
+                return True, not self.truth(result) if negate else result
+        if not asked or any(_native_method(item, name) for item, name, _ in candidates):
+            return False, None
+        # Everybody has been asked: the native operator would ask again.
+        if function in (operator.eq, operator.ne):
+            return True, (left is right) is (function is operator.eq)
+        kinds = f"{type(left).__name__!r} and {type(right).__name__!r}"
+        if comparison:
+            raise TypeError(f"{symbol!r} not supported between instances of {kinds}")
+        raise TypeError(f"unsupported operand type(s) for {symbol}: {kinds}")
+
+    def _ask(self, method: types.FunctionType, item: Any, *others: Any) -> Any:
+        return self.call(types.MethodType(method, item), others, {})
+
+    def _same(self, left: Any, right: Any) -> bool:
+        return left is right or self.truth(self.operate(operator.eq, left, right))
+
+    def _equal_containers(self, left: Any, right: Any) -> bool | None:
+        """Whether two containers hold the same, item by item; None where no item has a say of its own."""
+        kind = type(left)
+        if kind is not type(right) or kind not in (list, tuple, dict):
+            return None
+        mine, other = (list(item.values()) if kind is dict else list(item) for item in (left, right))
+        if all(is_leaf_value(item) for item in (*mine, *other)):
+            return None
+        if len(mine) != len(other):
+            return False
+        if kind is dict:
+            if left.keys() != right.keys():
+                return False
+            other = [right[key] for key in left]
+        wrap = self.values.wrap
+        return all(self._same(wrap(a), wrap(b)) for a, b in zip(mine, other, strict=True))
+
+    def _contains(self, container: Any, item: Any) -> bool:
+        method = python_method(container, "__contains__")
+        if method is not None:
+            return self.truth(self._ask(method, container, item))
+        if isinstance(container, dict):
+            return bool(self.call_container_method(container, container.__contains__, (item,), {}))
+        if isinstance(container, OLD_CONTAINERS):
+            item = plain_numbers(item)
+            self.values.whole(container)
+            if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
+                # A tensor's hash is its identity: no two are ever compared.
+                return item in container
+            for entry in container:
+                if entry is item or self.values.wrap(entry) is item:
+                    return True
+                if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
+                    raise Break("a container of tensors is searched", "compare with `is` in a loop")
+                in_order = isinstance(container, (list, tuple)) and not (is_leaf_value(entry) and is_leaf_value(item))
+                if in_order and self._same(entry, item):
+                    return True
+            if isinstance(container, (set, frozenset)):
+                return item in container
+            # Among leaves, which compare natively; all others have been compared.
+            return is_leaf_value(item) and any(is_leaf_value(entry) and entry == item for entry in container)
+        found, _ = class_attribute(type(container), "__contains__")
+        if found is None or not hasattr(type(container), "__contains__"):
+            # Item by item: the search ends at the first that fits.
+            iterator = self.iterate(container)
+            while True:
+                done, entry = self.advance(iterator)
+                if done:
+                    return False
+                if entry is item or self.truth(self.operate(operator.eq, entry, item)):
+                    return True
+        return bool(self._native(operator.contains, (container, item), {}))
+
+    def truth(self, value: Any) -> bool:
+        """``bool(value)``; the truth of a tensor is not known while tracing."""
+        if value is True or value is False or value is None:
+            return bool(value)
+        if isinstance(value, torch.Tensor):
+            try:
+                return bool(value)
+            except private.DATA_DEPENDENT_ERRORS as error:
+                raise Break(
+                    "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
+                ) from error
+        kind = type(value)
+        for name in ("__bool__", "__len__"):
+            method, _ = class_attribute(kind, name)
+            if isinstance(method, types.FunctionType):
+                result = self.call(types.MethodType(method, value), (), {})
+                if name == "__bool__" and type(result) is not bool:
+                    raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+                return bool(result)
+            if hasattr(kind, name):
+                break
+        if isinstance(value, OLD_CONTAINERS):
+            self.guard_length(value)
+        return bool(value)
+
+    def guard_length(self, value: Any) -> None:
+        """Guard how many items a container has."""
+        source = self.values.source_of(value)
+        if source is not None and not self.effects.written(value):
+            self.values.guard(source, Length(len(value)), f"the length of {source.name} was read")
