@@ -181,7 +181,8 @@ class _Outputs:
             return
         for item in mutated:
             self._check_mutation(item)
-            differentiable = item.value.requires_grad and (not item.value.is_leaf)
+            # A write under no_grad leaves the recorded history of the tensor as it was.
+            differentiable = item.value.grad_fn is not item.grad_fn
             index = self._add(item.value, MutatedInput(UserOutput(item.name)))
             self.mutations.append(Mutation(item.index, index, differentiable))
 

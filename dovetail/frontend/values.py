@@ -275,7 +275,7 @@ class Values:
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
             for key in keys:
-                self.read(dict.__getitem__(before, key), ItemSource(source, key))
+                self._read_as_is(dict.__getitem__(before, key), ItemSource(source, key))
         elif isinstance(container, (set, frozenset)):
             self.guard(source, SetEquals(frozenset(before)), f"{source.name} was gone through")
 
@@ -284,7 +284,14 @@ class Values:
         self._whole.add(id(container))
         self.guard(source, Length(len(items)), f"{source.name} was gone through")
         for position in range(len(items)):
-            self.read(operator.getitem(items, position), ItemSource(source, position))
+            self._read_as_is(operator.getitem(items, position), ItemSource(source, position))
+
+    def _read_as_is(self, value: Any, source: Source) -> None:
+        """Read an item of a container that is gone through as it stands: a number in it is then a plain one."""
+        if type(value) is int:
+            self.guard(source, Equals(value), f"{source.name} was read")
+        else:
+            self.read(value, source)
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""

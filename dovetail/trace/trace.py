@@ -22,7 +22,10 @@ from dovetail.trace.shapes import Bindings, RecordingShapeEnv, ShapePolicy
 
 @dataclass(eq=False)
 class TracedInput:
-    """A real tensor that the trace has met: ``leaf`` is what gradients are asked for, ``value`` what user code sees."""
+    """A real tensor that the trace has met: ``leaf`` is what gradients are asked for, ``value`` what user code sees.
+
+    ``grad_fn`` is that of the value before the program wrote to it in place.
+    """
 
     index: int
     real: torch.Tensor
@@ -31,6 +34,7 @@ class TracedInput:
     node: torch.fx.Node
     original_node: torch.fx.Node
     name: str = ""
+    grad_fn: Any = None
 
 
 class _Tracer(private.PythonKeyTracer):
@@ -172,7 +176,8 @@ class Trace:
                 # value off from the leaf that gradients are asked for.
                 with torch.enable_grad():
                     value = leaf.clone()
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name)
+        node = self.node_of(value)
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, node, name, value.grad_fn)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
