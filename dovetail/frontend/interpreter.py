@@ -497,9 +497,8 @@ class Interpreter(Attributes, Calls):
             return item in container
         method, _ = class_attribute(type(container), "__contains__")
         if method is None or not hasattr(type(container), "__contains__"):
-            return any(
-                entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in self.drain(container)
-            )
+            entries = WrappingIterator(self, self.iterate(container))
+            return any(entry is item or self.truth(self.operate(operator.eq, entry, item)) for entry in entries)
         return bool(self._native(operator.contains, (container, item), {}))
 
     def truth(self, value: Any) -> bool:

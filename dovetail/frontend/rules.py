@@ -224,13 +224,14 @@ def _iterating(function: Any, first: int) -> Any:
                 break
             if function in (min, max) and len(args) > 1:
                 break
-            if function in (sum, min, max, any, all, sorted):
+            if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
         arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
         keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
         if function in (any, all):
+            # One item after the other: what makes them may have effects, and those after the first hit are never made.
             return function(interpreter.truth(item) for item in arguments[0])
         try:
             return interpreter.values.wrap(function(*arguments, **keywords))

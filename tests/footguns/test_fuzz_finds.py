@@ -141,3 +141,50 @@ def test_a_refusal_of_ours_is_not_for_the_handlers_of_the_program() -> None:
         assert torch.equal(compiled(torch.ones(3)), torch.ones(3))
     except dovetail.errors.InputError as refusal:
         assert "sparse" in str(refusal).lower()
+
+
+@pytest.mark.parametrize("stops", ["any(bump() for i in numbers)", "all(not bump() for i in numbers)", "1 in (bump() for i in numbers)"])
+def test_a_search_ends_at_the_first_hit(stops: str) -> None:
+    check(f"""
+numbers = [1, 2, 3]
+count = 0
+def bump():
+    global count
+    count += 1
+    return count
+def function(x):
+    return x * 2, {stops}
+def call_0(run): return run(torch.ones(2))
+""")
+
+
+def test_numbers_in_a_list_that_is_gone_through_are_guarded() -> None:
+    check("""
+numbers = [1]
+def function(x):
+    return x * 2, [number for number in numbers], numbers.index(numbers[0])
+def call_0(run): return run(torch.ones(2))
+def call_1(run):
+    numbers[0] = 2
+    return run(torch.ones(2))
+def call_2(run):
+    numbers[0] = 3
+    return run(torch.ones(2))
+""")
+
+
+def test_a_view_of_a_leaf_is_written_to_under_no_grad() -> None:
+    check("""
+leaf = torch.ones(3, requires_grad=True)
+def function(x):
+    with torch.no_grad():
+        x[0] += 2
+        thing.view += 1
+    return x * 2, thing.view * 3
+def call_0(run):
+    thing.view = leaf[:2]
+    return run(torch.ones(3))
+def call_1(run):
+    thing.view = (leaf * 2)[:2]
+    return run(torch.ones(3, requires_grad=True) * 2)
+""")
