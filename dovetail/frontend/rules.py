@@ -233,6 +233,7 @@ def _iterating(function: Any, first: int) -> Any:
         arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
         keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
         if function in (any, all):
+            # One item after the other: what makes them may have effects, and those after the first hit are never made.
             return function(interpreter.truth(item) for item in arguments[0])
         try:
             return interpreter.values.wrap(function(*arguments, **keywords))

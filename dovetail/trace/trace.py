@@ -22,7 +22,10 @@ from dovetail.trace.shapes import Bindings, RecordingShapeEnv, ShapePolicy
 
 @dataclass(eq=False)
 class TracedInput:
-    """A real tensor that the trace has met: ``leaf`` is what gradients are asked for, ``value`` what user code sees."""
+    """A real tensor that the trace has met: ``leaf`` is what gradients are asked for, ``value`` what user code sees.
+
+    ``grad_fn`` is that of the value before the program wrote to it in place.
+    """
 
     index: int
     real: torch.Tensor

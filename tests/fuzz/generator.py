@@ -130,9 +130,10 @@ class Writer:
             lambda: f"({sub('T')} if {sub('B')} else {sub('T')})",
             lambda: f"sum({sub('LT')}, {sub('T')})",
             lambda: f"sum([t * {sub('F')} for t in {sub('LT')}], {sub('T')})",
-            lambda: f"{sub('LT')}[{self.pick('0', '-1', sub('I'))}]",
+            lambda: self._indexed(sub("LT"), sub("T"), sub("I")),
             lambda: f"{sub('DT')}.get({sub('S')}, {sub('T')})",
-            lambda: f"{sub('DT')}[{sub('S')}]",
+            lambda: f"{{'a': {sub('T')}, **{sub('DT')}}}['a']",
+            lambda: self._looked_up(sub("DT"), sub("S"), sub("T")),
             lambda: f"{sub('O')}.method({sub('T')})",
             lambda: f"{sub('O')}.total",
             lambda: f"{sub('O')}({sub('T')})",
@@ -147,7 +148,7 @@ class Writer:
             lambda: f"functools.reduce(operator.add, {sub('LT')}, {sub('T')})",
             lambda: f"next((t for t in {sub('LT')} if t.dim() == 1), {sub('T')})",
             lambda: f"torch.{self.pick('zeros_like', 'ones_like', 'rand_like')}({sub('T')})",
-            lambda: f"[*{sub('LT')}, {sub('T')}][{sub('I')}]",
+            lambda: f"[*{sub('LT')}, {sub('T')}][{self.pick('0', '-1')}]",
             lambda: f"(lambda a, b={sub('F')}: a * b)({sub('T')})",
             lambda: f"apply({sub('C')}, {sub('T')})",
             lambda: f"torch.unbind({sub('T')}, -1)[0]",
@@ -155,6 +156,18 @@ class Writer:
             lambda: f"torch.softmax({sub('T')}, -1)",
         ]
         return self.rng.choice(options)()
+
+    def _indexed(self, container: str, instead: str, index: str) -> str:
+        """An item of a list, mostly one that is there."""
+        if self.chance(0.1):
+            return f"{container}[{index}]"
+        return f"({container}[{self.pick('0', '-1')}] if {container} else {instead})"
+
+    def _looked_up(self, table: str, key: str, instead: str) -> str:
+        """An item of a dictionary, mostly one that is there."""
+        if self.chance(0.1):
+            return f"{table}[{key}]"
+        return f"({table}[{key}] if {key} in {table} else {instead})"
 
     def _expression_I(self, scope: Scope, depth: int) -> str:
         def sub(kind: str) -> str:
@@ -169,7 +182,7 @@ class Writer:
             lambda: f"sum({sub('LI')})",
             lambda: f"max({sub('LI')}, default={sub('I')})",
             lambda: f"{sub('DI')}.get({sub('S')}, {sub('I')})",
-            lambda: f"{sub('LI')}[{sub('I')}]",
+            lambda: self._indexed(sub("LI"), sub("I"), sub("I")),
             lambda: f"int({sub('F')})",
             lambda: f"({sub('I')} if {sub('B')} else {sub('I')})",
             lambda: f"len({{*{sub('LI')}, {sub('I')}}})",

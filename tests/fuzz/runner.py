@@ -161,6 +161,13 @@ def _compare_gradients(comparison: Comparison, exact: bool, where: str) -> None:
             raise Difference("gradient", f"{where}: {path}.grad: {a} and {b}")
 
 
+def _is_unchecked(error: BaseException | None) -> bool:
+    """Accepted: an operator whose result nobody uses is not run. Where torch's own meta function does not check what the
+    kernel does (two dtypes in one matrix product), the error is lost.
+    """
+    return isinstance(error, RuntimeError) and "same dtype" in str(error)
+
+
 def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, where: str) -> Comparison:
     _compare_errors(first.error, second.error, "exception", where)
     if first.printed != second.printed:
@@ -205,6 +212,8 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
                 first = left.call(name, left.namespace["function"], number)
                 second = right.call(name, compiled, number)
                 raised += first.error is not None
+                if _is_unchecked(first.error) and second.error is None:
+                    break
                 comparison = _compare_calls(left, right, first, second, name)
                 roots = _differentiable(comparison)
                 errors = [_backward(roots[0]), _backward(roots[1])] if roots[0] else [None, None]
@@ -218,7 +227,7 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
     except Exception:
         if left is None:
             return Outcome(EXCEPTION, raised=1)
-        failure, kind = traceback.format_exc(), "crash"
+        failure, kind = traceback.format_exc(), f"crash {type(sys.exc_info()[1]).__name__}"
     finally:
         linecache.cache.pop(filename, None)
     return Outcome(_category(compiled, raised), failure, kind, _reasons(compiled), raised)

@@ -105,6 +105,9 @@ class StatementWriter(Writer):
         if known is None:
             return self._assign_new(scope)
         kind, name = known
+        if kind == "T" and self.chance(0.5):
+            # Written like this, it is no write in place.
+            return [f"{name} = {name} {self.pick('+', '-', '*')} {self.expression('T', scope, 1)}"]
         if kind in ("T", "I", "F"):
             return [
                 f"{name} {self.pick('+=', '-=', '*=')} {self.expression('F' if kind == 'T' and self.chance(0.6) else kind, scope, 1)}"
@@ -154,11 +157,13 @@ class StatementWriter(Writer):
         container = self.expression(kind, scope, 0)
         element = self.expression("T" if kind.endswith("T") else "I", scope, 1)
         if kind.startswith("L"):
+            there = "" if self.chance(0.1) else f"if {container}: "
             return [
-                self.pick(
+                there
+                + self.pick(
                     f"{container}[:1] = [{element}]",
                     f"{container}[1:2] = []",
-                    f"{container}[{self.pick('0', '-1', '1')}] = {element}",
+                    f"{container}[{self.pick('0', '-1')}] = {element}",
                     f"{container}[{self.pick('0', '-1')}] {self.pick('+=', '*=')} {self.expression('I', scope, 1)}",
                 )
             ]
@@ -210,7 +215,7 @@ class StatementWriter(Writer):
             f"{target}[..., :1] += 1.0",
             f"{target}.view(-1).sub_(1.0)",
         )
-        if self.chance(0.6):
+        if self.chance(0.85):
             return ["with torch.no_grad():", f"    {change}"]
         return [change]
 

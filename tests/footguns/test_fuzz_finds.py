@@ -1,0 +1,194 @@
+"""Programs that the fuzzer (``python -m tests.fuzz``) found to go wrong, made small: one test for each cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dovetail
+import dovetail.errors
+from tests.fuzz.runner import FALL_BACK, Outcome, run_program
+
+HEAD = "import torch\nclass Thing: pass\nthing = Thing()\n"
+
+
+def check(source: str) -> Outcome:
+    outcome = run_program(HEAD + source)
+    assert not outcome.kind, outcome.failure
+    assert outcome.category != FALL_BACK, outcome.reasons
+    return outcome
+
+
+def test_a_view_made_without_recording_takes_no_gradient() -> None:
+    # It says that it requires a gradient, because its base does, but has no grad_fn: nothing flows through it.
+    check("""
+w = torch.ones(3, requires_grad=True)
+def function(x):
+    h = x * 2
+    with torch.no_grad():
+        return w[:2], h[0], h
+def call_0(run): return run(torch.ones(3, requires_grad=True))
+def call_1(run): return run(torch.ones(3, requires_grad=True))
+""")
+
+
+def test_such_a_view_returned_alone_takes_none_either() -> None:
+    check("""
+def function(x):
+    h = x * 2
+    with torch.no_grad():
+        v = h[:2]
+    return v, x * 3
+def call_0(run): return run(torch.ones(3, requires_grad=True))
+""")
+
+
+def test_a_leaf_made_inside_is_a_leaf() -> None:
+    check("""
+def function(x):
+    return torch.ones(3, requires_grad=True), x * 2
+def call_0(run): return run(torch.ones(3, requires_grad=True))
+""")
+
+
+def test_a_leaf_made_inside_beside_what_comes_of_it_is_not_cut_off() -> None:
+    outcome = run_program("""
+import torch
+def function(x):
+    w = torch.ones(3, requires_grad=True)
+    return w, w * x
+def call_0(run): return run(torch.ones(3))
+""")
+    assert not outcome.kind, outcome.failure
+
+
+def test_a_write_of_the_value_that_was_there_is_a_write() -> None:
+    check("""
+thing.seen = 1
+Thing.level = 1
+table = {'a': 1}
+def function(x):
+    thing.seen = 1
+    Thing.level = 1
+    table['a'] = 1
+    return x * 2
+def call_0(run): return run(torch.ones(3))
+def call_1(run):
+    thing.seen, Thing.level, table['a'] = 2, 2, 2
+    return run(torch.ones(3))
+""")
+
+
+def test_a_new_attribute_deleted_again_is_deleted_where_it_was_there_before() -> None:
+    check("""
+def function(x):
+    thing.late = 1
+    del thing.late
+    return x * 2
+def call_0(run): return run(torch.ones(3))
+def call_1(run):
+    thing.late, thing.other = 5, 6
+    return run(torch.ones(3))
+""")
+
+
+def test_the_grad_mode_before_a_block_with_a_break_in_it_is_not_a_constant() -> None:
+    check("""
+w = torch.ones(3, requires_grad=True)
+def function(x):
+    with torch.set_grad_enabled(bool(x.sum() > 0)):
+        number = x.sum().item()
+    return w * number
+def call_0(run):
+    with torch.no_grad():
+        return run(torch.ones(1))
+def call_1(run): return run(torch.ones(1)), torch.is_grad_enabled()
+""")
+
+
+@pytest.mark.parametrize(
+    "hashed", ["{*numbers, v}", "{v}", "{v: 1}", "set([v])", "{n for n in numbers}", "dict([(v, 1)])"]
+)
+def test_a_number_that_changes_from_call_to_call_can_be_hashed(hashed: str) -> None:
+    check(f"""
+numbers = [1]
+def function(x, n):
+    v = numbers[0]
+    try:
+        seen = {hashed}
+    except Exception:
+        return x * 100
+    return x * n, seen
+def call_0(run): return run(torch.ones(2), 1)
+def call_1(run):
+    numbers[:] = [2]
+    return run(torch.ones(2), 2)
+def call_2(run):
+    numbers[:] = [5]
+    return run(torch.ones(2), 5)
+""")
+
+
+def test_a_refusal_of_ours_is_not_for_the_handlers_of_the_program() -> None:
+    sparse = torch.eye(3).to_sparse()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.mv(sparse, x)
+        except Exception:
+            return x * 100
+
+    compiled = dovetail.compile(function, backend="aten")
+    try:
+        assert torch.equal(compiled(torch.ones(3)), torch.ones(3))
+    except dovetail.errors.InputError as refusal:
+        assert "sparse" in str(refusal).lower()
+
+
+@pytest.mark.parametrize(
+    "stops", ["any(bump() for i in numbers)", "all(not bump() for i in numbers)", "1 in (bump() for i in numbers)"]
+)
+def test_a_search_ends_at_the_first_hit(stops: str) -> None:
+    check(f"""
+numbers = [1, 2, 3]
+count = 0
+def bump():
+    global count
+    count += 1
+    return count
+def function(x):
+    return x * 2, {stops}
+def call_0(run): return run(torch.ones(2))
+""")
+
+
+def test_numbers_in_a_list_that_is_gone_through_are_guarded() -> None:
+    check("""
+numbers = [1]
+def function(x):
+    return x * 2, [number for number in numbers], numbers.index(numbers[0])
+def call_0(run): return run(torch.ones(2))
+def call_1(run):
+    numbers[0] = 2
+    return run(torch.ones(2))
+def call_2(run):
+    numbers[0] = 3
+    return run(torch.ones(2))
+""")
+
+
+def test_a_view_of_a_leaf_is_written_to_under_no_grad() -> None:
+    check("""
+leaf = torch.ones(3, requires_grad=True)
+def function(x):
+    with torch.no_grad():
+        x[0] += 2
+        thing.view += 1
+    return x * 2, thing.view * 3
+def call_0(run):
+    thing.view = leaf[:2]
+    return run(torch.ones(3))
+def call_1(run):
+    thing.view = (leaf * 2)[:2]
+    return run(torch.ones(3, requires_grad=True) * 2)
+""")
