@@ -101,6 +101,8 @@ class Attributes:
                 return self.call(getter, (target, name), {})
             return getattr(target, name)
         assert owner is not None
+        if name == "__dict__" and not self._needs_no_guard(target):
+            raise Break(f"the dictionary of the class {target.__name__} is read", "read the attributes that you need")
         self._guard_not_shadowed(target.__mro__, owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
@@ -372,6 +374,14 @@ class Attributes:
         """``del target.name``."""
         deleter, _ = class_attribute(type(target), "__delattr__")
         attributes = instance_dict(target)
+        found, _ = class_attribute(type(target), name)
+        if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
+            self.call(found.fdel, (target,), {})
+            return
+        descriptor_deleter, _ = class_attribute(type(found), "__delete__")
+        if found is not MISSING and isinstance(descriptor_deleter, types.FunctionType):
+            self.call(descriptor_deleter, (found, target), {})
+            return
         if isinstance(target, (torch.Tensor, type, types.ModuleType)) or attributes is None or name not in attributes:
             raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
         if isinstance(deleter, types.FunctionType) and deleter is not torch.nn.Module.__delattr__:

@@ -31,7 +31,7 @@ from dovetail.guards import (
     NoHooks,
     ReferentSource,
 )
-from dovetail.runtime.recipe import INTERPRETED, interpreted
+from dovetail.runtime.recipe import interpreted_of, stands_for
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
@@ -94,7 +94,6 @@ IMPURE_BUILTINS: dict[Any, str] = {
     compile: "compile makes code",
     globals: "globals() hands out the module's dictionary",
     locals: "locals() hands out the frame's variables",
-    vars: "vars() hands out an object's dictionary",
     dir: "dir() lists what nobody guards",
     breakpoint: "breakpoint stops the program",
     id: "id() is another number at every call",
@@ -226,6 +225,9 @@ class Calls:
         ) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
+        def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
         def load_attribute(self, target: Any, name: str) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
@@ -242,9 +244,16 @@ class Calls:
         )
         if rule is not None:
             return rule(self, args, kwargs)
-        function = interpreted(function)
         kind = type(function)
         if kind is types.FunctionType:
+            interpreted = interpreted_of(function)
+            if interpreted is not function:
+                return self.call(interpreted, args, kwargs, direct)
+            if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):
+                # A method of the interpreter's own generators and iterators; one that existed before must not be advanced.
+                for item in args:
+                    self._check_opaque(function, item)
+                return self.values.wrap(function(*args, **kwargs))
             if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
@@ -413,6 +422,8 @@ class Calls:
             return self.call_torch(function, args, kwargs)
         if isinstance(owner, (list, dict, set)):
             return self.call_container_method(owner, function, args, kwargs)
+        if type(owner) is str and name == "format":
+            return self.format_text(owner, args, kwargs)
         if isinstance(owner, types.GeneratorType):
             raise Break("a generator that existed before the call is advanced", "make a list of it first")
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
@@ -535,7 +546,7 @@ class Calls:
             functools.update_wrapper(enter, function)
         except AttributeError:
             enter.__name__ = type(function).__name__
-        enter.__dict__[INTERPRETED] = (enter, function)
+        stands_for(enter, function)  # type: ignore[arg-type]
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

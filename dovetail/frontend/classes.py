@@ -156,10 +156,15 @@ def _is_python(function: Any) -> bool:
 def _check_enum(name: str, bases: Any, namespace: Any, named: Any) -> None:
     """Members are made by the enum module's own code, which would run the user's without anybody watching."""
     places = [namespace, *(owner.__dict__ for base in bases for owner in base.__mro__ if owner.__module__ != "enum")]
-    own = {"__new__", "__init__", "_generate_next_value_", "_missing_"}
-    if any(
-        _is_python(getattr(place.get(method), "__func__", place.get(method))) for place in places for method in own
-    ) or any(value.__class__.__module__ != "enum" for value in named.values()):
-        raise Break(
-            f"the enum {name}, whose members run code of its own, is defined", "define it outside of the function"
-        )
+    for place in places:
+        for method in ("__new__", "__init__", "_generate_next_value_", "_missing_"):
+            function = place.get(method)
+            function = getattr(function, "__func__", function)
+            if _is_python(function) and function.__module__ != "enum":
+                raise _enum_break(name)
+    if any(type(value).__module__ != "enum" for value in named.values()):
+        raise _enum_break(name)
+
+
+def _enum_break(name: str) -> Break:
+    return Break(f"the enum {name}, whose members run code of its own, is defined", "define it outside of the function")

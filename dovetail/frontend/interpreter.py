@@ -27,6 +27,8 @@ from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
 from dovetail.frontend.rules import WrappingIterator
+from dovetail.frontend.standard_library import CODE_RULES
+from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -106,6 +108,8 @@ class Interpreter(Attributes, Calls, Operators):
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
         if len(self.frames) >= MAXIMUM_DEPTH:
             raise Break("the calls are nested too deeply", "use a loop instead of the recursion")
+        if id(code) in CODE_RULES:
+            return CODE_RULES[id(code)](self, function, args)
         if id(function) not in self._seen_functions:
             self._guard_function(function)
         frame = Frame(function, bind(function, args, kwargs, self._default))
@@ -122,6 +126,11 @@ class Interpreter(Attributes, Calls, Operators):
         result = self.run_frame(frame, None)
         assert isinstance(result, Return)
         return result.value
+
+    def guard_closure(self, function: types.FunctionType) -> None:
+        """Guard a function's code, and remember where its cells can be found again."""
+        if id(function) not in self._seen_functions:
+            self._guard_function(function)
 
     def _guard_function(self, function: types.FunctionType) -> None:
         self._seen_functions.add(id(function))
@@ -326,16 +335,19 @@ class Interpreter(Attributes, Calls, Operators):
     def load_cell(self, frame: Frame, name: str) -> Any:
         """The content of a closure cell."""
         cell = frame.cells[name]
-        source = self._cells.get(id(cell))
         try:
-            value = cell.cell_contents
+            return self.read_cell(cell)
         except ValueError:
+            source = self._cells.get(id(cell))
             if isinstance(source, CellSource):
                 self.values.guard(source, Unbound(), f"{name} is unbound")
             raise unbound_variable(frame.code, name) from None
-        if source is None or self.effects.written(cell):
-            return value
-        return self.values.read(value, source)
+
+    def read_cell(self, cell: types.CellType) -> Any:
+        """The content of a cell; raises ValueError where it is empty."""
+        value = cell.cell_contents
+        source = self._cells.get(id(cell))
+        return value if source is None or self.effects.written(cell) else self.values.read(value, source)
 
     def store_cell(self, frame: Frame, name: str, value: Any) -> None:
         """Write a closure cell."""
@@ -429,6 +441,14 @@ class Interpreter(Attributes, Calls, Operators):
             self.effects.delete_item(target, key)
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
+
+    def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """``template.format(...)``, with the objects' own methods interpreted."""
+        return format_braces(self, template, args, kwargs)
+
+    def format_percent(self, template: Any, values: Any) -> Any:
+        """``template % values``, with the objects' own methods interpreted."""
+        return format_percent(self, template, values)
 
     # --- iteration ----------------------------------------------------------------------------------------------------
 

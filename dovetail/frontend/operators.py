@@ -90,6 +90,9 @@ class Operators:
         def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             """See :class:`Calls` and :class:`Interpreter`."""
 
+        def format_percent(self, template: Any, values: Any) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
         def iterate(self, value: Any) -> Any:
             """See :class:`Calls` and :class:`Interpreter`."""
 
@@ -100,7 +103,7 @@ class Operators:
         """An operator, with the operands' own Python methods interpreted."""
         simple = True
         for item in operands:
-            if isinstance(item, torch.Tensor) or type(item) in SIMPLE_OPERANDS:
+            if type(item) in SIMPLE_OPERANDS or (isinstance(item, torch.Tensor) and type(operands[0]) is not str):
                 continue
             simple = False
             break
@@ -110,6 +113,8 @@ class Operators:
             return self._native(function, operands, {})
         if function is operator.contains:
             return self._contains(*operands)
+        if function in (operator.mod, operator.imod) and type(operands[0]) is str and not is_leaf_value(operands[1]):
+            return self.format_percent(*operands)
         handled, result = self._operate_python(function, operands)
         if handled:
             return result

@@ -7,7 +7,6 @@ import builtins
 import collections
 import copy
 import enum
-import functools
 import operator
 import types
 from typing import Any
@@ -20,6 +19,8 @@ from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
+from dovetail.frontend.operators import python_method
+from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
 
 
@@ -68,6 +69,8 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
+    if isinstance(kinds, type) and shown_type(value) is not type(value):
+        return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
 
 
@@ -92,7 +95,7 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if traced is not None:
             return type(traced.real)
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
-    return type(args[0])
+    return shown_type(args[0])
 
 
 @rule(super)
@@ -144,6 +147,8 @@ def _bool(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 def _conversion(function: Any, method_name: str) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function is pow and len(args) == 2:
+            return interpreter.operate(operator.pow, *args)
         if args:
             value = args[0]
             if private.is_symbolic(value):
@@ -155,15 +160,11 @@ def _conversion(function: Any, method_name: str) -> Any:
                     args = tuple(plain_numbers(item) for item in args)
                     value = args[0]
             if isinstance(value, torch.Tensor):
-                if function in (str, repr, format, ascii):
-                    raise Break("a tensor is turned into text", "print or format tensors outside of the function")
                 if function is hash:
                     raise Break("a tensor is hashed", "use an index instead")
             else:
-                if isinstance(value, torch.nn.Module) and function is not hash:
-                    raise Break(f"{function.__name__}() reads a whole module", "do this outside of the function")
-                method, _ = class_attribute(type(value), method_name)
-                if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
+                method = python_method(value, method_name)
+                if method is not None:
                     return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
                 if isinstance(value, (list, tuple, dict, set)):
                     interpreter.values.whole_deep(value)
@@ -178,10 +179,6 @@ for _function, _method in (
     (int, "__int__"),
     (float, "__float__"),
     (complex, "__complex__"),
-    (str, "__str__"),
-    (repr, "__repr__"),
-    (format, "__format__"),
-    (ascii, "__repr__"),
     (hash, "__hash__"),
     (bytes, "__bytes__"),
     (abs, "__abs__"),
@@ -278,11 +275,6 @@ _ITERATING: tuple[tuple[Any, int], ...] = (
 )
 for _iterator, _first in _ITERATING:
     RULES[_iterator] = _iterating(_iterator, _first)
-
-
-@rule(functools.partial)
-def _partial(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return functools.partial(*args, **kwargs)
 
 
 @rule(copy.deepcopy)

@@ -10,6 +10,7 @@ import functools
 import itertools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,15 +151,17 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
     return functools.partial(function, *args, **keywords)
 
 
-INTERPRETED = "_dovetail_interpreted"
-"""On a function that native code was given in the place of an interpreted one: itself, and the interpreted one."""
+_INTERPRETED: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
 
 
-def interpreted(value: Any) -> Any:
-    """The interpreted function behind one that native code was given; any other value as it is."""
-    known = value.__dict__.get(INTERPRETED) if type(value) is types.FunctionType else None
-    # functools.update_wrapper copies the mark to other functions.
-    return known[1] if known is not None and known[0] is value else value
+def stands_for(function: types.FunctionType, interpreted: Any) -> None:
+    """Remember that native code was given ``function`` in the place of an interpreted one."""
+    _INTERPRETED[function] = interpreted
+
+
+def interpreted_of(function: types.FunctionType) -> Any:
+    """The function that native code was given this one for; itself where it is none of these."""
+    return _INTERPRETED.get(function, function)
 
 
 class RecipeBuilder:
@@ -175,7 +178,8 @@ class RecipeBuilder:
 
     def build(self, value: Any) -> Recipe:
         """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
-        value = interpreted(value)
+        if type(value) is types.FunctionType:
+            value = interpreted_of(value)
         found = self._classify(value)
         if found is not None:
             return found

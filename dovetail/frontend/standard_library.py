@@ -1,0 +1,134 @@
+"""Rules for functions of the standard library whose own code looks at frames, at identities or at global registries."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import types
+import typing
+import warnings
+from typing import Any
+
+from dovetail.frontend.calls import rule
+from dovetail.frontend.frame import Break
+from dovetail.frontend.generator import InterpretedGenerator
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+def shown_type(value: Any) -> type:
+    """The type that the user's code is to see: a generator that the interpreter runs is a generator."""
+    return types.GeneratorType if type(value) is InterpretedGenerator else type(value)
+
+
+@rule(functools.partial)
+def _partial(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    # Nothing is called yet: the function stays the one that the interpreter will call.
+    return functools.partial(*args, **kwargs)  # type: ignore[operator, misc]
+
+
+@rule(vars)
+def _vars(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if not args:
+        raise Break("vars() hands out the frame's variables", "do this outside of the compiled function")
+    if isinstance(args[0], types.ModuleType):
+        raise Break("vars() hands out a module's dictionary", "read the attributes that you need")
+    return interpreter.load_attribute(args[0], "__dict__")
+
+
+@rule(sys.exc_info)
+def _exc_info(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    error = interpreter.handled_exception(interpreter.frames[-1])
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@rule(sys.exception)
+def _exception(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    return interpreter.handled_exception(interpreter.frames[-1])
+
+
+@rule(os.fspath)
+def _fspath(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    (path,) = args
+    if isinstance(path, (str, bytes)):
+        return path
+    return interpreter.call(interpreter.load_attribute(path, "__fspath__"), (), {})
+
+
+@rule(inspect.isgenerator)
+def _is_generator(interpreter: Any, args: Arguments, kwargs: Keywords) -> bool:
+    return issubclass(shown_type(args[0]), types.GeneratorType)
+
+
+@rule(dataclasses._process_class)  # type: ignore[attr-defined]
+def _process_class(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if not interpreter.is_created(args[0]):
+        raise Break("a class that existed before the call is made a dataclass", "do this outside of the function")
+    made = dataclasses._process_class(*args, **kwargs)  # type: ignore[attr-defined]
+    interpreter.created(made)
+    return made
+
+
+@rule(typing.cast)
+def _cast(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    return args[1] if len(args) > 1 else kwargs["val"]
+
+
+@rule(warnings.warn)
+def _warn(interpreter: Any, args: Arguments, kwargs: Keywords) -> None:
+    """Warn once, while the function is captured, in the name of the user's line."""
+    message, category, level, source = _warn_arguments(*args, **kwargs)
+    if isinstance(message, Warning):
+        category = type(message)
+    frames = interpreter.frames
+    if level > len(frames):
+        raise Break("a warning is given in the name of a caller of the compiled function", "use a smaller stacklevel")
+    frame = frames[-max(level, 1)]
+    registry = frame.globals.setdefault("__warningregistry__", {})
+    module = frame.globals.get("__name__") or "<unknown>"
+    warnings.warn_explicit(message, category, frame.code.co_filename, frame.line(), module, registry, None, source)
+
+
+def _warn_arguments(
+    message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **kwargs: Any
+) -> tuple[Any, Any, int, Any]:
+    if kwargs:
+        raise Break(f"warnings.warn is called with {', '.join(kwargs)}", "use stacklevel")
+    return message, category or UserWarning, stacklevel, source
+
+
+@rule(collections.namedtuple)
+def _namedtuple(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    module = interpreter.frames[-1].globals.get("__name__", "__main__")
+    made: Any = collections.namedtuple(*args, **{"module": module, **kwargs})  # type: ignore[misc]
+    interpreter.created(made)
+    return made
+
+
+def _inner_code(function: Any, name: str) -> types.CodeType:
+    return next(item for item in function.__code__.co_consts if getattr(item, "co_name", None) == name)
+
+
+_DISPATCH = _inner_code(functools.singledispatch, "dispatch")
+
+
+def dispatched(interpreter: Any, function: types.FunctionType, args: Arguments) -> Any:
+    """What ``singledispatch`` finds for a class: its cache, keyed by weak references, is passed by."""
+    cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))["registry"]
+    interpreter.guard_closure(function)
+    registry = interpreter.read_cell(cell)
+    interpreter.values.whole(registry)
+    found = function(*args)
+    for key, implementation in registry.items():
+        if implementation is found:
+            return interpreter.load_item(registry, key)
+    raise Break("singledispatch finds a function that is not registered", "call it outside of the function")
+
+
+CODE_RULES: dict[int, Any] = {id(_DISPATCH): dispatched}
+"""Rules for functions that are made anew by a library function, by the identity of their code."""
