@@ -131,7 +131,6 @@ DATA_METHODS = frozenset(
 )
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index})
-HIGHER_ORDER = (map, filter, sorted, min, max, iter)
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -188,6 +187,8 @@ def runs_natively(module_name: str) -> bool:
 
 def wraps_user_code(function: types.FunctionType) -> bool:
     """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
+    if INTERPRETED in function.__dict__:
+        return False
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
@@ -525,6 +526,10 @@ class Calls:
             return self.trampoline(value) if kind is functools.partial else value
         return self.values.for_native(value)
 
+    def called_argument(self, value: Any) -> Any:
+        """A callable argument for native code that may call it: an object's ``__call__`` is interpreted."""
+        return self.trampoline(value) if is_user_callable(value) else self._native_argument(value)
+
     def trampoline(self, function: Any) -> Callable[..., Any]:
         """A plain function that native code may call: it goes through the interpreter."""
 
@@ -539,13 +544,9 @@ class Calls:
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = tuple(self._native_argument(item) for item in args)
-        keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
-        if self._calls_its_arguments(function):
-            arguments = tuple(self.trampoline(item) if is_user_callable(item) else item for item in arguments)
-            keywords = {
-                key: self.trampoline(item) if is_user_callable(item) else item for key, item in keywords.items()
-            }
+        convert = self.called_argument if self._calls_its_arguments(function) else self._native_argument
+        arguments = tuple(map(convert, args))
+        keywords = {key: convert(item) for key, item in kwargs.items()} if kwargs else {}
         for item in arguments:
             self._check_opaque(function, item)
         for item in keywords.values():
@@ -569,9 +570,7 @@ class Calls:
     @staticmethod
     def _calls_its_arguments(function: Any) -> bool:
         module = getattr(function, "__module__", None) or getattr(type(function), "__module__", None) or ""
-        return any(function is item for item in HIGHER_ORDER) or module.startswith(
-            ("torch", "itertools", "functools", "_functools")
-        )
+        return module.startswith(("torch", "itertools", "functools", "_functools"))
 
     def _guard_settings(self, value: Any) -> None:
         """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""

@@ -230,8 +230,8 @@ def _iterating(function: Any, first: int) -> Any:
                 converted[position] = interpreter.drain(args[position])
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
-        arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
-        keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
+        arguments = [interpreter.called_argument(item) if callable(item) else item for item in converted]
+        keywords = {key: interpreter.called_argument(item) if callable(item) else item for key, item in kwargs.items()}
         if function in (any, all):
             return function(interpreter.truth(item) for item in arguments[0])
         try:
