@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import logging
 import math
 import operator
@@ -167,6 +168,16 @@ SET_WRITERS = frozenset(
     }
 )
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
+# Which positional argument a function of the standard library calls.
+CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
+    (functools.reduce, 0),
+    (itertools.starmap, 0),
+    (itertools.filterfalse, 0),
+    (itertools.takewhile, 0),
+    (itertools.dropwhile, 0),
+    (itertools.accumulate, 1),
+    (itertools.groupby, 1),
+)
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -544,9 +555,21 @@ class Calls:
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        convert = self.called_argument if self._calls_its_arguments(function) else self._native_argument
-        arguments = tuple(map(convert, args))
-        keywords = {key: convert(item) for key, item in kwargs.items()} if kwargs else {}
+        module = getattr(function, "__module__", None) or ""
+        if module in ("itertools", "_functools", "functools"):
+            called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
+        else:
+            called = "all" if module.startswith("torch") else None
+        if called is None:
+            arguments = tuple(map(self._native_argument, args))
+            keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+        else:
+            arguments = tuple(
+                self.called_argument(item) if called in ("all", at) else self._native_argument(item)
+                for at, item in enumerate(args)
+            )
+            # Those of itertools and functools that take objects take them by position only.
+            keywords = {key: self.called_argument(item) for key, item in kwargs.items()}
         for item in arguments:
             self._check_opaque(function, item)
         for item in keywords.values():
@@ -566,11 +589,6 @@ class Calls:
             name = getattr(function, "__name__", str(function))
             raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
-
-    @staticmethod
-    def _calls_its_arguments(function: Any) -> bool:
-        module = getattr(function, "__module__", None) or getattr(type(function), "__module__", None) or ""
-        return module.startswith(("torch", "itertools", "functools", "_functools"))
 
     def _guard_settings(self, value: Any) -> None:
         """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""

@@ -230,8 +230,10 @@ def _iterating(function: Any, first: int) -> Any:
                 converted[position] = interpreter.drain(args[position])
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
-        arguments = [interpreter.called_argument(item) if callable(item) else item for item in converted]
-        keywords = {key: interpreter.called_argument(item) if callable(item) else item for key, item in kwargs.items()}
+        # What comes before the items, and the key, is called; the items themselves may be objects that can be called.
+        arguments = [interpreter.called_argument(item) for item in converted[:first]]
+        arguments += [interpreter._native_argument(item) if callable(item) else item for item in converted[first:]]
+        keywords = {name: interpreter.called_argument(item) if name == "key" else item for name, item in kwargs.items()}
         if function in (any, all):
             return function(interpreter.truth(item) for item in arguments[0])
         try:

@@ -276,7 +276,11 @@ def generator_already_closed(x: Any) -> Any:
 def generator_expressions(x: Any) -> Any:
     rows = [[1, 2], [3, 4]]
     flat = (item for row in rows for item in row if item != 2)
-    return sum(item * x for item in flat), any(item > 3 for row in rows for item in row), max(i for r in rows for i in r)
+    return (
+        sum(item * x for item in flat),
+        any(item > 3 for row in rows for item in row),
+        max(i for r in rows for i in r),
+    )
 
 
 @case
@@ -986,7 +990,16 @@ def chained_comparisons(x: Any) -> Any:
 @case
 def boolean_operators(x: Any) -> Any:
     empty: list[int] = []
-    return x, empty or "x", empty and 1, not empty, 1 and 2 and 3, 0 or "" or None, (1 if empty else 2), empty is not None
+    return (
+        x,
+        empty or "x",
+        empty and 1,
+        not empty,
+        1 and 2 and 3,
+        0 or "" or None,
+        (1 if empty else 2),
+        empty is not None,
+    )
 
 
 @case
@@ -1330,7 +1343,15 @@ def class_in_a_function(x: Any) -> Any:
             return super().make(value * 2)
 
     child = Child.make(x)
-    return child.work(), child.twice, Child.add(1, x), Base.table, isinstance(child, Base), Child.__name__, Child.__mro__[1] is Base
+    return (
+        child.work(),
+        child.twice,
+        Child.add(1, x),
+        Base.table,
+        isinstance(child, Base),
+        Child.__name__,
+        Child.__mro__[1] is Base,
+    )
 
 
 @case
@@ -2276,11 +2297,11 @@ def type_statement(x):
 )
 source_case(
     (3, 12),
-    '''
+    """
 def nested_f_strings(x):
     name = "a"
     return x, f"{f"{name + "b"}"} {name!r:>{len("four")}}"
-''',
+""",
 )
 source_case(
     (3, 12),
