@@ -106,7 +106,8 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the first entry whose guards hold; compile one where none do."""
         original = self.original
-        if private.dispatch_mode_count() or _inside.active:
+        # First of all: where torch.compile traces this, it is a constant, and the original becomes part of torch's graph.
+        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or _inside.active:
             return original(*args, **kwargs)
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)

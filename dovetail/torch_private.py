@@ -740,3 +740,14 @@ def symbolic_sizes_in(fake_mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         del fake_mode.dispatch
+
+
+def hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Have torch.compile run a function, and all that it calls, without looking at its code (checked on 2.13).
+
+    The autograd engine calls a backward; in a program that torch.compile has broken into graphs, it would be captured.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import logging
 import math
 import operator
@@ -130,7 +131,6 @@ DATA_METHODS = frozenset(
 )
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index})
-HIGHER_ORDER = (map, filter, sorted, min, max, iter)
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -167,6 +167,16 @@ SET_WRITERS = frozenset(
     }
 )
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
+# Which positional argument a function of the standard library calls.
+CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
+    (functools.reduce, 0),
+    (itertools.starmap, 0),
+    (itertools.filterfalse, 0),
+    (itertools.takewhile, 0),
+    (itertools.dropwhile, 0),
+    (itertools.accumulate, 1),
+    (itertools.groupby, 1),
+)
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -187,6 +197,8 @@ def runs_natively(module_name: str) -> bool:
 
 def wraps_user_code(function: types.FunctionType) -> bool:
     """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
+    if INTERPRETED in function.__dict__:
+        return False
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
@@ -536,6 +548,10 @@ class Calls:
             return self.trampoline(value) if kind is functools.partial else value
         return self.values.for_native(value)
 
+    def called_argument(self, value: Any) -> Any:
+        """A callable argument for native code that may call it: an object's ``__call__`` is interpreted."""
+        return self.trampoline(value) if is_user_callable(value) else self._native_argument(value)
+
     def trampoline(self, function: Any) -> Callable[..., Any]:
         """A plain function that native code may call: it goes through the interpreter."""
 
@@ -550,13 +566,21 @@ class Calls:
         return enter
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = tuple(self._native_argument(item) for item in args)
-        keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
-        if self._calls_its_arguments(function):
-            arguments = tuple(self.trampoline(item) if is_user_callable(item) else item for item in arguments)
-            keywords = {
-                key: self.trampoline(item) if is_user_callable(item) else item for key, item in keywords.items()
-            }
+        module = getattr(function, "__module__", None) or ""
+        if module in ("itertools", "_functools", "functools"):
+            called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
+        else:
+            called = "all" if module.startswith("torch") else None
+        if called is None:
+            arguments = tuple(map(self._native_argument, args))
+            keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+        else:
+            arguments = tuple(
+                self.called_argument(item) if called in ("all", at) else self._native_argument(item)
+                for at, item in enumerate(args)
+            )
+            # Those of itertools and functools that take objects take them by position only.
+            keywords = {key: self.called_argument(item) for key, item in kwargs.items()}
         for item in arguments:
             self._check_opaque(function, item)
         for item in keywords.values():
@@ -576,13 +600,6 @@ class Calls:
             name = getattr(function, "__name__", str(function))
             raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
-
-    @staticmethod
-    def _calls_its_arguments(function: Any) -> bool:
-        module = getattr(function, "__module__", None) or getattr(type(function), "__module__", None) or ""
-        return any(function is item for item in HIGHER_ORDER) or module.startswith(
-            ("torch", "itertools", "functools", "_functools")
-        )
 
     def _guard_settings(self, value: Any) -> None:
         """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""

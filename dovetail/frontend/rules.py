@@ -227,8 +227,10 @@ def _iterating(function: Any, first: int) -> Any:
                 converted[position] = interpreter.drain(args[position])
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
-        arguments = [interpreter._native_argument(item) if callable(item) else item for item in converted]
-        keywords = {key: interpreter._native_argument(item) if callable(item) else item for key, item in kwargs.items()}
+        # What comes before the items, and the key, is called; the items themselves may be objects that can be called.
+        arguments = [interpreter.called_argument(item) for item in converted[:first]]
+        arguments += [interpreter._native_argument(item) if callable(item) else item for item in converted[first:]]
+        keywords = {name: interpreter.called_argument(item) if name == "key" else item for name, item in kwargs.items()}
         if function in (any, all):
             # One item after the other: what makes them may have effects, and those after the first hit are never made.
             return function(interpreter.truth(item) for item in arguments[0])

@@ -101,6 +101,7 @@ def _autograd_function(
                     values.append(_with_strides(tangent, ctx.tangent_strides[position] if tangent_strides else None))
             return tuple(backward_for(defined)(values))
 
+    private.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:

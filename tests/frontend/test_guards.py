@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from typing import Any
@@ -318,3 +319,48 @@ def test_the_sentence_for_a_recompile_names_value_and_line() -> None:
         compiled(x)
     (event,) = [str(event) for event in dovetail.events_of(compiled).events if event.name == "recompile"]
     assert "`x.shape[0]` was 8, is 16; needed at " in event and "test_guards.py" in event and "x.view(8, -1)" in event
+
+
+def test_settings_of_a_context_manager_made_before_are_guarded() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+            self.precision = torch.autocast("cpu", dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.precision:
+                return self.inner(x)
+
+    model, x = Model(), torch.randn(2, 3)
+    compiled = dovetail.compile(model, backend="aten", fullgraph=True)
+    for name, value in (("fast_dtype", torch.bfloat16), ("fast_dtype", torch.float16), ("_enabled", False)):
+        setattr(model.precision, name, value)
+        for _ in range(2):
+            expected, actual = model(x), compiled(x)
+            assert expected.dtype == actual.dtype and torch.equal(expected, actual)
+    assert len(compiled.compiled_call.entries) == 3
+
+
+def test_objects_that_native_code_calls_are_interpreted() -> None:
+    class Scale:
+        def __init__(self) -> None:
+            self.factor = 2.0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+        def both(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y * self.factor
+
+    scale = Scale()
+    compiled = dovetail.compile(
+        lambda xs: [*map(scale, xs), functools.reduce(scale.both, xs), functools.partial(scale)(xs[0])],
+        backend="aten",
+        fullgraph=True,
+    )
+    for factor in (2.0, 3.0):
+        scale.factor = factor
+        first, second, folded, applied = compiled([torch.ones(2), torch.ones(2)])
+        for value, expected in ((first, factor), (second, factor), (folded, 1 + factor), (applied, factor)):
+            assert torch.equal(value, torch.full((2,), expected))
