@@ -197,7 +197,7 @@ def runs_natively(module_name: str) -> bool:
 
 def wraps_user_code(function: types.FunctionType) -> bool:
     """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
-    if INTERPRETED in function.__dict__:
+    if interpreted_of(function) is not function:
         return False
     for cell in function.__closure__ or ():
         try:
