@@ -16,11 +16,11 @@ from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.frame import Break, Null, Stop
+from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
 from dovetail.frontend.suspend import Resumption
-from dovetail.frontend.values import IDENTITY_TYPES, Unread, is_bound_builtin, is_leaf_value
+from dovetail.frontend.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.guards import (
     AmbientChange,
     AmbientState,

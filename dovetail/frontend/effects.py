@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.frontend.frame import Break
-from dovetail.frontend.values import Unread
+from dovetail.frontend.frame import Break, Unread
 from dovetail.guards import ItemSource, Source
 
 MISSING = object()

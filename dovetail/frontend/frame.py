@@ -51,6 +51,16 @@ class Stop(BaseException):
         super().__init__("the graph ends here")
 
 
+class Unread:
+    """A local variable of a resumed function that nothing has read yet: it needs no guard, and leaves as it came."""
+
+    __slots__ = ("source", "value")
+
+    def __init__(self, value: Any, source: Any) -> None:
+        self.value = value
+        self.source = source
+
+
 @dataclass(frozen=True)
 class ExceptionEntry:
     """One row of a code object's exception table; positions are indices into the instruction list."""

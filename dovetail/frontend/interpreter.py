@@ -496,6 +496,10 @@ class Interpreter(Attributes, Calls, Operators):
         except StopIteration as stop:
             return True, stop.value
 
+    def as_key(self, value: Any) -> Any:
+        """A value that is to be hashed: symbolic numbers are plain ones there."""
+        return plain_numbers(value)
+
     def change(self, container: Any, method: str, *args: Any) -> None:
         """A method of a list, dictionary or set that an instruction builds; after a graph break it existed before."""
         function = getattr(container, method)

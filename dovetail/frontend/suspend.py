@@ -8,10 +8,9 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from dovetail.frontend.frame import Frame
+from dovetail.frontend.frame import Frame, Unread
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, location_of, unflatten
-from dovetail.frontend.values import Unread
 from dovetail.guards import ArgumentSource, AttributeSource, Identity
 
 

@@ -89,16 +89,6 @@ def is_bound_builtin(value: object) -> bool:
     )
 
 
-class Unread:
-    """A local variable of a resumed function that nothing has read yet: it needs no guard, and leaves as it came."""
-
-    __slots__ = ("source", "value")
-
-    def __init__(self, value: Any, source: Source) -> None:
-        self.value = value
-        self.source = source
-
-
 def refuse_impostor(value: object) -> None:
     """Raise :class:`Break` for an object that says that it is a tensor and is none: torch would read its memory as one."""
     if not issubclass(type(value), torch.Tensor):

@@ -37,7 +37,9 @@ class DeepMachine(Machine):
             return build_class(self, args, kwargs)
         if isinstance(function, types.MethodType):
             return self.call(function.__func__, (function.__self__, *args), kwargs)
-        if isinstance(function, types.FunctionType) and function.__module__ == "tests.frontend.language":
+        if isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(
+            "tests.frontend.language"
+        ):
             if not function.__code__.co_flags & ASYNC:
                 result = self.run_frame(Frame(function, bind(function, args, kwargs, _default)), None)
                 assert isinstance(result, Return)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.frame import NULL
-from dovetail.frontend.values import Unread, plain_numbers
+from dovetail.frontend.frame import NULL, Unread
 
 TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {}
 
@@ -311,13 +310,13 @@ def build_list(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 @handles("BUILD_SET")
 def build_set(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append({plain_numbers(item) for item in pop_many(frame, instruction.arg)})
+    frame.stack.append({interpreter.as_key(item) for item in pop_many(frame, instruction.arg)})
 
 
 @handles("BUILD_MAP")
 def build_map(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = pop_many(frame, 2 * instruction.arg)
-    frame.stack.append(dict(zip(map(plain_numbers, values[::2]), values[1::2], strict=True)))
+    frame.stack.append(dict(zip(map(interpreter.as_key, values[::2]), values[1::2], strict=True)))
 
 
 @handles("BUILD_CONST_KEY_MAP")
@@ -355,21 +354,21 @@ def list_append(interpreter: Any, frame: Any, instruction: Any) -> None:
 def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
     values = frame.stack.pop()
     interpreter.change(
-        frame.stack[-instruction.arg], "update", [plain_numbers(item) for item in interpreter.drain(values)]
+        frame.stack[-instruction.arg], "update", [interpreter.as_key(item) for item in interpreter.drain(values)]
     )
 
 
 @handles("SET_ADD")
 def set_add(interpreter: Any, frame: Any, instruction: Any) -> None:
     value = frame.stack.pop()
-    interpreter.change(frame.stack[-instruction.arg], "add", plain_numbers(value))
+    interpreter.change(frame.stack[-instruction.arg], "add", interpreter.as_key(value))
 
 
 @handles("MAP_ADD")
 def map_add(interpreter: Any, frame: Any, instruction: Any) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
-    interpreter.change(frame.stack[-instruction.arg], "__setitem__", plain_numbers(key), value)
+    interpreter.change(frame.stack[-instruction.arg], "__setitem__", interpreter.as_key(key), value)
 
 
 @handles("DICT_UPDATE")

@@ -1,0 +1,324 @@
+"""Exceptions and groups of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.frontend.language.cases import case, plain
+from tests.frontend.language.generators import Manager, noting
+
+
+@case
+def exception_chain(x: Any) -> Any:
+    try:
+        try:
+            raise ValueError("a")
+        except ValueError as error:
+            raise KeyError("b") from error
+    except KeyError as error:
+        found = error
+    return x, plain(found)
+
+
+@case
+def exception_context(x: Any) -> Any:
+    try:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            raise KeyError("b")  # noqa: B904
+    except KeyError as error:
+        first = plain(error)
+    try:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            raise KeyError("b") from None
+    except KeyError as error:
+        second = plain(error)
+    return x, first, second
+
+
+@case
+def finally_orders(x: Any) -> Any:
+    log: list[Any] = []
+
+    def run(kind: str) -> Any:
+        for step in range(3):
+            try:
+                log.append(("try", step))
+                if kind == "return":
+                    return x * step
+                if kind == "break":
+                    break
+                if kind == "continue":
+                    continue
+                if kind == "raise":
+                    raise ValueError(kind)
+            except ValueError:
+                log.append("except")
+            else:
+                log.append("else")
+            finally:
+                log.append(("finally", step))
+        return "end"
+
+    return [run(kind) for kind in ("return", "break", "continue", "raise", "none")], log
+
+
+@case
+def finally_overrides_return(x: Any) -> Any:
+    def run() -> Any:
+        try:
+            return x
+        finally:
+            return x * 2  # noqa: B012
+
+    def swallow() -> Any:
+        for _ in range(2):
+            try:
+                raise ValueError
+            finally:
+                break  # noqa: B012
+        return "left"
+
+    return run(), swallow()
+
+
+@case
+def nested_finally(x: Any) -> Any:
+    log: list[Any] = []
+    try:
+        try:
+            try:
+                raise ValueError("in")
+            finally:
+                log.append(1)
+                try:
+                    raise KeyError("k")
+                except KeyError:
+                    log.append(2)
+        except ValueError as error:
+            log.append(str(error))
+            raise TypeError("out") from error
+        finally:
+            log.append(3)
+    except TypeError as error:
+        log.append(plain(error))
+    return x, log
+
+
+@case
+def bare_raise(x: Any) -> Any:
+    def again() -> None:
+        raise
+
+    try:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            again()
+    except ValueError as error:
+        first = str(error)
+    try:
+        raise  # noqa: PLE0704
+    except RuntimeError as error:
+        return x, first, str(error)
+
+
+@case
+def raise_old_exception_in_handler(x: Any) -> Any:
+    try:
+        raise ValueError("old")
+    except ValueError as error:
+        old = error
+    try:
+        try:
+            raise KeyError("new")
+        except KeyError:
+            raise old  # noqa: B904
+    except ValueError as error:
+        first = plain(error)
+    try:
+        raise old
+    except ValueError as error:
+        second = plain(error)
+    return x, first, second
+
+
+@case
+def exception_variable_is_deleted(x: Any) -> Any:
+    error = "before"
+    try:
+        raise ValueError
+    except ValueError as error:  # noqa: F841
+        pass
+    try:
+        return error
+    except UnboundLocalError as unbound:
+        return x, str(unbound)
+
+
+class OwnError(Exception):
+    """An exception with state."""
+
+    def __init__(self, code: int, x: Any = None) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+        self.x = x
+
+
+@case
+def own_exception(x: Any) -> Any:
+    try:
+        raise OwnError(3, x * 2)
+    except (KeyError, OwnError) as error:
+        return error.code, error.x, str(error), isinstance(error, Exception)
+
+
+@case
+def raise_wrong_things(x: Any) -> Any:
+    seen = []
+    for thing in (1, int, "text"):
+        try:
+            raise thing  # type: ignore[misc]
+        except TypeError as error:
+            seen.append(str(error))
+    try:
+        raise ValueError from 3  # type: ignore[misc]
+    except TypeError as error:
+        seen.append(str(error))
+    try:
+        try:
+            raise ValueError
+        except 3:  # type: ignore[misc]
+            pass
+    except TypeError as error:
+        seen.append(str(error))
+    return x, seen
+
+
+@case
+def exception_groups(x: Any) -> Any:
+    log: list[Any] = []
+    try:
+        try:
+            raise ExceptionGroup("g", [ValueError("v"), ExceptionGroup("in", [KeyError("k"), TypeError("t")])])
+        except* ValueError as group:
+            log.append(plain(group))
+        except* KeyError as group:
+            log.append(plain(group))
+    except ExceptionGroup as rest:
+        log.append(plain(rest))
+    return x, log
+
+
+@case
+def exception_groups_reraise(x: Any) -> Any:
+    seen = []
+    for kind in ("bare", "same", "new", "none"):
+        try:
+            try:
+                raise ExceptionGroup("g", [ValueError("v"), KeyError("k"), TypeError("t")])
+            except* ValueError as group:
+                if kind == "bare":
+                    raise
+                if kind == "same":
+                    raise group
+                if kind == "new":
+                    raise RuntimeError("new") from None
+            except* KeyError:
+                if kind == "bare":
+                    raise
+        except BaseException as error:
+            seen.append(plain(error)[:2] if kind == "new" else plain(error))
+    return x, seen
+
+
+@case
+def exception_groups_naked(x: Any) -> Any:
+    log: list[Any] = []
+    try:
+        raise ValueError("naked")
+    except* ValueError as group:
+        log.append(plain(group))
+    try:
+        try:
+            raise ValueError("naked")
+        except* KeyError:
+            log.append("not reached")
+    except ValueError as error:
+        log.append(plain(error))
+    try:
+        try:
+            raise ValueError("naked")
+        except* ValueError:
+            raise
+    except BaseException as error:
+        log.append(plain(error))
+    try:
+        log.append("no error")
+    except* ValueError:
+        log.append("not reached")
+    return x, log
+
+
+@case
+def exception_groups_all_handled(x: Any) -> Any:
+    try:
+        raise ExceptionGroup("g", [ValueError(1), ValueError(2)])
+    except* ValueError as group:
+        count = len(group.exceptions)
+    else:
+        count = -1
+    finally:
+        x = x + 1
+    return x, count
+
+
+@case
+def exception_notes(x: Any) -> Any:
+    try:
+        error = ValueError("v")
+        error.add_note("note")
+        raise error
+    except ValueError as caught:
+        return x, caught.__notes__
+
+
+@case
+def asserts(x: Any) -> Any:
+    try:
+        assert 1 == 2, "message"  # noqa: PLR0133
+    except AssertionError as error:
+        return x, str(error)
+
+
+@case
+def try_in_loops_with_managers(x: Any) -> Any:
+    log: list[Any] = []
+    for step in range(4):
+        with noting(log, f"m{step}"), Manager(log):
+            try:
+                if step == 1:
+                    continue
+                if step == 3:
+                    break
+                x = x + step
+            finally:
+                log.append(("f", step))
+    else:
+        log.append("else")
+    return x, log
+
+
+@case
+def key_and_index_errors(x: Any) -> Any:
+    seen: list[Any] = []
+    table = {"a": x}
+    for action in (lambda: table["b"], lambda: [1][3], lambda: (1).nothing, lambda: int("z"), lambda: 1 / 0):  # type: ignore[attr-defined]
+        try:
+            seen.append(action())
+        except (KeyError, IndexError, AttributeError, ValueError, ZeroDivisionError) as error:
+            seen.append(type(error).__name__)
+    return table["a"], seen

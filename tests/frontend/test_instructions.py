@@ -1,0 +1,100 @@
+"""Each version's instruction set is whole, and means in every Python on this machine what Python means."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import UnsupportedVersionError
+from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.instructions import instruction_set, refusals
+from tests.frontend.interpreters import VERSIONS, has_torch, interpreter
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+REFUSED = {refusals.refuse_async, refusals.refuse_module_code, refusals.refuse_internal}
+
+
+def run(version: tuple[int, int], *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(
+            f"no Python {version[0]}.{version[1]} on this machine; DOVETAIL_PYTHON_{version[0]}_{version[1]} names one"
+        )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, str(ROOT))))}
+    return subprocess.run(
+        [python, "-P", *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
+def test_no_instruction_is_forgotten(version: tuple[int, int]) -> None:
+    answer = run(version, str(HERE / "instruction_names.py"))
+    names = json.loads(answer.stdout)
+    assert len(names) > 100
+    assert [name for name in names if name not in instruction_set(version)] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
+def test_what_is_refused(version: tuple[int, int]) -> None:
+    table = instruction_set(version)
+    refused = {name for name, handler in table.items() if handler in REFUSED}
+    asynchronous = {"BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "GET_AITER", "GET_ANEXT", "GET_AWAITABLE"}
+    assert asynchronous <= refused
+    assert refused <= asynchronous | {
+        "ASYNC_GEN_WRAP", "ENTER_EXECUTOR", "EXIT_INIT_CHECK", "IMPORT_STAR", "INTERPRETER_EXIT", "PRINT_EXPR", "RESERVED",
+    }  # fmt: skip
+
+
+def test_refusals_say_what_it_is() -> None:
+    def function() -> None:
+        return None
+
+    frame = Frame(function, {})  # type: ignore[arg-type]
+    for name, word in (("GET_AWAITABLE", "async"), ("IMPORT_STAR", "module"), ("RESERVED", "Python's own")):
+        instruction = frame.decoded.instructions[0]._replace(opname=name)
+        with pytest.raises(Break, match=word):
+            instruction_set((3, 11))[name](None, frame, instruction) if name != "RESERVED" else instruction_set(
+                (3, 12)
+            )[name](None, frame, instruction)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(UnsupportedVersionError, match=r"3\.14"):
+        instruction_set((3, 14))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
+def test_the_language_by_the_machine(version: tuple[int, int]) -> None:
+    # Without torch a stand-in with a few empty classes is enough: nothing in these programs is a tensor.
+    python = interpreter(version)
+    stand_in = "" if python is not None and has_torch(python) else str(HERE / "without_torch")
+    answer = run(version, "-m", "tests.frontend.machine_language", path=stand_in)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert f"Python {version[0]}.{version[1]}: " in answer.stdout
+    assert "0 differ" in answer.stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:], ids=lambda version: f"{version[0]}.{version[1]}")
+def test_the_language_compiled(version: tuple[int, int]) -> None:
+    python = interpreter(version)
+    if python is None or not has_torch(python):
+        pytest.skip(
+            f"no Python {version[0]}.{version[1]} with torch; DOVETAIL_PYTHON_{version[0]}_{version[1]} names one"
+        )
+    answer = run(
+        version,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "compiled and aten",
+        str(HERE / "test_language.py"),
+    )
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
