@@ -26,6 +26,7 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
+from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
@@ -335,16 +336,15 @@ class Interpreter(Attributes, Calls, Operators):
     def load_cell(self, frame: Frame, name: str) -> Any:
         """The content of a closure cell."""
         cell = frame.cells[name]
-        try:
-            return self.read_cell(cell)
-        except ValueError:
+        if not is_bound(cell):
             source = self._cells.get(id(cell))
             if isinstance(source, CellSource):
                 self.values.guard(source, Unbound(), f"{name} is unbound")
-            raise unbound_variable(frame.code, name) from None
+            raise unbound_variable(frame.code, name)
+        return self.read_cell(cell)
 
     def read_cell(self, cell: types.CellType) -> Any:
-        """The content of a cell; raises ValueError where it is empty."""
+        """The content of a cell that has one."""
         value = cell.cell_contents
         source = self._cells.get(id(cell))
         return value if source is None or self.effects.written(cell) else self.values.read(value, source)

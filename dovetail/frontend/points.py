@@ -57,7 +57,7 @@ def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, lis
     cells: list[tuple[str, bool]] = []
     for name in own_cells:
         cell = frame.cells[name]
-        cells.append((name, _is_bound(cell)))
+        cells.append((name, is_bound(cell)))
         values.append(cell)
         shown.append(f"{prefix}cell of {name}")
     nulls: list[int] = []
@@ -87,7 +87,8 @@ def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, lis
     return point, values, shown
 
 
-def _is_bound(cell: types.CellType) -> bool:
+def is_bound(cell: types.CellType) -> bool:
+    """Whether a closure cell holds a value."""
     try:
         cell.cell_contents  # noqa: B018  (an empty cell raises)
     except ValueError:

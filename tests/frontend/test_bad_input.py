@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import inspect
 import operator
@@ -164,7 +165,7 @@ def test_code_of_another_python_version_is_refused() -> None:
     unknown = with_code(function, co_code=known[:2] + bytes([255, 0]) + known[2:])
     with pytest.raises(errors.GraphBreakError, match="is not code of Python"):
         whole(unknown)(X)
-    misnumbered = with_code(function, co_code=known[:2] + bytes([100, 77]) + known[2:])
+    misnumbered = with_code(function, co_code=known[:2] + bytes([dis.opmap["LOAD_CONST"], 77]) + known[2:])
     with pytest.raises(errors.GraphBreakError, match="is not code of Python"):
         whole(misnumbered)(X)
 
