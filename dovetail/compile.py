@@ -453,7 +453,9 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     """
     try:
         with _collection_paused(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
-            return capture_joint(create_state(stack, function, tuple(args), kwargs))
+            # Dimensions that were marked are symbolic here too.
+            policy = SizeChanges().policy(None, False, tuple(args), kwargs or {})
+            return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy))
     except Break as stop:
         raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
 

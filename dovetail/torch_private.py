@@ -533,6 +533,10 @@ class _TextPrinter(PythonPrinter):
     def _print_Symbol(self, expression: Any) -> str:
         return self._variables[expression]
 
+    def _print_Float(self, expression: Any) -> str:
+        # Sympy's own text has 15 digits, which is another number.
+        return repr(float(expression))
+
 
 def python_text(expression: Any, variables: Mapping[Any, str]) -> str:
     """An expression as Python, with the text for each of its symbols."""
@@ -559,6 +563,25 @@ def symbolic_fake(
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
     return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
+    """A fake tensor without dimensions whose value is a symbolic float, with ``value`` as its hint."""
+    from torch._dynamo.source import ConstantSource
+
+    environment: Any = mode.shape_env
+    source = ConstantSource(name)
+    symbol = environment.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    with mode:
+        fake = torch.empty((), dtype=torch.float64)
+    fake.item_memo = environment.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[attr-defined]
+    return fake
+
+
+def carried_float(fake: object) -> Any:
+    """The symbolic float that :func:`float_carrier` put into a fake tensor, or None."""
+    memo = getattr(fake, "item_memo", None)
+    return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
 def unbacked_sizes(environment: ShapeEnv) -> bool:

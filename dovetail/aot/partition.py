@@ -146,7 +146,7 @@ def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> Partitio
         forward = _extract(joint, split.primals, split.forward_outputs, split.nodes, split.forward_staying)
         return PartitionedGraph(forward, None, (), 0, ())
     saved = list(split.read) if strategy == "save_all" else _minimum_cut(split)
-    saved = [_without_tuple(node) for node in saved]
+    saved = list(dict.fromkeys(_without_number(_without_tuple(node)) for node in saved))
     order = {node: position for position, node in enumerate(split.nodes)}
     saved.sort(key=lambda node: order[node])
     forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes, split.forward_staying)
@@ -159,6 +159,12 @@ def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> Partitio
         if node.op == "call_function" and node.name in forward_names and node.meta.get("phase") == "forward"
     )
     return PartitionedGraph(forward, backward, described, _saved_bytes(saved), again)
+
+
+def _without_number(node: torch.fx.Node) -> torch.fx.Node:
+    """A symbolic float is saved as the tensor that it is read from: to every compiler that is an input like any other."""
+    is_float = isinstance(node.meta.get("val"), torch.SymFloat)
+    return node.args[0] if is_float and node.target is torch.ops.aten._local_scalar_dense.default else node  # type: ignore[return-value]
 
 
 def _without_tuple(node: torch.fx.Node) -> torch.fx.Node:

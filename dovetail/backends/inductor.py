@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
 from dovetail.errors import BackendError, OptionError
 
 PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs"})
@@ -97,9 +99,12 @@ def compile_inductor(
     strides = promised_strides(outputs, visible)
     # Inductor changes the graph, which the caller keeps to show and to export.
     own = own_copy(graph)
+    floats_as_tensors(own)
+    examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
+    places = add_size_inputs(own, examples)
     inner = private.inductor_compile(
         own,
-        list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"],
+        examples,
         fake_mode,
         static_inputs=list(options.get("static_inputs", ())),
         user_visible_outputs=visible,
@@ -107,7 +112,7 @@ def compile_inductor(
         is_inference=kind == "inference",
         settings=settings,
     )
-    return guard_outputs(inner, strides)
+    return guard_outputs(with_size_inputs(inner, places), strides)
 
 
 INDUCTOR = Backend(

@@ -21,6 +21,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break
+from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -130,7 +131,7 @@ DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
 # Functions that give a symbolic number for a symbolic number.
-SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index})
+SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 LIST_WRITERS = frozenset(
     {
         "append",
@@ -245,6 +246,9 @@ class Calls:
 
         def load_default_attribute(self, target: Any, name: str) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+            """See :class:`Numbers`."""
 
         def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
             """See :class:`Interpreter` and :class:`Attributes`."""
@@ -407,6 +411,8 @@ class Calls:
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function, a method of a builtin type, or a builtin class."""
+        if not kwargs and is_exact_only_in_python(function, args):
+            return self.derive(function, args)
         if function not in SYMBOLIC_FUNCTIONS and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}

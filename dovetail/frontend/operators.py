@@ -13,6 +13,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
+from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
 
@@ -71,7 +72,7 @@ def _order(left: Any, right: Any, names: tuple[str, str], comparison: bool) -> l
     return candidates
 
 
-class Operators:
+class Operators(Numbers):
     """Mixed into the interpreter: operators."""
 
     values: Any
@@ -110,6 +111,8 @@ class Operators:
         if simple:
             if any(type(item) is str for item in operands):
                 operands = tuple(plain_numbers(item) for item in operands)
+            if is_exact_only_in_python(function, operands):
+                return self.derive(function, operands)
             return self._native(function, operands, {})
         if function is operator.contains:
             return self._contains(*operands)

@@ -19,6 +19,7 @@ from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
+from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
@@ -152,10 +153,12 @@ def _conversion(function: Any, method_name: str) -> Any:
         if args:
             value = args[0]
             if private.is_symbolic(value):
-                if function is int:
-                    return value if isinstance(value, torch.SymInt) else torch.sym_int(value)
-                if function is float:
-                    return torch.sym_float(value)
+                if (function is int and isinstance(value, torch.SymInt)) or (
+                    function is float and isinstance(value, torch.SymFloat)
+                ):
+                    return value
+                if not kwargs and is_exact_only_in_python(function, args):
+                    return interpreter.derive(function, args)
                 if function not in (abs, divmod, pow):
                     args = tuple(plain_numbers(item) for item in args)
                     value = args[0]
@@ -231,6 +234,14 @@ def _iterating(function: Any, first: int) -> Any:
         arguments = [interpreter.called_argument(item) for item in converted[:first]]
         arguments += [interpreter._native_argument(item) if callable(item) else item for item in converted[first:]]
         keywords = {name: interpreter.called_argument(item) if name == "key" else item for name, item in kwargs.items()}
+        if function is sum and any(type(item) is torch.SymFloat for item in arguments[0]):
+            start: Any = arguments[1] if len(arguments) > 1 else keywords.get("start", 0)
+            numbers = (start, *arguments[0])
+            if is_exact_only_in_python(sum_of, numbers):
+                return interpreter.derive(sum_of, numbers)
+            for number in numbers[1:]:
+                start = interpreter.operate(operator.add, start, number)
+            return start
         if function in (any, all):
             # One item after the other: what makes them may have effects, and those after the first hit are never made.
             return function(interpreter.truth(item) for item in arguments[0])

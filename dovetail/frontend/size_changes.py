@@ -34,14 +34,25 @@ class SizeChanges:
                     continue
                 name = guard.source.name
                 if isinstance(predicate, Equals):
-                    if type(value) is int and type(predicate.value) is int and value != predicate.value:
-                        self._numbers.add(name)
+                    self._learn_number(name, predicate.value, value)
                 elif isinstance(value, torch.Tensor):
                     shape = frozen.tensors[predicate.index].facts.shape
                     if value.dim() == len(shape):
                         changed = {d for d, then in enumerate(shape) if then is not None and then != value.shape[d]}
                         if changed:
                             self._sizes.setdefault(name, set()).update(changed)
+
+    def _learn_number(self, name: str, then: Any, now: Any) -> None:
+        if type(now) is not type(then) or type(now) not in (int, float, tuple):
+            return
+        if type(now) is tuple:
+            numbers = all(type(item) in (int, float) for item in (*then, *now))
+            if not numbers or len(then) != len(now) or then == now:
+                return
+            for position, pair in enumerate(zip(then, now, strict=True)):
+                self._learn_number(f"{name}[{position}]", *pair)
+        if now != then:
+            self._numbers.add(name)
 
     def policy(
         self, dynamic: bool | None, takes_program: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -24,6 +24,7 @@ from dovetail.guards import (
     AttributeSource,
     DictKeys,
     Equals,
+    FloatSource,
     GuardSet,
     Identity,
     ItemSource,
@@ -195,13 +196,17 @@ class Values:
             return value
         kind = type(value)
         if (
-            kind is int
+            (kind is int or kind is float)
             and not plain
             and self.trace.policy.is_symbolic_number(
                 value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
             )
         ):
-            return self._symbolic_number(value, source)
+            return self.symbolic_number(value, source)
+        if kind is tuple and not plain and self.trace.policy.has_symbolic_items(value, source.name):
+            self.guard(source, TypeIs(kind), f"{source.name} was read")
+            self.guard(source, Length(len(value)), f"{source.name} was read")
+            return tuple(self.read(item, ItemSource(source, position)) for position, item in enumerate(value))
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value
@@ -223,16 +228,21 @@ class Values:
         self.note(value, source)
         return value
 
-    def _symbolic_number(self, value: int, source: Source) -> Any:
-        """A whole number as the size of an empty tensor that is an input of the graph."""
+    def symbolic_number(self, value: int | float, source: Source) -> Any:
+        """A whole number as the size of an empty tensor that is an input of the graph, a float as a tensor's only value."""
         found = self._numbers.get(source)
         if found is None:
-            carrier = NumberSource(source)
+            carrier = NumberSource(source) if type(value) is int else FloatSource(source)
             with private.disable_current_modes():
                 real = carrier.read(value)
             traced = self.trace.input(real, carrier.name)
             self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
-            found = self._numbers[source] = traced.value.shape[0]
+            if type(value) is int:
+                found = traced.value.shape[0]
+            else:
+                with private.no_torch_function():
+                    found = torch.ops.aten._local_scalar_dense.default(traced.value)
+            self._numbers[source] = found
         return found
 
     def wrap(self, value: Any) -> Any:

@@ -47,6 +47,7 @@ from dovetail.guards.source import (
     AttributeSource,
     CalleeSource,
     CellSource,
+    ComputedSource,
     GradSource,
     InstanceDictSource,
     ItemSource,
@@ -376,6 +377,8 @@ class Generator:
             return f"kwargs[{source.keyword!r}]"
         if isinstance(source, PinnedSource):
             return self.constant(source.pinned.value, "pinned_")
+        if isinstance(source, ComputedSource):
+            return f"{self.constant(source.fetch, 'compute_')}(callee, args, kwargs)"
         parent = source.parent
         assert parent is not None
         kind = self.known_type(parent)

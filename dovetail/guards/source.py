@@ -477,6 +477,74 @@ class NumberSource(Step):
 
 
 @dataclass(frozen=True)
+class FloatSource(Step):
+    """A float as a tensor without dimensions, so that a symbolic float is an input like any other.
+
+    Reading zero (whose sign a symbol would lose), an infinity, nan or something else raises ValueError: these have entries of
+    their own.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}<number>"
+
+    def read(self, value: Any) -> Any:
+        if type(value) is not float or value == 0.0 or not math.isfinite(value):
+            raise ValueError(f"{value!r} is no finite float other than zero")
+        return torch.tensor(value, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class SizeSource(Step):
+    """A size, a stride or the storage offset of a tensor."""
+
+    kind: str
+    dim: int
+
+    @property
+    def name(self) -> str:
+        shown = {"size": f"shape[{self.dim}]", "stride": f"stride({self.dim})"}
+        return f"{self.base.name}.{shown.get(self.kind, 'storage_offset()')}"
+
+    def read(self, value: Any) -> Any:
+        if self.kind == "size":
+            return value.size(self.dim)
+        return value.stride(self.dim) if self.kind == "stride" else value.storage_offset()
+
+
+@dataclass(frozen=True)
+class ComputedSource(Source):
+    """A number that a pure function computes from other numbers; found again by computing it again.
+
+    ``arguments`` are plain numbers and the sources of numbers, of which there is at least one.
+
+    >>> half = ComputedSource(math.sqrt, (ArgumentSource(0, "L['n']"),), "sqrt(n)")
+    >>> half.fetch(None, (9,), {})
+    3.0
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    text: str = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.text
+
+    @property
+    def parent(self) -> Source | None:
+        """The first number that it is computed from."""
+        return next(item for item in self.arguments if isinstance(item, Source))
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        values = [item.fetch(callee, args, kwargs) if isinstance(item, Source) else item for item in self.arguments]
+        try:
+            return self.function(*values)
+        except ArithmeticError as error:
+            raise ValueError(f"{self.text} cannot be computed any more: {error}") from error
+
+
+@dataclass(frozen=True)
 class ReferentSource(Step):
     """What a weak reference refers to; None once that is gone."""
 

@@ -1,7 +1,16 @@
 """The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
 from dovetail.trace.program import Program
-from dovetail.trace.shapes import Bindings, ShapeGuards, ShapePolicy, SizeRange, mark_dynamic, marks_of, shape_guards
+from dovetail.trace.shapes import (
+    Bindings,
+    ShapeGuards,
+    ShapePolicy,
+    SizeRange,
+    can_be_symbolic,
+    mark_dynamic,
+    marks_of,
+    shape_guards,
+)
 from dovetail.trace.trace import Trace, TracedInput
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     "SizeRange",
     "Trace",
     "TracedInput",
+    "can_be_symbolic",
     "mark_dynamic",
     "marks_of",
     "shape_guards",

@@ -7,6 +7,7 @@ backward, a decomposition or a backend was traced) can be checked there too: :cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,10 +96,28 @@ class ShapePolicy:
             chosen.update(marks_of(tensor))
         return {dim: bounds for dim, bounds in chosen.items() if dim < tensor.dim() and tensor.shape[dim] > 1}
 
-    def is_symbolic_number(self, value: int, name: str, is_argument: bool) -> bool:
-        """Whether a whole number that was read is symbolic."""
-        wanted = name in self.numbers or (self.everything and is_argument)
-        return wanted and not self.is_static and type(value) is int and 2 <= value < 1 << 62
+    def is_symbolic_number(self, value: int | float, name: str, is_argument: bool) -> bool:
+        """Whether a number that was read is symbolic; of floats only those that were seen to change."""
+        if self.is_static:
+            return False
+        if type(value) is float:
+            return name in self.numbers and can_be_symbolic(value)
+        return (name in self.numbers or (self.everything and is_argument)) and can_be_symbolic(value)
+
+    def has_symbolic_items(self, value: tuple[Any, ...], name: str) -> bool:
+        """Whether a tuple of numbers was seen to change, so that each of its items is looked at by itself."""
+        return name in self.numbers and not self.is_static and all(type(item) in (int, float) for item in value)
+
+
+def can_be_symbolic(value: object) -> bool:
+    """Whether a number is one that a symbol can stand for.
+
+    >>> [can_be_symbolic(value) for value in (7, 1, True, 0.5, 0.0, math.inf)]
+    [True, False, False, True, False, False]
+    """
+    if type(value) is float:
+        return value != 0.0 and math.isfinite(value)
+    return type(value) is int and 2 <= value < 1 << 62
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ class RecordingShapeEnv(private.ShapeEnv):
 
 
 class Bindings:
-    """Where each symbol can be read at a later call: (input index, "size" | "stride" | "offset", dimension)."""
+    """Where each symbol can be read at a later call: (input index, "size" | "stride" | "offset" | "value", dimension)."""
 
     def __init__(self, values: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         self.symbols: dict[Any, tuple[int, str, int]] = {}
@@ -142,6 +161,9 @@ class Bindings:
             parts: list[tuple[str, int, Any]] = [("size", dim, size) for dim, size in enumerate(value.shape)]
             parts += [("stride", dim, step) for dim, step in enumerate(value.stride())]
             parts.append(("offset", 0, value.storage_offset()))
+            carried = private.carried_float(value)
+            if carried is not None:
+                parts.append(("value", 0, carried))
             for kind, dim, part in parts:
                 if not private.is_symbolic(part):
                     continue
@@ -162,7 +184,8 @@ class Bindings:
     def code(self, place: tuple[int, str, int]) -> str:
         """Python that reads it from the list of fetched tensors."""
         index, kind, dim = place
-        call = {"size": f"size({dim})", "stride": f"stride({dim})"}.get(kind, "storage_offset()")
+        calls = {"size": f"size({dim})", "stride": f"stride({dim})", "value": "item()"}
+        call = calls.get(kind, "storage_offset()")
         return f"tensors[{index}].{call}"
 
     def function(self, expressions: Sequence[Any]) -> Callable[[Sequence[torch.Tensor]], tuple[Any, ...]]:

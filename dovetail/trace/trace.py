@@ -17,7 +17,7 @@ from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.trace.program import Program, Recorder, RecordingMode
-from dovetail.trace.shapes import Bindings, RecordingShapeEnv, ShapePolicy
+from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
 
 @dataclass(eq=False)
@@ -200,6 +200,8 @@ class Trace:
             if self._is_own(real):
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
                 fake = real.detach() if real.requires_grad else real
+            elif name.endswith(NUMBER_SUFFIX) and real.is_floating_point() and real.dim() == 0:
+                fake = private.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
                 fake = private.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
@@ -208,6 +210,9 @@ class Trace:
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
             private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
+            if private.carried_float(fake) is not None:
+                # Tracking notes a copy, which does not know the number.
+                proxy.node.meta["val"] = fake
         leaf = private.to_fun(fake)
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
