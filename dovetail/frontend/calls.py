@@ -270,6 +270,11 @@ class Calls:
                 for item in args:
                     self._check_opaque(function, item)
                 return self.values.wrap(function(*args, **kwargs))
+            if function.__module__ == "dovetail.compile" and function.__name__ in ("compile", "capture", "explain"):
+                raise Break(
+                    f"dovetail.{function.__name__} is called inside of a compiled function",
+                    "call it outside: what a compiled function calls is compiled along with it",
+                )
             if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)

@@ -109,6 +109,8 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
             step = table.base.base
             continue
         break
+    if isinstance(step, AttributeSource) and step.attribute == "__self__":
+        step = step.base
     name = ".".join(reversed(path)) if path and isinstance(step, CalleeSource) else source.name
     if isinstance(real, torch.nn.Parameter):
         return ParamInput(name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.errors import UserLocation
+from dovetail.errors import UnsupportedVersionError, UserLocation
 
 
 class Null:
@@ -83,13 +83,18 @@ class Decoded:
     shared_names: frozenset[str]
 
 
-def unknown_instruction(code: types.CodeType, instruction: dis.Instruction | None = None) -> Break:
-    """The :class:`Break` for code that is not of this Python's making, or not yet of this package's knowledge."""
+def unknown_instruction(
+    code: types.CodeType, instruction: dis.Instruction | None = None
+) -> Break | UnsupportedVersionError:
+    """What is raised at code that is not of this Python's making, or not yet of this package's knowledge.
+
+    The former is no :class:`Break`: run for real, it can end the process.
+    """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if instruction is None or instruction.opname.startswith("<"):
-        return Break(
+        return UnsupportedVersionError(
             f"the code of {code.co_qualname} is not code of Python {version}",
-            "compile it from its source with this Python",
+            advice="compile it from its source with this Python",
         )
     return Break(f"the instruction {instruction.opname} is not supported yet")
 

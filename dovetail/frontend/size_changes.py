@@ -35,7 +35,7 @@ class SizeChanges:
                 name = guard.source.name
                 if isinstance(predicate, Equals):
                     self._learn_number(name, predicate.value, value)
-                elif isinstance(value, torch.Tensor):
+                elif issubclass(type(value), torch.Tensor):
                     shape = frozen.tensors[predicate.index].facts.shape
                     if value.dim() == len(shape):
                         changed = {d for d, then in enumerate(shape) if then is not None and then != value.shape[d]}
@@ -65,5 +65,5 @@ class SizeChanges:
             everything=dynamic is True,
             sizes={name: frozenset(dims) for name, dims in self._sizes.items()},
             numbers=frozenset(self._numbers),
-            marked=any(isinstance(leaf, torch.Tensor) and bool(marks_of(leaf)) for leaf in leaves),
+            marked=any(issubclass(type(leaf), torch.Tensor) and bool(marks_of(leaf)) for leaf in leaves),
         )

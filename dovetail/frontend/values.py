@@ -90,13 +90,23 @@ def is_bound_builtin(value: object) -> bool:
     )
 
 
-def refuse_impostor(value: object) -> None:
-    """Raise :class:`Break` for an object that says that it is a tensor and is none: torch would read its memory as one."""
-    if not issubclass(type(value), torch.Tensor):
-        raise Break(
-            f"a {type(value).__qualname__} object says by __class__ that it is a tensor, and is none",
-            "keep such objects outside of the function",
-        )
+def is_impostor(value: object) -> bool:
+    """Whether an object's ``__class__`` is not its type: ``isinstance`` believes it, and C++ would read its memory as such."""
+    kind = type(value)
+    if kind in LEAF_TYPES or kind is torch.Tensor:
+        return False
+    try:
+        return value.__class__ is not kind
+    except Exception:  # noqa: BLE001  (any error of the object's own __class__ says enough)
+        return True
+
+
+def impostor_break(value: object) -> Break:
+    """The :class:`Break` at an object for which :func:`is_impostor` holds."""
+    return Break(
+        f"a {type(value).__qualname__} object says by __class__ that it is something else",
+        "hand over what it stands for, or keep such objects outside of the function",
+    )
 
 
 def is_leaf_value(value: object) -> bool:
@@ -181,8 +191,11 @@ class Values:
 
         ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
         """
+        if is_impostor(value):
+            if source is not None:
+                self.guard(source, TypeIs(type(value)), f"{source.name} was read")
+            raise impostor_break(value)
         if isinstance(value, torch.Tensor):
-            refuse_impostor(value)
             if is_traced(value):
                 return value
             if source is None:
@@ -247,8 +260,9 @@ class Values:
 
     def wrap(self, value: Any) -> Any:
         """A value that native code handed back: real tensors become traced ones."""
+        if is_impostor(value):
+            raise impostor_break(value)
         if isinstance(value, torch.Tensor):
-            refuse_impostor(value)
             if is_traced(value):
                 return value
             known = self.trace.known(value)
