@@ -22,7 +22,14 @@ from dovetail.aot.compile_joint import CompiledGraph, compile_joint
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.aot.state import create_state
 from dovetail.backends import Backend, lookup_backend
-from dovetail.errors import CaptureError, DovetailError, EagerFallbackWarning, OptionError, UserLocation
+from dovetail.errors import (
+    CaptureError,
+    DovetailError,
+    EagerFallbackWarning,
+    InputError,
+    OptionError,
+    UserLocation,
+)
 from dovetail.events import EventLog
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting
 from dovetail.options import Options, make_options
@@ -205,8 +212,12 @@ class _Inputs:
             if isinstance(item.value, torch.Tensor):
                 found[position] = self._add(item.value, item.name, position)
         for position, item in enumerate(given):
-            if private.is_symbolic(item.value):
-                found[position] = self._number(item, position)
+            if isinstance(item.value, torch.Tensor):
+                continue
+            if not private.is_symbolic(item.value):
+                # It would be the same at every call.
+                raise CaptureError(f"{item.name} is a {type(item.value).__name__}, neither a tensor nor a size")
+            found[position] = self._number(item, position)
         return found
 
     def _number(self, item: private.CallersInput, position: int) -> Any:
@@ -324,6 +335,14 @@ class TorchBackend:
     def __name__(self) -> str:
         return f"dovetail_{self.inner.name}"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchBackend:
+        """Copied along with a model that it compiles, and changed by nothing."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its options."""
+        return _with_options, (self.options,)
+
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: str | None = None, **more: Any
     ) -> TorchCompiled:
@@ -333,7 +352,7 @@ class TorchBackend:
             return graph.forward
         try:
             return self._compile(graph, inputs)
-        except CaptureError as error:
+        except (CaptureError, InputError) as error:
             return self._fall_back(graph, error)
         except DovetailError:
             raise
@@ -360,7 +379,7 @@ class TorchBackend:
             compiled = compile_joint(None, joint, self.inner, options=self.options.backend_options, events=self.events)
             return joint.capture.runtime(compiled)  # type: ignore[no-any-return]
 
-    def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError) -> TorchCompiled:
+    def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
         self.events.note("runs as torch captured it", reason=error.what, where=error.where)
         if self.options.fullgraph:
             raise error
@@ -384,6 +403,10 @@ def _refuse_mode(mode: str | None, more: Mapping[str, Any]) -> None:
         raise OptionError(f"backend 'dovetail' takes no argument {next(iter(more))!r}")
 
 
+def _with_options(options: Options) -> TorchBackend:
+    return TorchBackend(options, lookup_backend(options.backend))
+
+
 def torch_backend(
     inner: str | Callable[..., Any] | None = None,
     *,
@@ -402,7 +425,7 @@ def torch_backend(
     options = make_options(
         backend=inner, fullgraph=fullgraph, passes=tuple(passes), backend_options=dict(backend_options or {})
     )
-    return TorchBackend(options, lookup_backend(inner))
+    return _with_options(options)
 
 
 def dovetail(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import pickle
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 import dovetail
 from dovetail.aot.torch_compile import TorchBackend
-from dovetail.errors import EagerFallbackWarning, OptionError
+from dovetail.errors import EagerFallbackWarning, HigherOrderGradientError, OptionError
 from tests.differential import backward, clone_inputs, same, same_tensor, tensors_in
 
 ROOT = Path(__file__).parents[2]
@@ -388,6 +390,63 @@ def test_what_cannot_be_taken_runs_eagerly_or_is_refused() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="sparse"):
         torch.compile(sparse, backend=dovetail.torch_backend("aten", fullgraph=True))(torch.tensor([1, 2]))
+
+
+def test_an_input_that_is_neither_tensor_nor_size_runs_eagerly() -> None:
+    graph = torch.fx.symbolic_trace(lambda x, n: x * n)
+    with pytest.warns(EagerFallbackWarning, match="is a int, neither a tensor nor a size"):
+        run = dovetail.torch_backend("aten")(graph, [torch.ones(2), 3])
+    assert torch.equal(run(torch.ones(2), 4), torch.full((2,), 4.0))
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
+def test_tensor_subclasses_and_modes_run_eagerly() -> None:
+    class Labelled(torch.Tensor):
+        pass
+
+    function = torch.compile(lambda x: x.sin() * 2, backend=dovetail.torch_backend("aten"))
+    value = torch.randn(3).as_subclass(Labelled)
+    assert torch.equal(function(value), value.sin() * 2)
+    with torch.inference_mode():
+        assert torch.equal(function(torch.ones(3)), torch.ones(3).sin() * 2)
+    x, twin = leaf(3), leaf(3)
+    with torch.autograd.graph.save_on_cpu():
+        same(function(x), x.sin() * 2)
+        backward(function(x))
+        backward(twin.sin() * 2)
+    same_gradient(twin, x, True)
+
+
+def test_copies_and_pickles() -> None:
+    model = torch.compile(network().eval(), backend=dovetail.torch_backend("aten", fullgraph=True))
+    x = leaf(2, 4)
+    expected = model(x)
+    same(expected, copy.deepcopy(model)(x))
+    backend = pickle.loads(pickle.dumps(dovetail.torch_backend("aten", fullgraph=True)))
+    assert backend.options.fullgraph and backend.inner.name == "aten"
+
+
+def test_threads() -> None:
+    model = torch.compile(network().eval(), backend=dovetail.torch_backend("aten", fullgraph=True))
+    plain = network().eval()
+
+    def work(size: int) -> bool:
+        results = []
+        for function in (plain, model):
+            x = leaf(size % 3 + 2, 4)
+            (gradient,) = torch.autograd.grad(function(x).sum(), x)
+            results.append(gradient)
+        return torch.equal(*results)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(12)))
+
+
+def test_a_second_order_derivative_is_refused() -> None:
+    x = leaf(3)
+    result = torch.compile(lambda x: x.sin().sum(), backend=dovetail.torch_backend("aten", fullgraph=True))(x)
+    with pytest.raises(HigherOrderGradientError):
+        torch.autograd.grad(result, x, create_graph=True)
 
 
 def test_options_by_name_and_unknown_ones() -> None:

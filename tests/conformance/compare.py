@@ -32,6 +32,14 @@ def _dovetail_with_breaks(function: Callable[..., Any]) -> Callable[..., Any]:
     return dovetail.compile(function, backend="aten")
 
 
+def _torch_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    import dovetail
+
+    torch._dynamo.reset()
+    backend = dovetail.torch_backend("aten", fullgraph=True)
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+
 def breaks(compiled: Any) -> list[str]:
     """Each graph break of something made by Dovetail: the reason and the user's line."""
     from dovetail.compile import CompiledFunction, CompiledModule, events_of
@@ -47,6 +55,7 @@ COMPILERS: dict[str, Compiler] = {
     "dovetail-with-breaks": _dovetail_with_breaks,
     "identity": lambda function: function,
     "aot_eager": _aot_eager,
+    "torch.compile": _torch_compile,
 }
 
 
