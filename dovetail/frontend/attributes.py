@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,23 @@ from dovetail.frontend.values import is_trusted
 from dovetail.guards import AttributeSource, DictKeys, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
 
 MISSING = object()
+TUPLE_FIELD = type(collections.namedtuple("_One", "a").a)  # type: ignore[attr-defined]
 NATIVE_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+FUNCTION_STATE = frozenset(
+    {
+        "__annotations__",
+        "__closure__",
+        "__code__",
+        "__defaults__",
+        "__dict__",
+        "__doc__",
+        "__globals__",
+        "__kwdefaults__",
+        "__module__",
+        "__name__",
+        "__qualname__",
+    }
+)
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -134,8 +151,11 @@ class Attributes:
         return getattr(target, name)
 
     def _load_function_attribute(self, target: Any, name: str) -> Any:
-        if name == "__self__" or name == "__func__" or isinstance(target, types.BuiltinFunctionType):
+        if isinstance(target, types.BuiltinFunctionType):
             return getattr(target, name)
+        if name in ("__self__", "__func__"):
+            source = self.values.source_of(target)
+            return self.values.read(getattr(target, name), None if source is None else AttributeSource(source, name))
         function = target.__func__ if isinstance(target, types.MethodType) else target
         if name in function.__dict__ if hasattr(function, "__dict__") else False:
             source = self.values.source_of(function)
@@ -147,6 +167,12 @@ class Attributes:
             source = InstanceDictSource(self.values.pin(function, function.__qualname__))
             if not self._written(function.__dict__, name):
                 self.values.guard(source, HasNoKey(name), f"{function.__qualname__} has no attribute {name}")
+        if name in FUNCTION_STATE and not self.values.is_created(function):
+            if name == "__closure__" and function.__closure__:
+                raise Break("the closure of a function is read", "return the variables from the function instead")
+            if not is_trusted(function.__globals__.get("__name__")):
+                source = self.values.pin(function, function.__qualname__)
+                return self.values.read(getattr(function, name), AttributeSource(source, name))
         return getattr(target, name)
 
     def _load_instance_attribute(self, target: Any, name: str) -> Any:
@@ -271,6 +297,10 @@ class Attributes:
                     return values.wrap(value)
                 return values.read(value, AttributeSource(source, name))
             return values.wrap(value)
+        if type(found) is TUPLE_FIELD:
+            # A field of a named tuple: the item has a source of its own.
+            position = found.__reduce__()[1][0]
+            return values.read(tuple.__getitem__(target, position), values.item_source(target, position))
         getter, _ = class_attribute(type(found), "__get__")
         if isinstance(getter, types.FunctionType):
             return self.call(getter, (found, target, type(target)), {})

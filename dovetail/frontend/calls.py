@@ -124,6 +124,8 @@ IMPURE_TORCH = frozenset(
         "fork_rng",
         "backward",
         "retain_grad",
+        "resize_",
+        "resize_as_",
     }
 )
 # Methods of a tensor that hand out its memory or its values.
@@ -145,10 +147,24 @@ LIST_WRITERS = frozenset(
         "__setitem__",
         "__delitem__",
         "__iadd__",
+        "__imul__",
+        "__init__",
     }
 )
 DICT_WRITERS = frozenset(
-    {"update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__", "move_to_end", "__ior__"}
+    {
+        "update",
+        "pop",
+        "popitem",
+        "clear",
+        "setdefault",
+        "__setitem__",
+        "__delitem__",
+        "move_to_end",
+        "__ior__",
+        "__init__",
+        "__missing__",
+    }
 )
 SET_WRITERS = frozenset(
     {
@@ -165,6 +181,7 @@ SET_WRITERS = frozenset(
         "__iand__",
         "__isub__",
         "__ixor__",
+        "__init__",
     }
 )
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})

@@ -216,12 +216,16 @@ def capture(
                 result = interpreter.call(callee, arguments, keywords, direct=True)
         except Stop as stop:
             resume_point, result, _ = flatten(stop.frames)
+        if interpreter.break_in_del is not None:
+            raise interpreter.break_in_del
         outputs = _Outputs(interpreter)
         effects = []
         for effect in interpreter.effects.collect():
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
         result_recipe = outputs.builder.build(result)
+        if any(item.has_cleaning_up() and not outputs.builder.holds(item) for item in interpreter.generators):
+            raise Break("a generator is left unfinished in a cycle of references", "call its close()")
         change = AmbientChange.between(inside, nesting)
         if change.unsettable:
             raise Break(
@@ -233,6 +237,7 @@ def capture(
             if traced.changes_requires_grad():
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
     finally:
+        interpreter.ended = True
         with private.disable_current_modes():
             interpreter.effects.undo()
         if change is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontend.frame import Break, Unread
+from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import ItemSource, Source
 
 MISSING = object()
@@ -218,8 +219,9 @@ class Effects:
                 container.clear()
                 container.extend(before)
             else:
-                container.clear()
-                container.update(before)
+                added, removed = _set_changes(container, before)
+                set.difference_update(container, added)
+                set.update(container, removed)
 
     def collect(self) -> tuple[Effect, ...]:
         """The final state of every container that ended up different; call before :meth:`undo`."""
@@ -250,13 +252,24 @@ class Effects:
                     effects.append(Effect(record.source, "list", list(container)))
             elif isinstance(container, deque):
                 effects.append(Effect(record.source, "deque", list(container)))
-            elif before != container:
-                effects.append(Effect(record.source, "set", set(container)))
+            else:
+                added, removed = _set_changes(container, before)
+                if added or removed:
+                    effects.append(Effect(record.source, "set", (removed, added)))
         for written in self._attributes.values():
             value = own_attribute(written.target, written.name)
             values = {} if value is MISSING else {written.name: value}
             effects.append(Effect(written.source, "attribute", values, () if values else (written.name,)))
         return tuple(effects)
+
+
+def _set_changes(container: set[Any], before: set[Any]) -> tuple[list[Any], list[Any]]:
+    """What was added to a set and what was removed from it. Put back item by item, the rest of a set keeps its order."""
+    old, new = {id(item) for item in before}, {id(item) for item in container}
+    # Equal constants may be different objects.
+    added = [item for item in container if id(item) not in old and (not is_leaf_value(item) or item not in before)]
+    removed = [item for item in before if id(item) not in new and (not is_leaf_value(item) or item not in container)]
+    return added, removed
 
 
 def _is_reordered(container: dict[Any, Any], before: dict[Any, Any]) -> bool:

@@ -109,6 +109,16 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         self._frame = None
         raise StopIteration(result.value)
 
+    def __del__(self) -> None:
+        """Python closes a generator that nobody refers to any more, which runs its ``finally`` blocks."""
+        if self.has_cleaning_up():
+            self._interpreter.close_generator(self)
+
+    def has_cleaning_up(self) -> bool:
+        """Whether closing the generator now would run code of its own."""
+        frame = self._frame
+        return frame is not None and self._started and frame.handler_of(frame.position - 1) is not None
+
     @property
     def frame(self) -> Frame | None:
         """The suspended frame; None once the generator has ended."""

@@ -10,6 +10,7 @@ import collections.abc
 import inspect
 import operator
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,9 @@ class Interpreter(Attributes, Calls, Operators):
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
         self.frames: list[Frame] = []
+        self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
+        self.break_in_del: Break | None = None
+        self.ended = False
         self.entry_location: UserLocation | None = None
         self._function_classes: dict[type, type] = {}
         self._handlers = instruction_set()
@@ -285,7 +289,19 @@ class Interpreter(Attributes, Calls, Operators):
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
         """The generator object for a frame that starts with RETURN_GENERATOR."""
-        return InterpretedGenerator(self, frame.suspended_copy())
+        generator = InterpretedGenerator(self, frame.suspended_copy())
+        self.generators.add(generator)
+        return generator
+
+    def close_generator(self, generator: InterpretedGenerator) -> None:
+        """Close a generator that nothing refers to any more, as Python does at once; not once the trace has ended."""
+        if self.ended:
+            return
+        try:
+            generator.close()
+        except (Break, Stop):
+            # This is called from ``__del__``, out of which nothing can be raised.
+            self.break_in_del = Break("the cleaning up of a dropped generator cannot be captured", "call its close()")
 
     def handled_exception(self, frame: Frame) -> BaseException | None:
         """The exception that a bare ``raise`` raises again."""

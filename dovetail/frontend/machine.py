@@ -159,6 +159,10 @@ class Machine:
     def created(self, value: Any) -> None:
         """Nothing to remember: there is no trace."""
 
+    def close_generator(self, generator: InterpretedGenerator) -> None:
+        """Close a generator that nothing refers to any more."""
+        generator.close()
+
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
         """The generator object for a frame that starts with RETURN_GENERATOR."""
         return InterpretedGenerator(Machine(), frame.suspended_copy())

@@ -12,6 +12,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -306,10 +307,18 @@ class Values:
         elif isinstance(container, dict):
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
+            self._hold(keys)
             for key in keys:
                 self.read(dict.__getitem__(before, key), ItemSource(source, key), plain=True)
         elif isinstance(container, (set, frozenset)):
-            self.guard(source, SetEquals(frozenset(before)), f"{source.name} was gone through")
+            self.guard(source, SetEquals(tuple(before)), f"{source.name} was gone through")
+            self._hold(before)
+
+    def _hold(self, items: Iterable[Any]) -> None:
+        """Keys, and items of sets, are guarded by identity: the objects among them are found again by holding them."""
+        for item in items:
+            if not isinstance(item, torch.Tensor) and not is_leaf_value(item) and self.source_of(item) is None:
+                self.note(item, self.pin(item, f"<{type(item).__qualname__}>"))
 
     def read_items(self, container: Any, source: Source, items: Any) -> None:
         """Guard the length of a list or tuple and read its items."""

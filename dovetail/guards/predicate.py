@@ -247,20 +247,23 @@ class HasNoKey(Predicate):
 
 @dataclass(frozen=True)
 class SetEquals(Predicate):
-    """A set or frozenset has exactly these items, compared as constants if they are, else by identity."""
+    """A set or frozenset has exactly these items, compared as constants if they are, else by identity.
+
+    In the same order: what goes through a set can see it, and equal sets may have different ones.
+    """
 
     items: Iterable[Any] = field(compare=False)
-    compared_items: frozenset[Any] = field(init=False, repr=False)
+    compared_items: tuple[Any, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "items", tuple(self.items))
-        object.__setattr__(self, "compared_items", frozenset([item_key(item) for item in self.items]))
+        object.__setattr__(self, "compared_items", tuple([item_key(item) for item in self.items]))
 
     def holds(self, value: Any) -> bool:
         if plain_length(value) != len(self.compared_items):
             return False
         walk = set.__iter__ if issubclass(type(value), set) else frozenset.__iter__
-        return all(item_key(item) in self.compared_items for item in walk(value))
+        return all(item_key(item) == key for item, key in zip(walk(value), self.compared_items, strict=True))
 
     def describe(self, name: str) -> str:
         return f"{name} has the same {len(self.compared_items)} items"

@@ -65,7 +65,8 @@ def constant_key(value: object) -> tuple[Any, ...]:
     if kind is complex:
         return kind, constant_key(value.real), constant_key(value.imag)  # type: ignore[attr-defined]
     if kind is frozenset:
-        return kind, frozenset([constant_key(item) for item in value])  # type: ignore[attr-defined]
+        # In order: equal sets may be gone through in different orders.
+        return kind, tuple([constant_key(item) for item in value])  # type: ignore[attr-defined]
     if kind is slice or kind is range:
         parts = (value.start, value.stop, value.step)  # type: ignore[attr-defined]
         return kind, tuple([constant_key(item) for item in parts])

@@ -98,5 +98,6 @@ def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
     elif effect.kind == "list":
         list.__setitem__(container, slice(None), value)
     else:
-        container.clear()
-        container.update(value)
+        removed, added = value
+        set.difference_update(container, removed)
+        set.update(container, added)

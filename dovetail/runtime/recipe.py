@@ -203,6 +203,10 @@ class RecipeBuilder:
         special = self._special(value, kind, number)
         return special if special is not None else self._object(value, kind, number)
 
+    def holds(self, value: Any) -> bool:
+        """Whether an object is part of a recipe built so far."""
+        return id(value) in self._numbers
+
     def _call(self, number: int, function: Any, items: Iterable[Any], state: Any = None) -> CallItem:
         self._unfinished.add(number)
         built = tuple(self.build(item) for item in items)

@@ -403,7 +403,7 @@ def _function_name(function: Any) -> str:
 
 @handles("LIST_TO_TUPLE")
 def list_to_tuple(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(tuple(frame.stack.pop()))
+    frame.stack.append(tuple(interpreter.drain(frame.stack.pop())))
 
 
 def _unpacked(interpreter: Any, value: Any) -> Any:
