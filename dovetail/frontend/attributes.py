@@ -355,7 +355,7 @@ class Attributes:
             return False
         if owner is not target:
             self._guard_not_shadowed(target.__mro__, owner, name)
-        else:
+        elif not self.effects.attribute_written(target, name):
             self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name), plain=True)
         self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))
         return True

@@ -12,6 +12,7 @@ import re
 import types
 import typing
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.values import is_leaf_value, plain_numbers
+from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -526,6 +527,8 @@ class Calls:
         if name == "append" and type(owner) is list and len(args) == 1:
             self.effects.append(owner, args[0])
             return None
+        if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:
+            raise Break("set.pop takes whichever item comes first in memory", "take a certain item")
         self.values.whole(owner)
         if name in writers:
             self.effects.touch_all(owner)
@@ -574,11 +577,16 @@ class Calls:
             return value
         if kind is functools.partial or isinstance(value, torch.nn.Module):
             return self.trampoline(value) if kind is functools.partial else value
+        if kind is types.BuiltinFunctionType:
+            # What native code calls must be journalled, guarded or refused like what the program calls.
+            writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
+            return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
         return self.values.for_native(value)
 
     def called_argument(self, value: Any) -> Any:
         """A callable argument for native code that may call it: an object's ``__call__`` is interpreted."""
-        return self.trampoline(value) if is_user_callable(value) else self._native_argument(value)
+        is_interpreted = isinstance(value, type) or is_user_callable(value)
+        return self.trampoline(value) if is_interpreted else self._native_argument(value)
 
     def trampoline(self, function: Any) -> Callable[..., Any]:
         """A plain function that native code may call: it goes through the interpreter."""

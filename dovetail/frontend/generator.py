@@ -107,7 +107,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         if isinstance(result, Yield):
             return result.value
         self._frame = None
-        raise StopIteration(result.value)
+        raise StopIteration() if result.value is None else StopIteration(result.value)
 
     def __del__(self) -> None:
         """Python closes a generator that nobody refers to any more, which runs its ``finally`` blocks."""

@@ -185,7 +185,11 @@ class Values:
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
-        self.guards.add(source, predicate, self.where(), reason)
+        try:
+            self.guards.add(source, predicate, self.where(), reason)
+        except ValueError as error:
+            # Not an exception of the program: its handlers must not see it.
+            raise Break(str(error), "report this as a bug of Dovetail") from error
 
     def read(self, value: Any, source: Source | None, plain: bool = False) -> Any:
         """A value as the trace sees it, with the guards that reading it needs.
