@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
-from dovetail.frontend.values import is_trusted
+from dovetail.frontend.values import is_trusted, plain_numbers
 from dovetail.guards import AttributeSource, DictKeys, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
 
 MISSING = object()
@@ -66,6 +67,9 @@ class Attributes:
         """``target.name``; raises AttributeError as Python does."""
         if isinstance(target, torch.Tensor):
             return self._load_tensor_attribute(target, name)
+        if private.is_symbolic(target):
+            # A program sees a plain number: its class, and its methods.
+            return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)
         if isinstance(target, types.ModuleType):
             return self._load_module_attribute(target, name)
         if isinstance(target, type):

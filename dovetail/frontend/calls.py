@@ -307,7 +307,7 @@ class Calls:
         if isinstance(function, NATIVE_CALLABLES):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
-            return self.call(function.__wrapped__, args, kwargs)
+            return self._call_cached(function, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if kind is weakref.ReferenceType:
@@ -321,6 +321,20 @@ class Calls:
         if kind.__module__ in ("typing", "types", "operator", "functools"):
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
+        given = [*args, *kwargs.values()]
+        if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
+            return self.call(function.__wrapped__, args, kwargs)
+        given = [plain_numbers(item) for item in given]
+        if not all(is_leaf_value(item) for item in given):
+            raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
+        with private.disable_current_modes():
+            result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        if not is_leaf_value(result):
+            raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
+        return result
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__

@@ -68,6 +68,7 @@ IDENTITY_TYPES = (
     types.MethodWrapperType,
     types.ModuleType,
     types.CodeType,
+    functools._lru_cache_wrapper,
     type,
     OpOverload,
 )
