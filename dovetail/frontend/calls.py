@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import itertools
@@ -89,6 +90,7 @@ PURE_MODULES = frozenset(
     }
 )
 IMPURE_BUILTINS: dict[Any, str] = {
+    builtins.__build_class__: "a class is defined inside the function",
     print: "print writes to the terminal",
     input: "input reads from the terminal",
     open: "open reads or writes a file",

@@ -117,7 +117,11 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     def has_cleaning_up(self) -> bool:
         """Whether closing the generator now would run code of its own."""
         frame = self._frame
-        return frame is not None and self._started and frame.handler_of(frame.position - 1) is not None
+        if frame is None or not self._started:
+            return False
+        handler = frame.handler_of(frame.position - 1)
+        # From Python 3.12 on, every generator has a handler of its own that turns a StopIteration into a RuntimeError.
+        return handler is not None and frame.decoded.instructions[handler.target].opname != "CALL_INTRINSIC_1"
 
     @property
     def frame(self) -> Frame | None:

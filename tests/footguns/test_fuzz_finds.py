@@ -192,3 +192,38 @@ def call_1(run):
     thing.view = (leaf * 2)[:2]
     return run(torch.ones(3, requires_grad=True) * 2)
 """)
+
+
+def test_a_class_is_defined_after_a_break() -> None:
+    check("""
+def function(x):
+    number = x.sum().item()
+    class Local:
+        amount = 2.0
+        def value(self): return x * self.amount
+    return Local().value() * number
+def call_0(run): return run(torch.ones(2))
+def call_1(run): return run(torch.ones(2) * 2)
+""")
+
+
+def test_a_generator_dropped_inside_of_its_try_block_is_refused() -> None:
+    source = """
+log = []
+def stream(values):
+    try:
+        for value in values:
+            yield value
+    finally:
+        log.append("end")
+def function(x):
+    first = next(stream([x, x * 2]))
+    log.append("after")
+    return first * 2
+def call_0(run): return run(torch.ones(2))
+def call_1(run): return run(torch.ones(2))
+"""
+    outcome = run_program(HEAD + source)
+    assert not outcome.kind, outcome.failure
+    assert "dropped" in outcome.reasons[0]
+    check(source.replace("next(stream([x, x * 2]))", "[*stream([x, x * 2])][0]"))

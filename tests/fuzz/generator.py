@@ -154,6 +154,20 @@ class Writer:
             lambda: f"torch.unbind({sub('T')}, -1)[0]",
             lambda: f"{sub('T')}.to(torch.{self.pick('float32', 'float32', 'float64')})",
             lambda: f"torch.softmax({sub('T')}, -1)",
+            lambda: f"nested[{sub('S')}[:1] or 'a'][0]" if self.chance(0.1) else "nested['a'][0]",
+            lambda: f"Pair({sub('T')}, {sub('I')}).{self.pick('first', '_replace(second=2).first')}",
+            lambda: f"sum(a * b for a in {sub('LT')}[:2] for b in {sub('LT')}[:2])",
+            lambda: f"[u for t in {sub('LT')} for u in (t, t * 2) if u.dim()][:1] and {sub('T')}",
+            lambda: f"next(stream({sub('LT')}, {sub('T')}))",
+            lambda: f"[*stream({sub('LT')}, {sub('T')})][-1]",
+            lambda: f"functools.partial(torch.mul, {sub('T')})({sub('F')})",
+            lambda: f"{sub('T')}.{self.pick('min', 'max')}()",
+            lambda: f"torch.zeros(3).index_add(0, torch.tensor([0, 2]), {sub('T')}.reshape(-1)[:1].expand(2))",
+            lambda: f"{sub('T')}[..., [0]]",
+            lambda: f"{sub('T')}[..., torch.tensor([True])]" if self.breaks else f"{sub('T')}.cumsum(-1)",
+            lambda: f"torch.lerp({sub('T')}.expand(2, 3), {sub('T')}.expand(2, 3), 0.5)",
+            lambda: f"getattr({sub('O')}, {self.pick(repr('weight'), repr('total'), repr('last'))}, {sub('T')})",
+            lambda: f"torch.autograd.grad(({sub('T')} * 1.0).sum() + leaf_1.square().sum(), leaf_1)[0]",
         ]
         return self.rng.choice(options)()
 
@@ -192,6 +206,13 @@ class Writer:
             lambda: f"{sub('LI')}.count({sub('I')})",
             lambda: f"abs({sub('I')})",
             lambda: f"{sub('O')}.bump({sub('I')})",
+            lambda: f"len(tags | {{{sub('S')}}})",
+            lambda: f"Mode({self.pick('1', '2')}).value",
+            lambda: f"Pair(1, {sub('I')})[1]",
+            lambda: f"divmod({sub('I')}, 3)[{self.pick('0', '1')}]",
+            lambda: f"len([1 for a in {sub('LI')} for b in {sub('LI')} if a < b])",
+            lambda: f"(lambda *a, k={sub('I')}, **o: len(a) + k + len(o))(*{sub('LI')}, **{sub('DI')})",
+            lambda: f"min({sub('DI')}.values(), default={sub('I')})",
         ]
         if self.breaks and self.chance(0.2):
             return f"int({sub('T')}.sum().item())"
@@ -240,6 +261,12 @@ class Writer:
             lambda: f"({sub('LI')} == {sub('LI')})",
             lambda: f"({sub('T')}.dtype == torch.float32)",
             lambda: f"{sub('S')}.startswith({sub('S')})",
+            lambda: f"({sub('S')} in tags)",
+            lambda: f"(Mode({self.pick('1', '2')}) is Mode.ON)",
+            lambda: f"all(t.dim() for t in {sub('LT')})",
+            lambda: f"({sub('O')} is {sub('O')})",
+            lambda: f"callable({sub('C')})",
+            lambda: f"({sub('LI')} < {sub('LI')})",
         ]
         if self.breaks and self.chance(0.2):
             return f"bool({sub('T')}.sum() > 0)"
@@ -261,6 +288,9 @@ class Writer:
             lambda: f"'-'.join(sorted({sub('DT')}))",
             lambda: f"{sub('O')}.label",
             lambda: f"type({sub('O')}).__name__",
+            lambda: "'-'.join(sorted(tags))",
+            lambda: f"next(iter({sub('DI')}), {sub('S')})",
+            lambda: f"repr({sub('LI')})[:4]",
         ]
         return self.rng.choice(options)()
 
@@ -355,6 +385,7 @@ class Writer:
             lambda: f"{sub('O')}.action",
             lambda: "net",
             lambda: f"make_scaler({sub('F')})",
+            lambda: f"functools.partial(apply, {sub('C')})",
             lambda: "counted",
             lambda: f"({sub('C')} if {sub('B')} else {sub('C')})",
         ]

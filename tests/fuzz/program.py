@@ -8,8 +8,10 @@ from tests.fuzz.generator import Scope
 from tests.fuzz.statements import StatementWriter
 
 _HEADER = """\
+import collections
 import contextlib
 import dataclasses
+import enum
 import functools
 import itertools
 import math
@@ -71,6 +73,11 @@ class _Program:
         history = writer.pick("[]", "[torch.ones(3)]", "[torch.randn(3), torch.randn(2, 3)]", "[state, state]")
         return [
             "class Problem(Exception): pass",
+            "Pair = collections.namedtuple('Pair', ['first', 'second'])",
+            "class Mode(enum.Enum):",
+            "    ON = 1",
+            "    OFF = 2",
+            f"tags = {writer.pick('set()', repr({'a'}))}",
             f"limit = {writer.pick('1', '2', '3')}",
             f"factor = {writer.pick('0.5', '2.0')}",
             f"mode = {writer.pick(repr('a'), repr('b'))}",
@@ -81,6 +88,7 @@ class _Program:
             f"table = {writer.pick('{}', repr('x').join(('{', ': torch.randn(3)}')), '{repr_a: state}'.replace('repr_a', repr('a')))}",
             f"counts = {writer.pick('{}', '{repr_a: 1}'.replace('repr_a', repr('a')))}",
             *(f"base_{number} = torch.randn({size})" for number, size in enumerate(("2, 3", "2, 3", "1, 3", "3"))),
+            f"nested = {{'a': {writer.pick('[state]', '[torch.ones(3), state]', 'history or [state]')}}}",
             *(f"leaf_{number} = torch.randn({size}, requires_grad=True)" for number, size in enumerate(("2, 3", "3"))),
         ]
 
@@ -122,6 +130,15 @@ class _Program:
             "        if previous is not None:",
             "            yield previous * value",
             "        previous = value",
+            "def stream(values, last):",
+            "    seen = 0",
+            "    try:",
+            "        for value in values:",
+            "            seen += 1",
+            "            yield value * seen",
+            "        yield last",
+            "    finally:",
+            f"        {writer.pick('counts.update(seen=seen)', 'pass')}",
             "@contextlib.contextmanager",
             "def counting():",
             "    global limit",
@@ -448,6 +465,18 @@ class _Program:
                 "square.data = square.data * 2",
                 "net.forward = lambda t: t * 3",
                 "net.drop.p = 0.25",
+                "tags.add('q')",
+                "nested['a'].append(state)",
+                "nested.update(c=history)",
+                "Mode.ON.note = 1",
+                "net._forward_hooks.update({0: lambda module, args, result: result * 2})",
+                "net.last = base_0",
+                "net.layer.weight.data.zero_()",
+                "net.requires_grad_(False)",
+                "thing.__class__ = Base" if writer.chance(0.1) else "thing.count = 0",
+                "Thing.weight_property = 1",
+                "del Thing.method" if writer.chance(0.3) else "thing.level = 3",
+                "function.__defaults__ = function.__defaults__" if writer.chance(0.5) else "thing.label = 'b'",
             ]
         )
 

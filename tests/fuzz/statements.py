@@ -63,6 +63,11 @@ class StatementWriter(Writer):
             (0.3, self._alias),
             (0.15, self._raise),
             (0.2, self._assert),
+            (0.4, self._set),
+            (0.4, self._nested_container),
+            (0.3, self._iterator),
+            (0.15, self._delete_name),
+            (0.15, self._nested_class),
         ]
         compound: list[tuple[float, Callable[[Scope, int], list[str]]]] = [
             (2.0, self._if),
@@ -292,6 +297,57 @@ class StatementWriter(Writer):
         value = self.expression(kind, scope, 0)
         scope.add(kind, name, assignable=kind != "O")
         return [f"{name} = {value}"]
+
+    def _set(self, scope: Scope) -> list[str]:
+        text = self.expression("S", scope, 1)
+        return [
+            self.pick(
+                f"tags.add({text})",
+                f"tags.discard({text})",
+                f"tags.update({{{text}, 'z'}})",
+                f"if {text} in tags: tags.remove({text})",
+                "tags.clear()",
+            )
+        ]
+
+    def _nested_container(self, scope: Scope) -> list[str]:
+        tensor, key = self.expression("T", scope, 1), self.expression("S", scope, 0)
+        return [
+            self.pick(
+                f"nested.setdefault({key}, []).append({tensor})",
+                f"nested['a'] = [{tensor}, *nested['a']][:3]",
+                f"nested['a'][0] = {tensor}",
+                f"nested['a'][-1] = nested['a'][0]",
+                f"nested[{key}] = nested['a']",
+                f"nested['a'].insert(0, {tensor})",
+                f"nested['b'] = {self.expression('LT', scope, 0)}",
+                f"for k, values in nested.items(): values.append({tensor}); del values[3:]",
+            )
+        ]
+
+    def _iterator(self, scope: Scope) -> list[str]:
+        name, first = self.name("it"), self.name("v")
+        scope.add("T", first)
+        source = self.expression("LT", scope, 1)
+        made = self.pick(f"iter({source})", f"stream({source}, x0)", f"(t * 2 for t in {source})", f"map(torch.sin, {source})")
+        made = made.replace("x0", self.expression("T", scope, 0))
+        return [f"{name} = {made}", f"{first} = next({name}, {self.expression('T', scope, 0)})", f"history[:2] = list({name})[:2]"]
+
+    def _delete_name(self, scope: Scope) -> list[str]:
+        name = self.name("v")
+        return [f"{name} = {self.expression('T', scope, 1)}", f"{name}_ = {name} * 2", f"del {name}"]
+
+    def _nested_class(self, scope: Scope) -> list[str]:
+        name, made = self.name("Local"), self.name("v")
+        lines = [
+            f"class {name}({self.pick('Base', 'object')}):",
+            f"    amount = {self.expression('F', scope, 1)}",
+            "    def __init__(self, t): self.t, self.count = t, 0",
+            "    def value(self): return self.t * self.amount",
+            f"{made} = {name}({self.expression('T', scope, 1)}).value()",
+        ]
+        scope.add("T", made)
+        return lines
 
     def _raise(self, scope: Scope) -> list[str]:
         error = self.pick("ValueError", "KeyError", "Problem")
