@@ -441,6 +441,14 @@ def view_replay(view: torch.Tensor) -> Any:
     return view._view_func_unsafe
 
 
+def is_recorded_view(view: torch.Tensor) -> bool:
+    """Whether a tensor is a view that was made with gradients enabled: a write to it is recorded on its base too."""
+    if view._base is None:
+        return False
+    autograd: Any = torch._C._autograd
+    return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.DEFAULT)
+
+
 TensorBase = torch._C.TensorBase
 
 

@@ -173,7 +173,8 @@ class _Outputs:
             replay = SymbolicView(value, base, self.trace.bindings())
         else:
             replay = AutogradView(value) if value._base is base else StridedView(value, base)
-        return ViewOutput(output, replay, value.grad_fn is not None, value.requires_grad)
+        recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
+        return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
         mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]

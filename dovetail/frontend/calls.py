@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import enum
 import functools
 import itertools
@@ -90,7 +89,6 @@ PURE_MODULES = frozenset(
     }
 )
 IMPURE_BUILTINS: dict[Any, str] = {
-    builtins.__build_class__: "a class is defined inside the function",
     print: "print writes to the terminal",
     input: "input reads from the terminal",
     open: "open reads or writes a file",
@@ -553,7 +551,7 @@ class Calls:
                     if isinstance(item, torch.Tensor):
                         list.__setitem__(owner, position, self.values.wrap(item))
         arguments = tuple(self._native_argument(item) for item in args)
-        result = function(*arguments, **{key: self._native_argument(item) for key, item in kwargs.items()})
+        result = function(*arguments, **{key: self.callback(item) for key, item in kwargs.items()})
         if name in writers and isinstance(owner, dict):
             self.effects.touch_all(owner)
         return self.values.wrap(result)
@@ -600,9 +598,13 @@ class Calls:
         return self.values.for_native(value)
 
     def called_argument(self, value: Any) -> Any:
-        """A callable argument for native code that may call it: an object's ``__call__`` is interpreted."""
-        is_interpreted = isinstance(value, type) or is_user_callable(value)
-        return self.trampoline(value) if is_interpreted else self._native_argument(value)
+        """An argument that native code calls: modules, classes and callable objects are interpreted too."""
+        if isinstance(value, type):
+            starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
+            is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
+        else:
+            is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
+        return self.trampoline(value) if is_python else self._native_argument(value)
 
     def trampoline(self, function: Any) -> Callable[..., Any]:
         """A plain function that native code may call: it goes through the interpreter."""
@@ -610,9 +612,9 @@ class Calls:
         def enter(*args: Any, **kwargs: Any) -> Any:
             return self.call(function, args, kwargs)
 
-        try:
+        if isinstance(function, (types.FunctionType, types.MethodType)):
             functools.update_wrapper(enter, function)
-        except AttributeError:
+        else:
             enter.__name__ = type(function).__name__
         stands_for(enter, function)  # type: ignore[arg-type]
         return enter

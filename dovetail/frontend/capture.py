@@ -166,6 +166,14 @@ class _Outputs:
         return None
 
 
+def _refuse_traced_errors(stop: Stop) -> None:
+    """Refuse a break while an error of a tensor operation is handled: the trace's own text of it is not the real one."""
+    for frame in stop.frames:
+        for value in (*frame.current_exceptions, *frame.stack):
+            if isinstance(value, BaseException) and private.is_marked_native(value):
+                raise Break("the graph is broken while an error of a tensor operation is handled")
+
+
 def capture(
     trace: Trace,
     guards: GuardSet,
@@ -215,6 +223,7 @@ def capture(
                     callee = getattr(owner, function.__name__)
                 result = interpreter.call(callee, arguments, keywords, direct=True)
         except Stop as stop:
+            _refuse_traced_errors(stop)
             resume_point, result, _ = flatten(stop.frames)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del

@@ -227,3 +227,63 @@ def call_1(run): return run(torch.ones(2))
     assert not outcome.kind, outcome.failure
     assert "dropped" in outcome.reasons[0]
     check(source.replace("next(stream([x, x * 2]))", "[*stream([x, x * 2])][0]"))
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        "list(map(net, [x, x]))",
+        "list(map(thing, [x, x]))",
+        "sorted([x, x], key=thing)",
+        "functools.reduce(thing, [x, x])",
+        "list(itertools.accumulate([x, x], thing))",
+    ],
+)
+def test_objects_that_native_functions_call_are_interpreted(called: str) -> None:
+    check(f"""
+import functools, itertools
+class Net(torch.nn.Module):
+    seen = 0
+    def forward(self, x):
+        self.seen += 1
+        return x * self.seen
+class Counter:
+    seen = 0
+    def __call__(self, x, y=0):
+        self.seen += 1
+        return self.seen
+net, thing = Net(), Counter()
+def function(x):
+    return x * 2, {called}
+def call_0(run): return run(torch.ones(2))
+def call_1(run): return run(torch.ones(2))
+""")
+
+
+def test_a_returned_view_is_written_to_with_a_gradient_later() -> None:
+    check("""
+square, weight = torch.ones(3, 3), torch.ones(3, requires_grad=True)
+def function(x):
+    thing.row = square[0]
+    return x * 2
+def call_0(run): return run(torch.ones(2))
+def call_1(run):
+    thing.row *= weight
+    return square
+""")
+
+
+def test_an_error_of_an_operator_keeps_its_text_over_a_break() -> None:
+    outcome = run_program(
+        HEAD
+        + """
+thing.weight = torch.ones(3)
+def function(x):
+    try:
+        thing.weight += x[None]
+    finally:
+        print("done")
+def call_0(run): return run(torch.ones(3))
+"""
+    )
+    assert not outcome.kind, outcome.failure

@@ -329,9 +329,15 @@ class StatementWriter(Writer):
         name, first = self.name("it"), self.name("v")
         scope.add("T", first)
         source = self.expression("LT", scope, 1)
-        made = self.pick(f"iter({source})", f"stream({source}, x0)", f"(t * 2 for t in {source})", f"map(torch.sin, {source})")
+        made = self.pick(
+            f"iter({source})", f"stream({source}, x0)", f"(t * 2 for t in {source})", f"map(torch.sin, {source})"
+        )
         made = made.replace("x0", self.expression("T", scope, 0))
-        return [f"{name} = {made}", f"{first} = next({name}, {self.expression('T', scope, 0)})", f"history[:2] = list({name})[:2]"]
+        return [
+            f"{name} = {made}",
+            f"{first} = next({name}, {self.expression('T', scope, 0)})",
+            f"history[:2] = list({name})[:2]",
+        ]
 
     def _delete_name(self, scope: Scope) -> list[str]:
         name = self.name("v")

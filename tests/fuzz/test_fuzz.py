@@ -43,7 +43,7 @@ def test_the_runner_sees_each_sort_of_difference() -> None:
         ("history.extend([1] * (1 + flag))", "length"),
         ("print(flag)", "printed"),
         ("torch.rand(1 + flag)", "random state"),
-        ("raise ValueError(str(flag))", "exception"),
+        ("raise ValueError(str(flag))", "exception ValueError ValueError"),
         ("return [1] if flag else (1,)", "type tuple list"),
     ):
         assert _outcome(f"def function(x, flag):\n    {change}\n{calls}") == kind, change
