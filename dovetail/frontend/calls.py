@@ -551,7 +551,11 @@ class Calls:
                     if isinstance(item, torch.Tensor):
                         list.__setitem__(owner, position, self.values.wrap(item))
         arguments = tuple(self._native_argument(item) for item in args)
-        result = function(*arguments, **{key: self.callback(item) for key, item in kwargs.items()})
+        keywords = {
+            name: self.called_argument(item) if name == "key" else self._native_argument(item)
+            for name, item in kwargs.items()
+        }
+        result = function(*arguments, **keywords)
         if name in writers and isinstance(owner, dict):
             self.effects.touch_all(owner)
         return self.values.wrap(result)

@@ -317,7 +317,7 @@ class StatementWriter(Writer):
                 f"nested.setdefault({key}, []).append({tensor})",
                 f"nested['a'] = [{tensor}, *nested['a']][:3]",
                 f"nested['a'][0] = {tensor}",
-                f"nested['a'][-1] = nested['a'][0]",
+                "nested['a'][-1] = nested['a'][0]",
                 f"nested[{key}] = nested['a']",
                 f"nested['a'].insert(0, {tensor})",
                 f"nested['b'] = {self.expression('LT', scope, 0)}",
