@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+import torch
+
 __all__ = ["main"]
 
 
@@ -36,5 +38,5 @@ def _version() -> int:
         own = metadata.version("dovetail")
     except metadata.PackageNotFoundError:
         own = "(not installed)"
-    print(f"dovetail {own}, torch {metadata.version('torch')}, Python {platform.python_version()}")
+    print(f"dovetail {own}, torch {torch.__version__}, Python {platform.python_version()}")
     return 0

@@ -35,6 +35,7 @@ from dovetail.guards import (
     ReferentSource,
 )
 from dovetail.runtime.recipe import interpreted_of, stands_for
+from dovetail.trace import OverlapError
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
@@ -651,6 +652,8 @@ class Calls:
                 f"{name} needs the values of a tensor ({type(error).__name__})",
                 "keep the value in a tensor, or do this outside of the compiled function",
             ) from error
+        except OverlapError as error:
+            raise Break(error.what, error.advice) from error
         except RuntimeError as error:
             private.mark_native(error)
             raise

@@ -1,5 +1,6 @@
 """The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
+from dovetail.trace.overlap import OverlapError
 from dovetail.trace.program import Program
 from dovetail.trace.shapes import (
     Bindings,
@@ -15,6 +16,7 @@ from dovetail.trace.trace import Trace, TracedInput
 
 __all__ = [
     "Bindings",
+    "OverlapError",
     "Program",
     "ShapeGuards",
     "ShapePolicy",

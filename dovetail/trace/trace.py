@@ -16,6 +16,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards import AmbientState
+from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
@@ -107,6 +108,7 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 view = super().__torch_dispatch__(torch.ops.aten.permute.default, types, (target, order))
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
+        check_overlap(func, args, kwargs)
         if func in SAME_DTYPE:
             dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
             if len(dtypes) > 1:

@@ -284,3 +284,29 @@ def call_0(run): return run(torch.ones(3))
 """
     )
     assert not outcome.kind, outcome.failure
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "thing.state.copy_(thing.state[0])",
+        "thing.state[1:].add_(thing.state[:2])",
+        "thing.state[:1].expand(3).mul_(2)",
+        "x.add_(x.t())",
+        "thing.state.add_(thing.state.flip(0))",
+        "thing.state[1:].add_(thing.state[:1])",
+        "x.add_(x.view(3, 3))",
+    ],
+)
+def test_writes_to_memory_that_is_read_are_refused_as_in_eager(write: str) -> None:
+    check(f"""
+thing.state = torch.arange(3.0)
+def function(x):
+    try:
+        {write}
+    except RuntimeError as error:
+        return x * 2, str(error)
+    return x * 3, ""
+def call_0(run): return run(torch.arange(9.0).reshape(3, 3))
+def call_1(run): return run(torch.arange(9.0).reshape(3, 3))
+""")
