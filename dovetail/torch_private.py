@@ -43,6 +43,8 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    SymT,
+    symbol_is_type,
 )
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
@@ -502,8 +504,15 @@ def has_symbols(value: object) -> bool:
 
 
 def hint(value: Any) -> int:
-    """The number that a size had at capture; nothing is guarded."""
-    return int(value.node.hint) if is_symbolic(value) else int(value)
+    """The number that a size had at capture, or a guess where only the data decides; nothing is guarded."""
+    if not is_symbolic(value):
+        return int(value)
+    if value.node.has_hint():
+        return int(value.node.hint)
+    environment, expression = value.node.shape_env, value.node.expr
+    # Its name since torch 2.12 or 2.13.
+    known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
 
 
 def expression_of(value: Any) -> Any:
@@ -590,6 +599,38 @@ def carried_float(fake: object) -> Any:
     """The symbolic float that :func:`float_carrier` put into a fake tensor, or None."""
     memo = getattr(fake, "item_memo", None)
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
+
+
+def is_made_of_data(symbol: Any) -> bool:
+    """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
+    return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
+
+
+def is_data_number(value: Any) -> bool:
+    """Whether a number depends on a tensor's data."""
+    return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
+
+
+def deferred_assumptions(environment: ShapeEnv) -> list[Any]:
+    """What a shape environment assumed about sizes that are made of data, as expressions; each once."""
+    found: dict[Any, None] = {}
+    for conditions in environment.deferred_runtime_asserts.values():
+        found.update(dict.fromkeys(condition.expr for condition in conditions))
+    for symbol, interval in environment.var_to_range.items():
+        if not is_made_of_data(symbol):
+            continue
+        for bound, expression in (
+            (interval.lower, symbol >= interval.lower),
+            (interval.upper, symbol <= interval.upper),
+        ):
+            if bound.is_Integer and abs(int(bound)) < 1 << 62:
+                found[expression] = None
+    return [expression for expression in found if expression not in (True, False)]
+
+
+def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
+    """A condition as a symbolic truth value; nothing is decided by making it."""
+    return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
 def unbacked_sizes(environment: ShapeEnv) -> bool:

@@ -297,6 +297,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         None if gradient is None else Gradient(descriptor)
         for gradient, descriptor in zip(gradients, input_descriptors, strict=False)
     )
+    trace.assert_assumptions()
     graph = trace.graph
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)

@@ -73,6 +73,9 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         compiled=compiled,
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
+        assumes=any(
+            node.target is torch.ops.aten._assert_scalar.default for node in compiled.joint.graph_module.graph.nodes
+        ),
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
     )
 
@@ -147,14 +150,16 @@ def _program_runner(joint: JointGraph) -> Callable[[list[torch.Tensor]], list[to
     return program.run  # type: ignore[no-any-return]
 
 
-def _tangent_strides(joint: JointGraph) -> TangentStrides:
-    """The strides that the backward was compiled for, from the forward's inputs."""
+def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
+    """The strides that the backward was compiled for, from the forward's inputs; None: as those of the forward's outputs."""
     placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
     strides = [node.meta["val"].stride() for node in placeholders if isinstance(node.meta.get("desc"), Tangent)]
     if not any(private.is_symbolic(step) for item in strides for step in item):
         plain = [tuple(item) for item in strides]
         return lambda primals: plain
     steps = [private.expression_of(step) if private.is_symbolic(step) else step for item in strides for step in item]
+    if any(private.is_data_number(step) for item in strides for step in item):
+        return None
     compute = joint.capture.bindings.function(steps)
     lengths = [len(item) for item in strides]
 

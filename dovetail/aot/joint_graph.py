@@ -28,7 +28,7 @@ def must_stay(node: torch.fx.Node) -> bool:
     """Whether a node stays even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if node.target is torch.ops.aten._linalg_check_errors.default:
+    if node.target in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_scalar.default):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 

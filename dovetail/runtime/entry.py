@@ -12,6 +12,7 @@ import torch
 
 from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.recipe import Recipe, rebuild
+from dovetail.trace import ASSUMPTION
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Entry:
 
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
-    from the sizes of the inputs.
+    from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
+    decides; where that does not hold, the call runs eagerly: nothing has been written by then.
     """
 
     checker: Checker
@@ -42,6 +44,7 @@ class Entry:
     ambient_change: AmbientChange | None = None
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
+    assumes: bool = False
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -49,7 +52,17 @@ class Entry:
             return callee(*args, **kwargs)
         # Read before the graph runs: it may change a size in place.
         numbers = self.numbers(tensors) if self.numbers is not None else None
-        results = self.run(tensors)
+        if self.assumes:
+            state = torch.get_rng_state()
+            try:
+                results = self.run(tensors)
+            except RuntimeError as error:
+                if ASSUMPTION not in str(error):
+                    raise
+                torch.set_rng_state(state)
+                return callee(*args, **kwargs)
+        else:
+            results = self.run(tensors)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
         assert self.recipe is not None

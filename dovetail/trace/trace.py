@@ -18,7 +18,7 @@ from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
-from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
+from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ class Trace:
         self.policy = policy if policy is not None else ShapePolicy()
         self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
         if fake_mode is None:
-            make_mode = private.FakeTensorMode if self.policy.is_static else _SymbolicFakeMode
+            make_mode = _SymbolicFakeMode if self.policy.has_symbols else private.FakeTensorMode
             fake_mode = make_mode(shape_env=self.shape_env)
         self.fake_mode = fake_mode
         self.tracer = _Tracer()
@@ -276,6 +276,15 @@ class Trace:
     def has_unbacked_sizes(self) -> bool:
         """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
         return private.unbacked_sizes(self.shape_env)
+
+    def assert_assumptions(self) -> int:
+        """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
+        assumed = private.deferred_assumptions(self.shape_env)
+        for expression in assumed:
+            with private.no_torch_function():
+                condition = private.symbolic_truth(self.shape_env, expression)
+                torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
+        return len(assumed)
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""
