@@ -267,6 +267,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     differentiable = tuple(
         value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
     )
+    program = trace.program(tuple(found.graph_values))
     # A write may have made an input differentiable that was not.
     leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
@@ -325,6 +326,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         fake_mode=trace.fake_mode,
         capture=result,
         inexact=inexact,
+        program=program,
     )
 
 

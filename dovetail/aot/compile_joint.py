@@ -14,6 +14,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
+from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
@@ -233,5 +234,14 @@ def compile_joint(
             backward_for(default_pattern(joint))
         backward_for.sealed = True
     tangent_strides = _tangent_strides(joint)
-    run = make_runtime_function(joint.spec, forward, backward_for, tangent_strides=tangent_strides)
+    derivatives = None
+    if training:
+
+        def compile_next(following: JointGraph) -> Callable_:
+            return compile_joint(None, following, chosen, options=options, events=log).run
+
+        derivatives = differentiable_backward(joint, compile_next, log, settings)
+    run = make_runtime_function(
+        joint.spec, forward, backward_for, tangent_strides=tangent_strides, derivatives=derivatives
+    )
     return CompiledGraph(joint, parts, chosen, run, log)

@@ -1,0 +1,171 @@
+"""The next order: the backward of a joint graph, captured as a joint graph of its own.
+
+The program tape is replayed on the forward's inputs under a new trace and autograd is asked for its gradients with
+``create_graph=True``. That is a function of inputs and tangents, captured with its own backward like any other function; as it
+has a program tape too, the order after it is made in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.aot.capture_joint import finish_joint
+from dovetail.aot.descriptors import Descriptor, UserInput
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.errors import DovetailError, UserLocation
+from dovetail.events import EventLog
+from dovetail.guards import GuardSet
+from dovetail.runtime.higher_order import BackwardFunction, DifferentiableBackward, NeededInputs, Request, refusal
+from dovetail.trace import Bindings, Program, Trace
+
+CompileJoint = Callable[[JointGraph], Callable[[list[torch.Tensor]], list[torch.Tensor]]]
+# How torch's autograd says that an operator has no derivative (checked on 2.13).
+NO_DERIVATIVE = ("is not implemented", "does not support", "not differentiable")
+
+
+class _NoGuards(GuardSet):
+    """The metadata of every input is part of the key under which a captured backward is kept: nothing else is to check."""
+
+    def add_leafness(self, index: int, location: UserLocation | None = None) -> None:
+        """Part of the key."""
+
+    def add_separate_memory(self, index: int) -> None:
+        """Inputs are written to in clones only."""
+
+
+@dataclass(frozen=True)
+class ReplayCapture:
+    """What a replay hands on, see :class:`dovetail.aot.state.FrontendResult`."""
+
+    outputs: tuple[torch.Tensor, ...]
+    input_descriptors: tuple[Descriptor, ...]
+    guards: GuardSet
+    program: Program
+    bindings: Bindings
+    order: int
+
+
+def needed_inputs(joint: JointGraph) -> NeededInputs:
+    """What a derivative of the backward needs of the forward's inputs: those that any gradient is computed from."""
+    graph = joint.graph_module.graph
+    placeholders = graph.find_nodes(op="placeholder")[: joint.num_primals]
+    reached: set[torch.fx.Node] = set()
+    stack = [node for node in joint.results[joint.num_forward_outputs :] if node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in reached:
+            reached.add(node)
+            stack += node.all_input_nodes
+    symbolic = any(private.has_symbols(node.meta["val"]) for node in placeholders)
+    indices = tuple(index for index, node in enumerate(placeholders) if symbolic or node in reached)
+    draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
+    devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
+    written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)))
+
+
+def differentiable_backward(
+    joint: JointGraph, compile_next: CompileJoint, events: EventLog, options: Mapping[str, Any]
+) -> DifferentiableBackward:
+    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed."""
+    needed = needed_inputs(joint)
+
+    def capture(request: Request) -> BackwardFunction:
+        reason = _obstacle(joint, needed, options)
+        if reason:
+            raise refusal(reason)
+        with private.preserved_rng_state(), events.span("compile the next order"):
+            try:
+                captured, present = capture_backward(joint, request)
+            except (RuntimeError, NotImplementedError) as error:
+                if isinstance(error, DovetailError) or not any(text in str(error) for text in NO_DERIVATIVE):
+                    raise
+                # Fused attention has no second derivative; the operators that it is made of have one.
+                events.note("attention by its parts", reason=str(error))
+                with private.math_attention():
+                    captured, present = capture_backward(joint, request)
+            run = compile_next(captured)
+        if all(present):
+            return run  # type: ignore[return-value]
+
+        def with_gaps(flat: list[torch.Tensor]) -> list[torch.Tensor | None]:
+            gradients = iter(run(flat))
+            return [next(gradients) if flag else None for flag in present]
+
+        return with_gaps
+
+    return DifferentiableBackward(needed, capture)
+
+
+def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any]) -> str:
+    program = joint.program
+    if program is None:
+        return "the graph was not captured together with its program"
+    if program.unreplayable:
+        return f"the program cannot be replayed call by call: {program.unreplayable}"
+    if joint.provenance:
+        return "the joint graph was edited, and its derivatives come from the program as it was"
+    if needed.draws and options.get("fallback_random", True) is not True:
+        return "its random numbers are not eager's (fallback_random=False) and cannot be drawn again"
+    return ""
+
+
+def capture_backward(joint: JointGraph, request: Request) -> tuple[JointGraph, tuple[bool, ...]]:
+    """The backward of ``joint`` for one pattern of tangents, as a joint graph of the next order.
+
+    It returns those gradients that are any; the flags say which of the wanted ones that are.
+    """
+    program = joint.program
+    assert program is not None
+    order = getattr(joint.capture, "order", 1) + 1
+    with contextlib.ExitStack() as stack:
+        trace = Trace().open(stack)
+        primals = {index: trace.input(real, f"input {index}").value for index, real in request.primals.items()}
+        tangents = [trace.input(real, f"tangent {number}").value for number, real in enumerate(request.tangents)]
+        descriptors: list[Descriptor] = [joint.input_descriptors[index] for index in primals]
+        outputs = joint.input_descriptors[joint.num_primals :]
+        # Inputs now: the tangents of this order are others.
+        descriptors += [UserInput(str(item)) for item, flag in zip(outputs, request.defined, strict=True) if flag]
+        gradients = _backward(joint, program, request, primals, tangents)
+        present = tuple(gradient for gradient in gradients if gradient is not None)
+        capture = ReplayCapture(
+            present, tuple(descriptors), _NoGuards(), trace.program(present), trace.bindings(), order
+        )
+        return finish_joint(trace, capture), tuple(gradient is not None for gradient in gradients)
+
+
+def _backward(
+    joint: JointGraph,
+    program: Program,
+    request: Request,
+    primals: Mapping[int, torch.Tensor],
+    tangents: list[torch.Tensor],
+) -> Sequence[torch.Tensor | None]:
+    """The wanted gradients of a replay of the program."""
+    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
+    written = {mutation.input_index for mutation in joint.spec.mutations}
+    sources: list[torch.Tensor] = []
+    for index, requires_grad in enumerate(joint.spec.input_requires_grad):
+        value = primals.get(index)
+        if value is None:
+            # No gradient depends on its value, so that nothing of it stays in the graph.
+            fake = placeholders[index].meta["val"]
+            value = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+            value.requires_grad_(requires_grad)
+        sources.append(value)
+    with torch.enable_grad():
+        # A leaf could not be written to, and the gradient is that of the value before.
+        inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
+        outputs = program.run(inputs)
+        differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
+        roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
+        wanted = [sources[index] for index in request.wanted]
+        if not roots or not wanted:
+            return [None] * len(wanted)
+        return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
