@@ -864,3 +864,9 @@ def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int
 def math_attention() -> Any:
     """In the block, attention is computed by operators that can be differentiated as often as one likes."""
     return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])
+
+
+def saved_tensor_hooks_change_values() -> bool:
+    """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")

@@ -367,6 +367,12 @@ def _inexact_nodes(roots: list[torch.Tensor]) -> tuple[str, ...]:
         following = [entry[0] for entry in node.next_functions]
         stack += following
         name = node.name()
+        if name == "torch::autograd::Error":
+            # It leads to no input, so that asking for gradients does not come by; eager's backward does.
+            raise CaptureError(
+                "a result of a backward marked with @once_differentiable is differentiated",
+                advice="write that backward with operators that can be differentiated, and drop the mark",
+            )
         # The value of a masked_fill is the second input; with a number, or a value without gradient, the formulas agree.
         if name in OTHER_FORMULA and not (name == "MaskedFillBackward1" and following[1] is None):
             found.add(name)

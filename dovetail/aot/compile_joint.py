@@ -107,7 +107,7 @@ class _Backward:
 
     def _compile(self, defined: tuple[bool, ...]) -> Callable_:
         graph = self._partitioned.backward
-        if graph is None:
+        if graph is None or not any(defined):
             # Eager's outputs require a gradient here too, and no gradient reaches any input.
             return lambda values: [None] * self._count
         placeholders = graph.graph.find_nodes(op="placeholder")

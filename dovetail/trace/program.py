@@ -28,6 +28,8 @@ class Slot:
         return f"t{self.number}"
 
 
+# Their effect is on the backward, where the tape records nothing.
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 
 
@@ -116,6 +118,8 @@ def _fill(value: Any, values: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(value, Slot):
         return values[value.number]
     kind = type(value)
+    if kind is slice:
+        return slice(_fill(value.start, values), _fill(value.stop, values), _fill(value.step, values))
     if kind in (list, tuple):
         return kind(_fill(item, values) for item in value)
     if kind is dict:
@@ -164,14 +168,19 @@ class Recorder:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         """Add one call."""
+        name = getattr(function, "__name__", "")
+        if name in HOOKS and not self._paused:
+            self.unreplayable = self.unreplayable or "it registers a hook on a tensor"
         results = _tensors(result)
         # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
-        is_getter = getattr(function, "__name__", "") == "__get__"
+        is_getter = name == "__get__"
         if self._paused or (not results and (result is not None or is_getter)):
             return
         if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
             self.unreplayable = self.unreplayable or "it uses torch.func"
             return
+        if private.saved_tensor_hooks_change_values():
+            self.unreplayable = self.unreplayable or "saved-tensor hooks are set in it"
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
@@ -186,9 +195,13 @@ class Recorder:
             if id(value) not in self._numbers:
                 self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"
             return Slot(self.number(value))
+        if isinstance(value, torch.Generator):
+            self.unreplayable = self.unreplayable or "it draws from a generator of its own"
         kind = type(value)
-        if kind in (list, tuple):
-            return kind(self._store(item) for item in value)
+        if kind is slice:
+            return slice(self._store(value.start), self._store(value.stop), self._store(value.step))
+        if kind in (list, tuple, torch.Size):
+            return (tuple if kind is torch.Size else kind)(self._store(item) for item in value)
         if kind is dict:
             return {key: self._store(item) for key, item in value.items()}
         return value
