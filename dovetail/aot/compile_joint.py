@@ -203,7 +203,7 @@ def compile_joint(
         chosen = lookup_backend("aten")
     if chosen.takes_program:
         return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
-    if chosen.numerics == "bitwise" and joint.inexact:
+    if chosen.numerics == "bitwise" and joint.inexact and joint.order == 1:
         raise CaptureError(
             f"while tracing, torch computes the gradient of {', '.join(joint.inexact)} by another formula than in eager, "
             f"and the backend {chosen.name} promises eager's numbers to the last bit",

@@ -21,8 +21,18 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.errors import DovetailError, UserLocation
 from dovetail.events import EventLog
 from dovetail.guards import GuardSet
-from dovetail.runtime.higher_order import BackwardFunction, DifferentiableBackward, NeededInputs, Request, refusal
-from dovetail.trace import Bindings, Program, Trace
+from dovetail.runtime.higher_order import (
+    BackwardFunction,
+    CapturedBackward,
+    DifferentiableBackward,
+    NeededInputs,
+    Request,
+    Sizes,
+    refusal,
+    sizes_and_strides,
+)
+from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace.shapes import NUMBER_SUFFIX
 
 CompileJoint = Callable[[JointGraph], Callable[[list[torch.Tensor]], list[torch.Tensor]]]
 # How torch's autograd says that an operator has no derivative (checked on 2.13).
@@ -76,31 +86,89 @@ def differentiable_backward(
     """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed."""
     needed = needed_inputs(joint)
 
-    def capture(request: Request) -> BackwardFunction:
+    def once(request: Request, policy: ShapePolicy) -> CapturedBackward:
+        try:
+            captured, present = capture_backward(joint, request, policy)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, DovetailError) or not any(text in str(error) for text in NO_DERIVATIVE):
+                raise
+            # Fused attention has no second derivative; the operators that it is made of have one.
+            events.note("attention by its parts", reason=str(error))
+            with private.math_attention():
+                captured, present = capture_backward(joint, request, policy)
+        run = _with_gaps(compile_next(captured), present)
+        flat = [*request.primals.values(), *request.tangents]
+        return CapturedBackward(run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured))
+
+    def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
         reason = _obstacle(joint, needed, options)
         if reason:
             raise refusal(reason)
         with private.preserved_rng_state(), events.span("compile the next order"):
-            try:
-                captured, present = capture_backward(joint, request)
-            except (RuntimeError, NotImplementedError) as error:
-                if isinstance(error, DovetailError) or not any(text in str(error) for text in NO_DERIVATIVE):
-                    raise
-                # Fused attention has no second derivative; the operators that it is made of have one.
-                events.note("attention by its parts", reason=str(error))
-                with private.math_attention():
-                    captured, present = capture_backward(joint, request)
-            run = compile_next(captured)
-        if all(present):
-            return run  # type: ignore[return-value]
-
-        def with_gaps(flat: list[torch.Tensor]) -> list[torch.Tensor | None]:
-            gradients = iter(run(flat))
-            return [next(gradients) if flag else None for flag in present]
-
-        return with_gaps
+            policy = _policy(joint, request, earlier)
+            if not policy.is_static:
+                try:
+                    return once(request, policy)
+                except Exception as error:  # noqa: BLE001  (whatever symbolic sizes lead to, plain ones may not)
+                    events.note("static shapes", reason=f"{type(error).__name__}: {error}")
+            return once(request, ShapePolicy())
 
     return DifferentiableBackward(needed, capture)
+
+
+def _with_gaps(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], present: tuple[bool, ...]) -> BackwardFunction:
+    if all(present):
+        return run  # type: ignore[return-value]
+
+    def with_gaps(flat: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        gradients = iter(run(flat))
+        return [next(gradients) if flag else None for flag in present]
+
+    return with_gaps
+
+
+def _names(joint: JointGraph, request: Request) -> list[str]:
+    """The names of a replay's inputs. Those of the forward stay: a name says that the input carries a number."""
+    names = joint.capture.bindings.names
+    tangents = [f"tangent {number} of order {joint.order + 1}" for number in range(len(request.tangents))]
+    return [names[index] for index in request.primals] + tangents
+
+
+def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> ShapePolicy:
+    """What has changed since the last capture is symbolic in the next one."""
+    names = _names(joint, request)
+    carries = any(name.endswith(NUMBER_SUFFIX) for name in names)
+    changing: dict[str, frozenset[int]] = {}
+    flat = [*request.primals.values(), *request.tangents]
+    for position, (name, value) in enumerate(zip(names, flat, strict=True)):
+        others = [sizes[position][0] for sizes in earlier]
+        dims = {dim for other in others for dim in range(value.dim()) if other[dim] != value.shape[dim]}
+        if dims:
+            changing[name] = frozenset(dims)
+    # Marks on tensors are those of the forward's inputs; the flag only says that something is symbolic.
+    return ShapePolicy(sizes=changing, marked=carries)
+
+
+def _size_check(captured: JointGraph) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """Whether tensors have the sizes and strides that a capture with symbolic sizes is for."""
+    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")[: captured.num_primals]
+    plain = [
+        [
+            (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
+            for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
+        ]
+        for value in (node.meta["val"] for node in placeholders)
+    ]
+    assumed = shape_guards(captured.fake_mode.shape_env, captured.capture.bindings)
+
+    def holds(flat: Sequence[torch.Tensor]) -> bool:
+        for value, parts in zip(flat, plain, strict=True):
+            for dim, size, step in parts:
+                if (size is not None and value.size(dim) != size) or (step is not None and value.stride(dim) != step):
+                    return False
+        return assumed is None or assumed.holds(flat)
+
+    return holds
 
 
 def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any]) -> str:
@@ -116,31 +184,41 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
     return ""
 
 
-def capture_backward(joint: JointGraph, request: Request) -> tuple[JointGraph, tuple[bool, ...]]:
+def capture_backward(
+    joint: JointGraph, request: Request, policy: ShapePolicy | None = None
+) -> tuple[JointGraph, tuple[bool, ...]]:
     """The backward of ``joint`` for one pattern of tangents, as a joint graph of the next order.
 
     It returns those gradients that are any; the flags say which of the wanted ones that are.
     """
     program = joint.program
     assert program is not None
-    order = getattr(joint.capture, "order", 1) + 1
+    names = iter(_names(joint, request))
     with contextlib.ExitStack() as stack:
-        trace = Trace().open(stack)
-        primals = {index: trace.input(real, f"input {index}").value for index, real in request.primals.items()}
-        tangents = [trace.input(real, f"tangent {number}").value for number, real in enumerate(request.tangents)]
+        trace = Trace(policy=policy).open(stack)
+        primals = {index: trace.input(real, next(names)).value for index, real in request.primals.items()}
+        tangents = [trace.input(real, next(names)).value for real in request.tangents]
         descriptors: list[Descriptor] = [joint.input_descriptors[index] for index in primals]
         outputs = joint.input_descriptors[joint.num_primals :]
         # Inputs now: the tangents of this order are others.
         descriptors += [UserInput(str(item)) for item, flag in zip(outputs, request.defined, strict=True) if flag]
-        gradients = _backward(joint, program, request, primals, tangents)
+        gradients = _backward(trace, joint, program, request, primals, tangents)
         present = tuple(gradient for gradient in gradients if gradient is not None)
         capture = ReplayCapture(
-            present, tuple(descriptors), _NoGuards(), trace.program(present), trace.bindings(), order
+            present, tuple(descriptors), _NoGuards(), trace.program(present), trace.bindings(), joint.order + 1
         )
         return finish_joint(trace, capture), tuple(gradient is not None for gradient in gradients)
 
 
+class _Number:
+    """In place of an input that carries a number: what is read off it is the symbolic one."""
+
+    def __init__(self, number: Any) -> None:
+        self.item = lambda: number
+
+
 def _backward(
+    trace: Trace,
     joint: JointGraph,
     program: Program,
     request: Request,
@@ -162,7 +240,9 @@ def _backward(
     with torch.enable_grad():
         # A leaf could not be written to, and the gradient is that of the value before.
         inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
-        outputs = program.run(inputs)
+        carried = {id(item.value): private.carried_float(item.node.meta["val"]) for item in trace.inputs}
+        numbers = [_Number(carried[id(item)]) if carried.get(id(item)) is not None else item for item in inputs]
+        outputs = program.run(inputs, numbers)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
         roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
         wanted = [sources[index] for index in request.wanted]

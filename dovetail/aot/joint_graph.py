@@ -77,6 +77,11 @@ class JointGraph:
         return self.graph_module.graph
 
     @property
+    def order(self) -> int:
+        """The order of the derivative that the backward computes."""
+        return int(getattr(self.capture, "order", 1))
+
+    @property
     def results(self) -> list[torch.fx.Node | None]:
         """The nodes that are returned, in the order of ``output_descriptors``."""
         return list(self.graph.output_node().args[0])  # type: ignore[arg-type]

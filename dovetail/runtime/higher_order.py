@@ -116,21 +116,49 @@ def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return values
 
 
-def _metadata(value: torch.Tensor) -> tuple[Any, ...]:
-    return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+def _kind(value: torch.Tensor) -> tuple[Any, ...]:
+    return (value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+
+
+Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+
+
+def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
+    """What of the tensors differs from call to call in a program whose shapes change."""
+    return tuple((value.shape, value.stride()) for value in values)
+
+
+@dataclass(frozen=True)
+class CapturedBackward:
+    """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
+    else it says whether it is for other tensors too.
+    """
+
+    run: BackwardFunction
+    sizes: Sizes
+    holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
+
+    def fits(self, sizes: Sizes, flat: Sequence[torch.Tensor]) -> bool:
+        """Whether it may run on these tensors."""
+        return self.sizes == sizes if self.holds is None else self.holds(flat)
+
+
+Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
+_MAXIMUM_VERSIONS = 8
 
 
 class DifferentiableBackward:
     """The backward of one entry, as a differentiable function of inputs and tangents.
 
-    ``capture(request)`` compiles it for one pattern of tangents and wanted gradients; what it raises becomes a refusal, given
-    when the second derivative is really asked for.
+    ``capture(request, earlier)`` compiles it for one pattern of tangents and wanted gradients, knowing the sizes it was
+    captured on before; what it raises becomes a refusal, given when the second derivative is really asked for.
     """
 
-    def __init__(self, needed: NeededInputs, capture: Callable[[Request], BackwardFunction]) -> None:
+    def __init__(self, needed: NeededInputs, capture: Capture) -> None:
         self._needed = needed
         self._capture = capture
-        self._compiled: dict[Any, BackwardFunction | HigherOrderGradientError] = {}
+        self._compiled: dict[Any, list[CapturedBackward]] = {}
+        self._refusals: dict[Any, HigherOrderGradientError] = {}
         self._lock = threading.RLock()
 
     def keep(self, primals: Sequence[torch.Tensor]) -> KeptInputs:
@@ -154,34 +182,49 @@ class DifferentiableBackward:
         flat = _distinct([*primals.values(), *given])
         values = iter(flat)
         request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
-        key = (defined, wanted, autocast_state(), tuple(map(_metadata, flat)))
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            with self._lock:
-                compiled = self._compiled.get(key)
-                if compiled is None:
-                    compiled = self._compiled[key] = self._try(request)
-        if isinstance(compiled, HigherOrderGradientError):
-            return self._refused(compiled, flat, plain)
+        found = self._find(request, flat)
+        if isinstance(found, HigherOrderGradientError):
+            return self._refused(found, flat, plain)
         if kept.states is None:
-            gradients = compiled(list(flat))
+            gradients = found.run(list(flat))
         else:
             with private.random_states_set(kept.states, self._needed.cuda_devices):
-                gradients = compiled(list(flat))
+                gradients = found.run(list(flat))
         result: list[torch.Tensor | None] = [None] * len(edges)
         for index, gradient in zip(wanted, gradients, strict=True):
             result[index] = gradient
         return tuple(result)
 
-    def _try(self, request: Request) -> BackwardFunction | HigherOrderGradientError:
+    def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
+        pattern = (request.defined, request.wanted, autocast_state(), tuple(map(_kind, flat)))
+        sizes = sizes_and_strides(flat)
+        found = self._look(pattern, sizes, flat)
+        if found is None:
+            with self._lock:
+                found = self._look(pattern, sizes, flat) or self._add(request, pattern, sizes)
+        return found
+
+    def _look(
+        self, pattern: Any, sizes: Sizes, flat: list[torch.Tensor]
+    ) -> CapturedBackward | HigherOrderGradientError | None:
+        for version in self._compiled.get(pattern, ()):
+            if version.fits(sizes, flat):
+                return version
+        return self._refusals.get((pattern, sizes))
+
+    def _add(self, request: Request, pattern: Any, sizes: Sizes) -> CapturedBackward | HigherOrderGradientError:
+        versions = self._compiled.get(pattern, [])
+        if len(versions) >= _MAXIMUM_VERSIONS:
+            return refusal(f"it was captured for {_MAXIMUM_VERSIONS} different shapes already")
         try:
-            return self._capture(request)
-        except HigherOrderGradientError as error:
-            return error
-        except DovetailError as error:
-            return refusal(error.what, error.advice)
+            version = self._capture(request, [version.sizes for version in versions])
         except Exception as error:  # noqa: BLE001  (whatever fails, the refusal says so; the first order is not lost)
-            return refusal(f"{type(error).__name__}: {error}")
+            refused = _refusal_of(error)
+            self._refusals[pattern, sizes] = refused
+            return refused
+        # A new list: other threads may be going through the old one.
+        self._compiled[pattern] = [version, *versions]
+        return version
 
     @staticmethod
     def _refused(
@@ -194,6 +237,14 @@ class DifferentiableBackward:
             return tuple(gradients)
         marked = iter(_Refused.apply(error, lambda: values, *inputs))  # type: ignore[no-untyped-call]
         return tuple(next(marked) if flag else None for flag in present)
+
+
+def _refusal_of(error: Exception) -> HigherOrderGradientError:
+    if isinstance(error, HigherOrderGradientError):
+        return error
+    if isinstance(error, DovetailError):
+        return refusal(error.what, error.advice)
+    return refusal(f"{type(error).__name__}: {error}")
 
 
 def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:

@@ -7,7 +7,7 @@ boundaries); the program has it. Replaying it on real tensors is eager, without 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail import torch_private as private
+from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
+
+# Their effect is on the backward, where the tape records nothing.
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,16 @@ class Slot:
         return f"t{self.number}"
 
 
-# Their effect is on the backward, where the tape records nothing.
-HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+@dataclass(frozen=True)
+class NumberSlot:
+    """A number that follows from the sizes of the inputs, by its place among the program's numbers."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"n{self.index}"
+
+
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 
 
@@ -75,21 +87,28 @@ def _show(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inner = ", ".join(_show(item) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    return str(value) if isinstance(value, Slot) else repr(value)
+    return str(value) if isinstance(value, (Slot, NumberSlot)) else repr(value)
 
 
 @dataclass(frozen=True)
 class Program:
-    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can)."""
+    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
+
+    ``numbers`` computes those that the calls are given from the sizes of the inputs.
+    """
 
     inputs: tuple[int, ...]
     calls: tuple[ProgramCall, ...]
     outputs: tuple[int, ...]
     unreplayable: str = ""
+    numbers: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
 
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The output tensors, computed by the same torch calls on other inputs."""
-        values: dict[int, torch.Tensor] = dict(zip(self.inputs, inputs, strict=True))
+    def run(self, inputs: list[torch.Tensor], sizes_of: Sequence[Any] | None = None) -> list[torch.Tensor]:
+        """The output tensors, computed by the same torch calls on other inputs; numbers are read from ``sizes_of``."""
+        values: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
+        if self.numbers is not None:
+            for index, number in enumerate(self.numbers(inputs if sizes_of is None else sizes_of)):
+                values[NumberSlot(index)] = number
         for call in self.calls:
             args = tuple(_fill(item, values) for item in call.args)
             kwargs = {key: _fill(item, values) for key, item in call.kwargs.items()}
@@ -114,7 +133,9 @@ class Program:
         return "\n".join([head, *lines, f"    return [{', '.join(f't{number}' for number in self.outputs)}]"])
 
 
-def _fill(value: Any, values: Mapping[int, torch.Tensor]) -> Any:
+def _fill(value: Any, values: Mapping[Any, Any]) -> Any:
+    if isinstance(value, NumberSlot):
+        return values[value]
     if isinstance(value, Slot):
         return values[value.number]
     kind = type(value)
@@ -146,6 +167,7 @@ class Recorder:
     _numbers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _paused: int = 0
+    _symbolic: list[Any] = field(default_factory=list)
 
     def number(self, tensor: torch.Tensor) -> int:
         """The slot number of a tensor, a new one if it has none."""
@@ -190,7 +212,8 @@ class Recorder:
 
     def _store(self, value: Any) -> Any:
         if private.is_symbolic(value):
-            self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
+            self._symbolic.append(value)
+            return NumberSlot(len(self._symbolic) - 1)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._numbers:
                 self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"
@@ -206,8 +229,21 @@ class Recorder:
             return {key: self._store(item) for key, item in value.items()}
         return value
 
-    def finish(self, inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> Program:
-        """The program with these inputs and outputs."""
+    def finish(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: tuple[torch.Tensor, ...],
+        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]] | None = None,
+    ) -> Program:
+        """The program with these inputs and outputs; ``numbers`` makes expressions over sizes into a function of inputs."""
+        compute = None
+        if self._symbolic:
+            try:
+                compute = numbers([private.expression_of(item) for item in self._symbolic]) if numbers else None
+            except CaptureError as error:
+                self.unreplayable = self.unreplayable or error.what
+            if compute is None:
+                self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
         for tensor in outputs:
             if id(tensor) not in self._numbers:
                 self.unreplayable = self.unreplayable or "an output of it was made by code that is no torch call"
@@ -216,6 +252,7 @@ class Recorder:
             tuple(self.calls),
             tuple(self.number(tensor) for tensor in outputs),
             self.unreplayable,
+            compute,
         )
 
 

@@ -194,7 +194,9 @@ class Trace:
 
     def program(self, outputs: tuple[torch.Tensor, ...]) -> Program:
         """The torch calls so far, as a program that computes ``outputs``."""
-        return self.recorder.finish([item.value for item in self.inputs], outputs)
+        return self.recorder.finish(
+            [item.value for item in self.inputs], outputs, lambda items: self.bindings().function(items)
+        )
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():

@@ -436,12 +436,38 @@ def test_complex_numbers() -> None:
     both(style, lambda x: torch.fft.fft(x * torch.exp(1j * x)).abs().pow(2).sum())
 
 
-def test_another_size_at_the_next_call() -> None:
+@BACKENDS
+def test_another_size_at_the_next_call(backend: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y.view(y.shape[0]) * x[: y.size(0)].sum(1) / x.shape[0] + torch.arange(x.size(0))
+
     model = network()
-    compiled = dovetail.compile(lambda x: model(x).sum(), backend="aten", fullgraph=True)
-    for size in (4, 6, 7, 4, 9):
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    for size in (4, 6, 7, 4, 9, 1, 12):
         x = leaf(size, 3, seed=size)
-        close(twice(lambda x: model(x).sum(), x), twice(compiled, x))
+        close(twice(function, x), twice(compiled, x))
+    # Once for four, once for four and more as a symbol, and the first graph with symbols: static, then symbolic.
+    assert compiled.events.count("compile the next order") <= 5
+
+
+@BACKENDS
+def test_sizes_that_are_symbolic_from_the_start(backend: str) -> None:
+    compiled = dovetail.compile(lambda x: (x.flatten() / x.shape[0]).pow(3), backend=backend, dynamic=True)
+    for size in (4, 6, 7):
+        x = leaf(size, 3, seed=size)
+        close(twice(lambda x: (x.flatten() / x.shape[0]).pow(3), x), twice(compiled, x))
+
+
+def test_numbers_that_change() -> None:
+    def function(x: torch.Tensor, scale: float, power: int) -> torch.Tensor:
+        return x.sin() * scale + x.pow(power)
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for step in range(6):
+        x = leaf(3, seed=step)
+        scale, power = 0.5 + step, 2 + step
+        close(twice(lambda x: function(x, scale, power), x), twice(lambda x: compiled(x, scale, power), x))  # noqa: B023
 
 
 def test_the_first_order_is_still_the_ordinary_backward() -> None:
@@ -552,7 +578,7 @@ class Once(torch.autograd.Function):
 
 
 def test_a_function_that_is_differentiable_once() -> None:
-    refused(lambda x: Once.apply(x).pow(2), "differentiate twice_differentiable", leaf(3))
+    refused(lambda x: Once.apply(x).pow(2), "once_differentiable", leaf(3))
 
 
 def test_an_edited_graph() -> None:
