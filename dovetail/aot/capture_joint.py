@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -264,8 +265,15 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         output_descriptors.append(descriptor)
     forward_nodes = [trace.node_of(value) for value in found.graph_values]
     mutated_plain = {item.output_index for item in found.mutations if not item.differentiable}
+    freed = {position for position, value in enumerate(found.graph_values) if trace.is_freed(value)}
+    if any(item.differentiable and item.output_index in freed for item in found.mutations):
+        raise CaptureError(
+            "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
+        )
+    outputs = [_mark_freed(output, freed) for output in found.outputs] if freed else found.outputs
     differentiable = tuple(
-        value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
+        value.grad_fn is not None and position not in mutated_plain and position not in freed
+        for position, value in enumerate(found.graph_values)
     )
     program = trace.program(tuple(found.graph_values))
     # A write may have made an input differentiable that was not.
@@ -311,7 +319,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves),
         differentiable,
-        tuple(found.outputs),
+        tuple(outputs),
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
     )
@@ -327,6 +335,18 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         capture=result,
         inexact=inexact,
         program=program,
+    )
+
+
+def _mark_freed(output: OutputTensor, freed: set[int]) -> OutputTensor:
+    if isinstance(output, ViewOutput):
+        base = _mark_freed(output.base, freed)
+        assert not isinstance(base, ViewOutput)
+        return dataclasses.replace(output, base=base)
+    return (
+        dataclasses.replace(output, is_freed=True)
+        if output.index in freed and isinstance(output, FreshOutput)
+        else output
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
-from dovetail.runtime.higher_order import DifferentiableBackward, refusal
+from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 
 FlatCallable = Callable[[list[Any]], list[Any]]
@@ -171,7 +171,7 @@ class _Epilogue:
         self._mutations = spec.mutations
         self._outputs = spec.outputs
         self._plain = not spec.mutations and all(
-            isinstance(output, FreshOutput) and output.index == position and not output.is_leaf
+            isinstance(output, FreshOutput) and output.index == position and not output.is_leaf and not output.is_freed
             for position, output in enumerate(spec.outputs)
         )
         self._count = len(spec.outputs)
@@ -196,6 +196,8 @@ class _Epilogue:
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):
             fresh = outputs[output.index]
+            if output.is_freed:
+                return freed(fresh)
             return fresh.requires_grad_() if output.is_leaf else fresh
         if isinstance(output, InputOutput):
             return inputs[output.index]

@@ -247,6 +247,25 @@ def _refusal_of(error: Exception) -> HigherOrderGradientError:
     return refusal(f"{type(error).__name__}: {error}")
 
 
+class _Freed(torch.autograd.Function):
+    """A tensor whose graph was freed by a backward inside of the compiled function."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        return holder[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(FREED)
+
+
+def freed(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
+    with torch.enable_grad():
+        result: torch.Tensor = _Freed.apply(torch.empty((), requires_grad=True), [value.detach()])  # type: ignore[no-untyped-call]
+    return result
+
+
 def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:
     """The error for a derivative of the next order that a compiled function cannot give."""
     return HigherOrderGradientError(
