@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Sequence
@@ -232,15 +233,18 @@ def _check_new_leaves(leaves: list[torch.Tensor], roots: list[torch.Tensor]) -> 
         stack += [following for following, _ in node.next_functions]
 
 
-def capture_joint(state: AOTState) -> JointGraph:
+def capture_joint(state: AOTState, attention_by_parts: bool = False) -> JointGraph:
     """Capture forward and backward of ``state.function`` as one graph, in one pass.
+
+    With ``attention_by_parts`` no fused attention kernel is chosen: they have no second derivative.
 
     Raises :class:`CaptureError` for an aliasing that cannot be kept, and whatever the frontend raises.
     """
     state.require_open()
     trace = state.trace
-    result = state.frontend(trace, state.function, state.args, state.kwargs)
-    return finish_joint(trace, result)
+    with private.math_attention() if attention_by_parts else contextlib.nullcontext():
+        result = state.frontend(trace, state.function, state.args, state.kwargs)
+        return finish_joint(trace, result)
 
 
 def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:

@@ -35,8 +35,6 @@ from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 CompileJoint = Callable[[JointGraph], Callable[[list[torch.Tensor]], list[torch.Tensor]]]
-# How torch's autograd says that an operator has no derivative (checked on 2.13).
-NO_DERIVATIVE = ("is not implemented", "does not support", "not differentiable")
 
 
 class _NoGuards(GuardSet):
@@ -59,6 +57,14 @@ class ReplayCapture:
     program: Program
     bindings: Bindings
     order: int
+
+
+def lacks_derivative(error: BaseException) -> bool:
+    """Whether an error says that an operator cannot be differentiated (again)."""
+    if isinstance(error, DovetailError) or not isinstance(error, (RuntimeError, NotImplementedError)):
+        return False
+    # "derivative for aten::... is not implemented" (checked on 2.13).
+    return "derivative for" in str(error) and "is not implemented" in str(error)
 
 
 def needed_inputs(joint: JointGraph) -> NeededInputs:
@@ -90,7 +96,7 @@ def differentiable_backward(
         try:
             captured, present = capture_backward(joint, request, policy)
         except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, DovetailError) or not any(text in str(error) for text in NO_DERIVATIVE):
+            if not lacks_derivative(error):
                 raise
             # Fused attention has no second derivative; the operators that it is made of have one.
             events.note("attention by its parts", reason=str(error))
@@ -213,7 +219,9 @@ def capture_backward(
 class _Number:
     """In place of an input that carries a number: what is read off it is the symbolic one."""
 
-    def __init__(self, number: Any) -> None:
+    def __init__(self, carrier: torch.Tensor) -> None:
+        with private.no_torch_function():
+            number = torch.ops.aten._local_scalar_dense.default(carrier)
         self.item = lambda: number
 
 
@@ -240,8 +248,8 @@ def _backward(
     with torch.enable_grad():
         # A leaf could not be written to, and the gradient is that of the value before.
         inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
-        carried = {id(item.value): private.carried_float(item.node.meta["val"]) for item in trace.inputs}
-        numbers = [_Number(carried[id(item)]) if carried.get(id(item)) is not None else item for item in inputs]
+        carriers = {id(item.value) for item in trace.inputs if private.carried_float(item.node.meta["val"]) is not None}
+        numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
         outputs = program.run(inputs, numbers)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
         roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]

@@ -596,3 +596,80 @@ def test_a_hook_inside() -> None:
         return y * y
 
     refused(function, "hook", leaf(3))
+
+
+# --- derivatives inside, and through them from outside ----------------------------------------------------------------
+
+
+@BACKENDS
+def test_gradient_inside_and_outside(backend: str) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad((x * w).sin().sum() * w.sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.pow(2).sum(), w, create_graph=True)
+        return h * x
+
+    both(lambda f: twice(f, leaf(3), leaf(3, seed=1)), function, backend)
+
+
+def test_backward_inside_and_outside() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.detach().clone().requires_grad_()
+        (y * w).sin().sum().backward(create_graph=True, inputs=[y])
+        assert y.grad is not None
+        return y.grad * w * x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both(lambda f: twice(f, leaf(3), leaf(3, seed=1)), function)
+
+
+def test_custom_function_inside_a_gradient_inside() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad(Product.apply(Cube.apply(x), x.sin()).sum(), x, create_graph=True)
+        return g * x
+
+    both(lambda f: twice(f, leaf(3)), function)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(x, x.sin(), x * 2, is_causal=True)
+
+
+def attention_by_parts(x: torch.Tensor) -> torch.Tensor:
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+        return attention(x)
+
+
+@BACKENDS
+def test_attention_has_a_second_derivative_outside(backend: str) -> None:
+    """Eager has none for the fused kernel: the oracle is eager with attention by its parts."""
+    x = leaf(1, 2, 5, 4)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        twice(attention, x)
+    compiled = dovetail.compile(attention, backend=backend, fullgraph=True)
+    close(twice(attention_by_parts, x), twice(compiled, x))
+
+
+def test_attention_has_a_second_derivative_inside() -> None:
+    def through(f: Function) -> Function:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            (g,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
+            return g.pow(2).sum()
+
+        return function
+
+    x = leaf(1, 2, 5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = dovetail.compile(through(attention), backend="aten", fullgraph=True)
+        close(twice(through(attention_by_parts), x), twice(compiled, x))
+
+
+def test_attention_of_the_first_order_stays_fused() -> None:
+    compiled = dovetail.compile(attention, backend="aten", fullgraph=True)
+    compiled(leaf(1, 2, 5, 4)).sum().backward()
+    targets = {str(node.target) for node in compiled.entries[0].compiled.joint.graph.nodes}
+    assert any("flash_attention" in target for target in targets)
