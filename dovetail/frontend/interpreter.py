@@ -24,6 +24,7 @@ from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
+from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
@@ -70,6 +71,7 @@ class Interpreter(Attributes, Calls, Operators):
         self.effects = Effects(self.values.source_of)
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
+        self.gradients = Gradients(self.values, self._native)
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
