@@ -165,9 +165,13 @@ def is_tensor_view(value: torch.Tensor) -> bool:
     return value._is_view()
 
 
-def is_composite_implicit(overload: OpOverload) -> bool:
+def is_composite(overload: OpOverload) -> bool:
     """Whether the operator has a kernel made of other operators, whose results may be views unknown to its schema."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(
+        has_kernel(overload.name(), f"Composite{kind}")
+        for kind in ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
+    )
 
 
 def torch_backend_names() -> list[str]:
@@ -439,7 +443,9 @@ def effects_as_plain_operators() -> Iterator[None]:
 
 
 def view_replay(view: torch.Tensor) -> Any:
-    """The view operators between a tensor and its base, as a function of another base."""
+    """The view operators between a tensor and its base, as a function of another base; and of another way to read each size
+    in it, given as a second argument.
+    """
     return view._view_func_unsafe
 
 
@@ -823,3 +829,13 @@ def hide_from_dynamo(function: Callable[..., Any]) -> None:
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether autograd counts writes to two tensors together; the counters are left as they were."""
+    before, other = left._version, right._version
+    torch.autograd.graph.increment_version(left)
+    try:
+        return right._version != other
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((left,), (before,))

@@ -32,31 +32,63 @@ OTHER_FORMULA = frozenset(
 
 
 class AutogradView:
-    """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too."""
+    """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too.
 
-    def __init__(self, view: torch.Tensor) -> None:
+    The sizes in it are computed from the inputs where they are symbolic.
+    """
+
+    def __init__(self, view: torch.Tensor, bindings: Bindings) -> None:
         self._replay = private.view_replay(view)
+        sizes: list[Any] = []
+
+        def note(size: Any) -> Any:
+            sizes.append(private.expression_of(size) if private.is_symbolic(size) else size)
+            return size
+
+        with torch.no_grad():
+            again = self._replay(view._base, note)
+        # Writes to the view's own sizes (``t_``) are not always recorded.
+        self.is_exact = _layout(again) == _layout(view)
+        self._compute = None if all(type(size) is int for size in sizes) else bindings.function(sizes)
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
-        view: torch.Tensor = self._replay(base)
+        if self._compute is None:
+            view: torch.Tensor = self._replay(base)
+            return view
+        sizes = iter(self._compute(inputs))
+        view = self._replay(base, lambda size: next(sizes))
         return view
 
 
 class StridedView:
-    """Makes a view of a base again: same size, stride, offset and, for a bit-cast view, dtype."""
+    """Makes a view of a base again: same size, stride and offset.
+
+    A tensor that autograd does not know as a view of the base is made from ``base.detach()``, or from ``base.data`` if it
+    counts its own versions.
+    """
 
     def __init__(self, view: torch.Tensor, base: torch.Tensor) -> None:
         self.size = tuple(view.shape)
         self.stride = view.stride()
         self.offset = view.storage_offset() - base.storage_offset()
         self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
+        self.detached = view._base is not base and not view.requires_grad
+        self.counts_own_versions = self.detached and not private.share_version_counter(view, base)
+        self.is_view = view._base is not None
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
-        if self.same:
-            return base.view_as(base) if torch.is_grad_enabled() else base.detach()
-        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+        if not self.detached:
+            if self.same:
+                return base.view_as(base) if torch.is_grad_enabled() else base.detach()
+            return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+        apart = base.data if self.counts_own_versions else base.detach()
+        if not self.same:
+            apart = apart.as_strided(self.size, self.stride, apart.storage_offset() + self.offset)
+        elif self.is_view:
+            apart = apart.view_as(apart)
+        return apart if self.is_view or apart._base is None else apart.detach()
 
 
 class SymbolicView:
@@ -79,6 +111,12 @@ class SymbolicView:
 def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """All of a tensor, as a view."""
     return base.view_as(base)
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    plain = [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
+    return (value.dtype, value.is_conj(), value.is_neg(), *plain)
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -126,7 +164,7 @@ class _Outputs:
             source = self._input_storages.get(storage)
             if source is not None:
                 self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
-            elif sharing[storage] == 1:
+            elif sharing[storage] == 1 and (value._base is None or _is_new_leaf(value)):
                 leaf = _is_new_leaf(value)
                 output = FreshOutput(self._add(value, UserOutput(str(position))), leaf)
                 # A view made without recording says that it requires a gradient, and takes none.
@@ -152,28 +190,23 @@ class _Outputs:
         return ordered[0]
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
-        if value._base is not base and (
-            value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg()
-        ):
-            raise CaptureError(
-                "a returned tensor is a bit-cast or conjugate view of another tensor",
-                where=self.trace.locate(),
-                advice="return a clone of it",
-            )
         if value.requires_grad and not base.requires_grad:
             raise CaptureError(
                 "a returned view requires a gradient but its base does not", advice="return a clone of it"
             )
-        replay: Any
-        if private.has_symbols(value) or private.has_symbols(base):
-            if value.dtype != base.dtype or value.is_conj() or value.is_neg():
-                raise CaptureError(
-                    "a returned view of another dtype has a symbolic size", advice="return a clone of it"
-                )
-            replay = SymbolicView(value, base, self.trace.bindings())
-        else:
-            replay = AutogradView(value) if value._base is base else StridedView(value, base)
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
+        replay: Any = AutogradView(value, self.trace.bindings()) if value._base is base else None
+        if replay is None or not replay.is_exact:
+            if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+                raise CaptureError(
+                    "a returned tensor is a bit-cast or conjugate view of another tensor",
+                    where=self.trace.locate(),
+                    advice="return a clone of it",
+                )
+            if private.has_symbols(value) or private.has_symbols(base):
+                replay = SymbolicView(value, base, self.trace.bindings())
+            else:
+                replay = StridedView(value, base)
         return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
@@ -190,7 +223,8 @@ class _Outputs:
                     advice="write to a clone, or under torch.no_grad()",
                 )
             index = self._add(item.value, MutatedInput(UserOutput(item.name)))
-            self.mutations.append(Mutation(item.index, index, differentiable))
+            counted = item.value._version != item.original_version
+            self.mutations.append(Mutation(item.index, index, differentiable, counted))
 
     def _check_mutation(self, item: TracedInput) -> None:
         value = item.value

@@ -178,7 +178,8 @@ class _Epilogue:
             return outputs
         for mutation in self._mutations:
             with torch.set_grad_enabled(mutation.differentiable):
-                inputs[mutation.input_index].copy_(outputs[mutation.output_index])
+                target = inputs[mutation.input_index]
+                (target if mutation.counted else target.data).copy_(outputs[mutation.output_index])
         return [self._result(output, inputs, outputs) for output in self._outputs]
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:

@@ -47,12 +47,14 @@ OutputTensor = FreshOutput | InputOutput | ViewOutput
 class Mutation:
     """Input ``input_index`` was written to; its new value is the graph's forward output ``output_index``.
 
-    ``differentiable``: eager's write was recorded by autograd, so the write-back is too.
+    ``differentiable``: eager's write was recorded by autograd, so the write-back is too. ``counted`` is False where all
+    writes went through ``.data``, which the tensor's version counter does not see.
     """
 
     input_index: int
     output_index: int
     differentiable: bool
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class TracedInput:
     original_node: torch.fx.Node
     name: str = ""
     original_grad_fn: Any = None
+    original_version: int = 0
 
     @property
     def is_written_differentiably(self) -> bool:
@@ -226,7 +227,8 @@ class Trace:
                 # value off from the leaf that gradients are asked for.
                 with torch.enable_grad():
                     value = leaf.clone()
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name, value.grad_fn)
+        node, original = proxy.node, self.node_of(value)
+        return TracedInput(len(self.inputs), real, leaf, value, node, original, name, value.grad_fn, value._version)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""

@@ -82,6 +82,15 @@ def _counters(values: Sequence[torch.Tensor]) -> list[list[int]]:
     return found
 
 
+def _gradient(value: torch.Tensor) -> Any:
+    try:
+        if not value.is_leaf or value.grad is None:
+            return None
+    except RuntimeError as error:  # a view whose base was written to, and that may not be asked for its history
+        return _error(error)
+    return _facts(value.grad)
+
+
 def _error(error: BaseException) -> tuple[str, str]:
     text = str(error)
     for part in ("modified by an inplace operation", "leaf Variable", "view was created", "does not require grad"):
@@ -95,6 +104,9 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     torch.manual_seed(0)
     inputs = list(program.make())
     seen: dict[str, Any] = {}
+    versions = [value._version for value in inputs]
+    nodes = [value.grad_fn for value in inputs]
+    before = [value.detach().clone() for value in inputs]
     try:
         with torch.set_grad_enabled(program.grad_enabled):
             result = run(*inputs)
@@ -106,21 +118,29 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     seen["inputs"] = [_facts(value) for value in inputs]
     seen["outputs"] = [_facts(value) for value in outputs]
     returned = outputs
+    # Of an input whose values are what they were, nobody needs to know that it was written to.
+    seen["written"] = [
+        value._version > version and not (value.shape == old.shape and torch.equal(value, old))
+        for value, version, old in zip(inputs, versions, before, strict=True)
+    ]
     seen["relations"] = _relations(inputs, outputs)
     try:
         later = program.later(result, inputs)
         seen["later"] = [_facts(value) for value in tensors_in(later)]
         outputs = [*outputs, *tensors_in(later)]
-        roots = [value for value in dict.fromkeys([*outputs, *inputs]) if value.requires_grad and value.grad_fn is not None]
+        # The gradient of an input that was no result of the call is summed up in another order: not to the last bit.
+        outputs += [value for value, node in zip(inputs, nodes, strict=True) if value.grad_fn is not node]
+        roots = [
+            value for value in dict.fromkeys(outputs) if value.requires_grad and value.grad_fn is not None
+        ]
         if roots:
             generator = torch.Generator().manual_seed(3)
             tangents = [torch.randn(root.shape, generator=generator).to(root.dtype) for root in roots]
             torch.autograd.backward(roots, tangents)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         seen["later error"] = _error(error)
-    seen["gradients"] = [None if not v.is_leaf or v.grad is None else _facts(v.grad) for v in [*inputs, *outputs]]
-    roots = [getattr(value, "root", value) for value in inputs]
-    seen["gradients of roots"] = [None if not v.is_leaf or v.grad is None else _facts(v.grad) for v in roots]
+    seen["gradients"] = [_gradient(value) for value in [*inputs, *outputs]]
+    seen["gradients of roots"] = [_gradient(getattr(value, "root", value)) for value in inputs]
     seen["same version counter"] = _counters([*inputs, *returned])
     return seen
 
@@ -138,7 +158,9 @@ def differences(expected: Any, actual: Any, path: str = "") -> list[str]:
             found += differences(expected[key], actual[key], f"{path}/{key}")
         return found
     if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        return [d for n, (a, b) in enumerate(zip(expected, actual, strict=True)) for d in differences(a, b, f"{path}[{n}]")]
+        return [
+            d for n, (a, b) in enumerate(zip(expected, actual, strict=True)) for d in differences(a, b, f"{path}[{n}]")
+        ]
     return [] if expected == actual else [f"{path}: eager {expected}, compiled {actual}"]
 
 

@@ -271,6 +271,28 @@ def returns_detach(x: Tensor) -> Tensor:
     return x.detach()
 
 
+@program(one_plain, one_nonleaf, one_leaf)
+@program(one_plain, one_nonleaf, one_leaf, later=write_output)
+@program(one_plain, one_nonleaf, one_leaf, later=write_last)
+def returns_parts_of_detached(x: Tensor) -> Any:
+    return x.detach()[1:], x.detach().t(), x.data[0]
+
+
+@program(one_plain, one_nonleaf, one_leaf)
+@program(one_leaf, later=write_output)
+@program(one_leaf, later=write_last)
+def returns_detached_parts(x: Tensor) -> Any:
+    y = x * 2
+    return y[1:].detach(), y, y.data, y.detach()[0]
+
+
+@program(one_plain, one_nonleaf)
+def writes_through_both(x: Tensor) -> Any:
+    x.data.mul_(2)
+    x.add_(1)
+    return x * 2
+
+
 @program(two_leaves, plain_and_leaf)
 def assigns_data(x: Tensor, w: Tensor) -> Tensor:
     x.data = w.detach() * 2
