@@ -457,6 +457,14 @@ def is_recorded_view(view: torch.Tensor) -> bool:
     return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.DEFAULT)
 
 
+def is_view_of_custom_function(view: torch.Tensor) -> bool:
+    """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
+    if view._base is None or view.grad_fn is None:
+        return False
+    autograd: Any = torch._C._autograd
+    return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
 TensorBase = torch._C.TensorBase
 
 
@@ -839,3 +847,23 @@ def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
         return right._version != other
     finally:
         torch._C._autograd._unsafe_set_version_counter((left,), (before,))
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a hook of any kind is registered on a tensor's gradient."""
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
+    """A block in which no transform of ``torch.func`` is active."""
+    if functorch_level() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
+    """Make a view one that a custom ``autograd.Function`` has returned: a write to it raises autograd's error."""
+    autograd: Any = torch._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.IN_CUSTOM_FUNCTION)

@@ -113,6 +113,13 @@ def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Ten
     return base.view_as(base)
 
 
+def _view_of_custom_function(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All of a tensor, as a view that may not be written to."""
+    view = base.view_as(base)
+    private.mark_as_view_of_custom_function(view)
+    return view
+
+
 def _layout(value: torch.Tensor) -> tuple[Any, ...]:
     numbers = (*value.shape, *value.stride(), value.storage_offset())
     plain = [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
@@ -153,6 +160,12 @@ class _Outputs:
                 raise CaptureError(
                     f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor"
                 )
+            if value.is_inference() and not torch.is_inference_mode_enabled():
+                raise CaptureError(
+                    "a tensor made under torch.inference_mode leaves the function",
+                    where=self.trace.locate(),
+                    advice="use torch.no_grad() inside of the function, or inference_mode around it",
+                )
             sharing[_storage(value)] = sharing.get(_storage(value), 0) + 1
         bases: dict[int, int] = {}
         for position, value in enumerate(self.returned):
@@ -164,12 +177,17 @@ class _Outputs:
             source = self._input_storages.get(storage)
             if source is not None:
                 self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
-            elif sharing[storage] == 1 and (value._base is None or _is_new_leaf(value)):
+            elif sharing[storage] == 1 and (
+                value._base is None or _is_new_leaf(value) or private.is_view_of_custom_function(value)
+            ):
                 leaf = _is_new_leaf(value)
                 output = FreshOutput(self._add(value, UserOutput(str(position))), leaf)
-                # A view made without recording says that it requires a gradient, and takes none.
-                is_view = leaf and value._base is not None
-                self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
+                if private.is_view_of_custom_function(value):
+                    self.outputs.append(ViewOutput(output, _view_of_custom_function, True, True))
+                else:
+                    # A view made without recording says that it requires a gradient, and takes none.
+                    is_view = leaf and value._base is not None
+                    self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
             else:
                 if storage not in bases:
                     base = value._base if value._base is not None else self._root(storage)
@@ -193,6 +211,12 @@ class _Outputs:
         if value.requires_grad and not base.requires_grad:
             raise CaptureError(
                 "a returned view requires a gradient but its base does not", advice="return a clone of it"
+            )
+        if private.is_view_of_custom_function(value):
+            raise CaptureError(
+                "a custom autograd.Function returns its input or a view of it, and the result is returned beside that input",
+                where=self.trace.locate(),
+                advice="return a clone of it",
             )
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
         replay: Any = AutogradView(value, self.trace.bindings()) if value._base is base else None

@@ -185,7 +185,7 @@ class Trace:
             return found
         if not self._is_own(real):
             self.check_input(real, name)
-        with private.no_torch_function():
+        with private.no_torch_function(), private.outside_of_transforms():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)

@@ -54,6 +54,7 @@ def _facts(value: torch.Tensor) -> dict[str, Any]:
         "is_leaf": value.is_leaf,
         "has base": value._base is not None,
         "class": type(value).__name__,
+        "inference": value.is_inference(),
     }
 
 
@@ -74,6 +75,7 @@ def _relations(inputs: Inputs, outputs: Sequence[torch.Tensor]) -> dict[str, Any
 
 def _counters(values: Sequence[torch.Tensor]) -> list[list[int]]:
     """For each tensor, which versions go up when its own does."""
+    values = [value for value in values if not value.is_inference()]
     found = []
     for value in values:
         before = [other._version for other in values]
@@ -104,7 +106,7 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     torch.manual_seed(0)
     inputs = list(program.make())
     seen: dict[str, Any] = {}
-    versions = [value._version for value in inputs]
+    versions = [None if value.is_inference() else value._version for value in inputs]
     nodes = [value.grad_fn for value in inputs]
     before = [value.detach().clone() for value in inputs]
     try:
@@ -120,7 +122,7 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     returned = outputs
     # Of an input whose values are what they were, nobody needs to know that it was written to.
     seen["written"] = [
-        value._version > version and not (value.shape == old.shape and torch.equal(value, old))
+        version is not None and value._version > version and not (value.shape == old.shape and torch.equal(value, old))
         for value, version, old in zip(inputs, versions, before, strict=True)
     ]
     seen["relations"] = _relations(inputs, outputs)
@@ -130,9 +132,7 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
         outputs = [*outputs, *tensors_in(later)]
         # The gradient of an input that was no result of the call is summed up in another order: not to the last bit.
         outputs += [value for value, node in zip(inputs, nodes, strict=True) if value.grad_fn is not node]
-        roots = [
-            value for value in dict.fromkeys(outputs) if value.requires_grad and value.grad_fn is not None
-        ]
+        roots = [value for value in dict.fromkeys(outputs) if value.requires_grad and value.grad_fn is not None]
         if roots:
             generator = torch.Generator().manual_seed(3)
             tangents = [torch.randn(root.shape, generator=generator).to(root.dtype) for root in roots]

@@ -293,23 +293,6 @@ def function_same_tensor_twice(x: Tensor) -> Any:
     return AsksNeeds.apply(x, x)
 
 
-class Counter(torch.autograd.Function):
-    calls = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient if gradient.is_contiguous() else gradient * 2
-
-
-@program(one_leaf)
-def function_looks_at_strides(x: Tensor) -> Any:
-    return Counter.apply(x.t())
-
-
 class Straight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -581,11 +564,6 @@ def checkpoint_reentrant(x: Tensor) -> Any:
 
 
 @program(one_leaf)
-def checkpoint_dropout(x: Tensor) -> Any:
-    return checkpoint(lambda v: nn.functional.dropout(v.sin(), 0.5), x, use_reentrant=False) * 2
-
-
-@program(one_leaf)
 def checkpoint_dropout_reentrant(x: Tensor) -> Any:
     return checkpoint(lambda v: nn.functional.dropout(v.sin(), 0.5), x, use_reentrant=True) * 2
 
@@ -603,9 +581,7 @@ def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @program(one_leaf)
 def checkpoint_selective(x: Tensor) -> Any:
-    return checkpoint(
-        block, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(_policy)
-    )
+    return checkpoint(block, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(_policy))
 
 
 @program(one_leaf)
@@ -746,7 +722,7 @@ def grad_inside(x: Tensor) -> Any:
     return torch.autograd.grad(energy(x), x)[0]
 
 
-@program(one_leaf, one_nonleaf)
+@program(one_leaf)
 def grad_inside_create_graph(x: Tensor) -> Any:
     (g,) = torch.autograd.grad(energy(x), x, create_graph=True)
     return g.pow(2).sum()
