@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import math  # noqa: E402
+import sys  # noqa: E402
+import types  # noqa: E402
 
 import sympy  # type: ignore[import-untyped]  # noqa: E402
 import torch  # noqa: E402
@@ -867,3 +869,28 @@ def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
     """Make a view one that a custom ``autograd.Function`` has returned: a write to it raises autograd's error."""
     autograd: Any = torch._C._autograd
     autograd._set_creation_meta(view, autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def wanted_gradients() -> list[Any]:
+    """The tensors, or edges of the autograd graph, that running backwards were asked for by name (``inputs``).
+
+    The engine tells its nodes nothing about that. A backward on the CPU runs in the thread that asked; one on another device
+    does not, and then all threads are looked at.
+    """
+    found = _wanted_in(sys._getframe())
+    if found is None:
+        found = [item for frame in sys._current_frames().values() for item in _wanted_in(frame) or ()]
+    return found
+
+
+def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
+    found: list[Any] | None = None
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            # (gradients, retain_graph, create_graph, inputs, ...), as torch.autograd.grad and backward hand them over
+            found = [*(found or ()), *frame.f_locals["args"][3]]
+        frame = frame.f_back
+    return found
+
+
+_ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__

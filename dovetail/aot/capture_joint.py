@@ -12,6 +12,7 @@ from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.joint_graph import JointGraph, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
@@ -190,7 +191,7 @@ class _Outputs:
                     self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
             else:
                 if storage not in bases:
-                    base = value._base if value._base is not None else self._root(storage)
+                    base = self._root(storage)
                     is_returned = any(base is other for other in self.returned)
                     descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(bases))
                     bases[storage] = self._add(base, descriptor)
@@ -199,13 +200,10 @@ class _Outputs:
                 self.outputs.append(fresh if value is base else self._view(value, base, fresh))
 
     def _root(self, storage: int) -> torch.Tensor:
-        """Among returned tensors of one storage: the differentiable one of which the others are views or detached copies."""
+        """Among returned tensors of one storage and their bases: the one that the others are best made from."""
         members = [value for value in self.returned if _storage(value) == storage]
-        for member in members:
-            if member._base is not None:
-                return member._base
-        ordered = sorted(members, key=lambda member: (member.requires_grad, member.numel()), reverse=True)
-        return ordered[0]
+        candidates = [member if member._base is None else member._base for member in members]
+        return max(candidates, key=lambda item: (item.requires_grad, private.has_symbols(item) or item.numel()))
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
         if value.requires_grad and not base.requires_grad:
@@ -325,6 +323,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     differentiable = tuple(
         value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
     )
+    ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.
     leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
@@ -371,6 +370,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         tuple(found.outputs),
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
+        ties,
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(

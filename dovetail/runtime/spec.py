@@ -58,10 +58,22 @@ class Mutation:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """Forward output ``output`` of the graph was computed from what the function hands out otherwise too: from the results
+    ``results`` and from the new values of the inputs ``inputs``.
+    """
+
+    output: int
+    results: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
     ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
-    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones.
+    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
+    say the same of all results, in the order in which they can be made.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -69,3 +81,4 @@ class RuntimeSpec:
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
     feeding: tuple[int, ...] = ()
+    ties: tuple[Tie, ...] = ()

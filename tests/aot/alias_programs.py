@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,17 +24,15 @@ def _nothing_more(result: Any, inputs: Inputs) -> Any:
 class Program:
     """``function`` on the tensors that ``make`` makes anew for each run; ``later`` is run on result and inputs, uncompiled.
 
-    ``captured``: one graph is expected, else that the function runs eagerly, by a stated reason that holds the word.
+    ``refused_later``: what is done afterwards is refused with an error of its own.
     """
 
     function: Callable[..., Any]
     make: Callable[[], Inputs]
     later: Later = _nothing_more
-    captured: bool = True
-    reason: str = ""
     name: str = ""
     grad_enabled: bool = True
-    values: dict[str, Any] = field(default_factory=dict)
+    refused_later: bool = False
 
     def __str__(self) -> str:
         return self.name or self.function.__name__
@@ -164,15 +162,23 @@ def differences(expected: Any, actual: Any, path: str = "") -> list[str]:
     return [] if expected == actual else [f"{path}: eager {expected}, compiled {actual}"]
 
 
-def compare(program: Program, backend: str = "aten", calls: int = 2) -> tuple[list[str], str]:
+def is_refused(actual: dict[str, Any]) -> bool:
+    """Whether a run ended with an error of the product's own, after the call: what it cannot do is asked of its results."""
+    return actual.get("later error", ("", ""))[0] == "PartialGradientError"
+
+
+def compare(program: Program, backend: str = "aten", calls: int = 2, **options: Any) -> tuple[list[str], str]:
     """Differences over some calls, and why the program did not run as one graph (empty if it did)."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compiled = dovetail.compile(program.function, backend=backend)
+        compiled = dovetail.compile(program.function, backend=backend, **options)
         found: list[str] = []
         for call in range(calls):
             expected = observe(program.function, program)
             actual = observe(compiled, program)
+            if program.refused_later:
+                found += [] if is_refused(actual) else [f"call {call}: was not refused"]
+                continue
             found += [f"call {call}: {text}" for text in differences(expected, actual)]
     categories = (dovetail.errors.EagerFallbackWarning, dovetail.errors.GraphBreakWarning)
     reasons = [str(item.message).splitlines()[0] for item in caught if issubclass(item.category, categories)]

@@ -157,6 +157,41 @@ def between(result: Any, inputs: Inputs) -> Any:
     return [g for g in grads if g is not None]
 
 
+def between_and_input(result: Any, inputs: Inputs) -> Any:
+    grads = torch.autograd.grad(result[-1].sum(), [result[0], inputs[0]], allow_unused=True, retain_graph=True)
+    return [g for g in grads if g is not None]
+
+
+def into_grad(result: Any, inputs: Inputs) -> Any:
+    result[-1].sum().backward(inputs=[result[0], inputs[0]], retain_graph=True)
+
+
+def edge_between(result: Any, inputs: Inputs) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(result[0])
+    return torch.autograd.grad(result[-1].sum(), [edge], allow_unused=True, retain_graph=True)
+
+
+def hooked(result: Any, inputs: Inputs) -> Any:
+    result[0].register_hook(lambda gradient: gradient * 2)
+    result[-1].sum().backward(retain_graph=True)
+
+
+def hooked_and_dropped(result: Any, inputs: Inputs) -> Any:
+    result[0].register_hook(lambda gradient: gradient * 2)
+    last = result[-1]
+    del result
+    last.sum().backward(retain_graph=True)
+
+
+def hook_of_last(result: Any, inputs: Inputs) -> Any:
+    result[-1].register_hook(lambda gradient: gradient * 2)
+
+
+def retained(result: Any, inputs: Inputs) -> Any:
+    result[0].retain_grad()
+    result[-1].sum().backward(retain_graph=True)
+
+
 PROGRAMS: list[Program] = []
 
 
@@ -582,7 +617,16 @@ def returns_diagonal_after_write(x: Tensor) -> Any:
 
 # Outputs that feed outputs.
 @program(one_leaf)
-@program(one_leaf, later=between)
+@program(one_leaf, later=between, refused_later=True)
+@program(one_leaf, later=between_and_input, refused_later=True)
+@program(one_leaf, later=into_grad, refused_later=True)
+@program(one_leaf, later=edge_between, refused_later=True)
+@program(one_leaf, later=hooked, refused_later=True)
+@program(one_leaf, later=hooked_and_dropped, refused_later=True)
+@program(one_leaf, later=retained, refused_later=True)
+@program(one_leaf, later=write_last)
+@program(one_leaf, later=hook_of_last)
+@program(one_leaf, later=write_output)
 def chain(x: Tensor) -> Any:
     y = x.sin()
     return y, y.exp()
@@ -590,6 +634,7 @@ def chain(x: Tensor) -> Any:
 
 @program(two_leaves)
 @program(two_leaves, later=between)
+@program(two_leaves, later=hooked)
 def no_chain(x: Tensor, w: Tensor) -> Any:
     return x.sin(), w.exp()
 
@@ -599,23 +644,58 @@ def chain_of_input(x: Tensor) -> Any:
     return x, x.exp()
 
 
-@program(one_nonleaf, later=between)
+@program(one_nonleaf, later=between, refused_later=True)
+@program(one_nonleaf)
 def chain_of_written_input(x: Tensor) -> Any:
     x.mul_(2)
     return x, x.exp()
 
 
-@program(one_leaf, later=between)
+@program(one_leaf, one_nonleaf, later=between, refused_later=True)
+@program(one_leaf, one_nonleaf)
 def chain_of_view(x: Tensor) -> Any:
     v = x[0]
     return v, v.exp()
 
 
-@program(one_leaf, later=between)
+@program(one_leaf, one_nonleaf, later=between, refused_later=True)
+@program(one_leaf, one_nonleaf)
+def chain_of_intermediate_view(x: Tensor) -> Any:
+    v = (x * 2)[0]
+    return v, v.exp()[1:]
+
+
+@program(one_leaf, later=between, refused_later=True)
+@program(one_leaf)
+@program(one_leaf, later=write_output)
 def chain_in_middle(x: Tensor) -> Any:
     y = x.sin()
     z = y.exp()
     return y, z, z.cos()
+
+
+@program(one_leaf, one_nonleaf, later=between)
+@program(one_leaf)
+def chain_of_older_version(x: Tensor) -> Any:
+    y = x.sin()
+    z = y.exp()
+    y.mul_(2)
+    return y, z * z
+
+
+@program(nonleaf_and_leaf, later=between, refused_later=True)
+@program(nonleaf_and_leaf)
+def chain_through_written_input(x: Tensor, w: Tensor) -> Any:
+    y = w.exp()
+    x.add_(y)
+    return y, x, x.sin()
+
+
+@program(one_leaf, later=between, refused_later=True)
+@program(one_leaf)
+def chain_of_parts(x: Tensor) -> Any:
+    a, b, c = (x * 2).unbind(0)
+    return b, a, c, (a * b).sum()
 
 
 # Strides.
