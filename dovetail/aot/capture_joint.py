@@ -70,43 +70,48 @@ class StridedView:
     """
 
     def __init__(self, view: torch.Tensor, base: torch.Tensor) -> None:
-        self.size = tuple(view.shape)
-        self.stride = view.stride()
-        self.offset = view.storage_offset() - base.storage_offset()
-        self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
+        self.size: tuple[Any, ...] = tuple(view.shape)
+        self.stride: tuple[Any, ...] = view.stride()
+        self.offset: Any = view.storage_offset() - base.storage_offset()
+        self.same = _layout(view) == _layout(base)
         self.detached = view._base is not base and not view.requires_grad
         self.counts_own_versions = self.detached and not private.share_version_counter(view, base)
         self.is_view = view._base is not None
+
+    def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
+        """Size, stride and offset from the base's."""
+        return self.size, self.stride, self.offset
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
         if not self.detached:
             if self.same:
                 return base.view_as(base) if torch.is_grad_enabled() else base.detach()
-            return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+            return self._part(base, inputs)
         apart = base.data if self.counts_own_versions else base.detach()
         if not self.same:
-            apart = apart.as_strided(self.size, self.stride, apart.storage_offset() + self.offset)
+            apart = self._part(apart, inputs)
         elif self.is_view:
             apart = apart.view_as(apart)
         return apart if self.is_view or apart._base is None else apart.detach()
 
+    def _part(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        size, stride, offset = self.geometry(inputs)
+        return base.as_strided(size, stride, base.storage_offset() + offset)
 
-class SymbolicView:
-    """Makes a view of a base again whose size, stride and offset follow from the sizes of the inputs."""
+
+class SymbolicView(StridedView):
+    """The same, where size, stride and offset follow from the sizes of the inputs."""
 
     def __init__(self, view: torch.Tensor, base: torch.Tensor, bindings: Bindings) -> None:
-        numbers = (*view.shape, *view.stride(), view.storage_offset() - base.storage_offset())
-        self._compute = bindings.function(
-            [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
-        )
+        super().__init__(view, base)
+        self._compute = bindings.function(_expressions((*self.size, *self.stride, self.offset)))
         self._count = view.dim()
 
-    def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The view, of another base."""
+    def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
+        """Size, stride and offset from the base's."""
         numbers = self._compute(inputs)
-        size, stride = numbers[: self._count], numbers[self._count : -1]
-        return base.as_strided(size, stride, base.storage_offset() + numbers[-1])
+        return numbers[: self._count], numbers[self._count : -1], numbers[-1]
 
 
 def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -122,9 +127,12 @@ def _view_of_custom_function(base: torch.Tensor, inputs: Sequence[torch.Tensor])
 
 
 def _layout(value: torch.Tensor) -> tuple[Any, ...]:
-    numbers = (*value.shape, *value.stride(), value.storage_offset())
-    plain = [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
-    return (value.dtype, value.is_conj(), value.is_neg(), *plain)
+    numbers = _expressions((*value.shape, *value.stride(), value.storage_offset()))
+    return (value.dtype, value.is_conj(), value.is_neg(), *numbers)
+
+
+def _expressions(numbers: Sequence[Any]) -> list[Any]:
+    return [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
 
 
 def _storage(value: torch.Tensor) -> int:

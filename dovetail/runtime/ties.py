@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def _unless_none(hook: Callable[[torch.Tensor], Any], gradient: torch.Tensor | N
     return None if gradient is None else hook(gradient)
 
 
-def prepare_hooks(result: torch.Tensor) -> OrderedDict[int, Any]:
+def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
     """The table of a result's hooks, which is there before the first one is registered (1 us)."""
     hooks = result._backward_hooks
     if hooks is None:
