@@ -240,7 +240,7 @@ class _Outputs:
         return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
-        mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]
+        mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.node]
         if not mutated:
             return
         for item in mutated:
@@ -366,7 +366,6 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph = trace.graph
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
-    _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=must_stay)
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
@@ -470,10 +469,3 @@ def _placeholders_first(graph: torch.fx.Graph) -> None:
         if node is not first:
             first.prepend(node)
             first = node
-
-
-def _remove_input_clones(trace: Trace) -> None:
-    """The clone that shields a non-leaf input is no part of the program: the graph is functional without it."""
-    for item in trace.inputs:
-        if item.original_node is not item.node:
-            item.original_node.replace_all_uses_with(item.node)

@@ -33,10 +33,14 @@ class TracedInput:
     leaf: torch.Tensor
     value: torch.Tensor
     node: torch.fx.Node
-    original_node: torch.fx.Node
     name: str = ""
     original_grad_fn: Any = None
     original_version: int = 0
+
+    @property
+    def original_node(self) -> torch.fx.Node:
+        """The node of the value as it comes in."""
+        return self.node
 
     @property
     def is_written_differentiably(self) -> bool:
@@ -115,6 +119,19 @@ class _FunctionalMode(private.FunctionalTensorMode):
             if len(dtypes) > 1:
                 raise RuntimeError(f"{func} got operands of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Shield(torch.autograd.Function):
+    """Another traced tensor with the same content, whose gradient is that of the first; nothing is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+        # In a list, so that the result is not taken for a view of an argument.
+        return twin[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 class Trace:
@@ -224,11 +241,10 @@ class Trace:
             leaf.requires_grad_()
             if not real.is_leaf:
                 # An in-place write on a leaf is an error in eager, on this tensor it is not; and it must not cut the
-                # value off from the leaf that gradients are asked for.
+                # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
-                    value = leaf.clone()
-        node, original = proxy.node, self.node_of(value)
-        return TracedInput(len(self.inputs), real, leaf, value, node, original, name, value.grad_fn, value._version)
+                    value = _Shield.apply(leaf, [private.to_fun(fake)])  # type: ignore[no-untyped-call]
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, value.grad_fn, value._version)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""

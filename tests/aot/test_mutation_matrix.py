@@ -699,6 +699,12 @@ def chain_of_parts(x: Tensor) -> Any:
 
 
 # Strides.
+@program(nonleaf_view, one_nonleaf, base_with_gap, transposed_leaf)
+def asks_about_strides(x: Tensor) -> Any:
+    scale = 2.0 if x.is_contiguous() else 3.0
+    return x * scale + x.stride(0) + x.storage_offset()
+
+
 @program(channels_last_leaf)
 def convolution(x: Tensor, w: Tensor) -> Tensor:
     return torch.nn.functional.conv2d(x, w)
@@ -730,7 +736,8 @@ def views_with_gap(x: Tensor) -> Tensor:
     return x[1:]
 
 
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("item", PROGRAMS, ids=str)
-def test_as_eager(item: Program) -> None:
-    found, reason = compare(item)
+def test_as_eager(item: Program, dynamic: bool | None) -> None:
+    found, reason = compare(item, dynamic=dynamic)
     assert not found, "\n".join([*found, f"ran eagerly because: {reason}" if reason else "was captured"])
