@@ -14,7 +14,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
-from dovetail.runtime.ties import prepare_hooks, tie
+from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
@@ -55,6 +55,7 @@ def _autograd_function(
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
     constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+    is_apart = not any(spec.input_requires_grad)
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
 
@@ -116,9 +117,12 @@ def _autograd_function(
             # The program may turn gradients on inside of a block that has turned them off.
             with torch.enable_grad():
                 outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
-        if spec.feeding and not spec.ties:
+        if spec.feeding and not spec.ties and not is_apart:
             _watch([outputs[index] for index in spec.feeding])
-        if len(differentiable) > 1:
+        if is_apart:
+            for index in differentiable:
+                outputs[index] = require_gradient(outputs[index])
+        elif len(differentiable) > 1:
             for index in differentiable:
                 prepare_hooks(outputs[index])
         return outputs

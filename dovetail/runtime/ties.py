@@ -58,8 +58,9 @@ class Tied(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The gradient as it comes, for the first tensor only."""
         edges = ctx.next_functions[1:]
+        fed = getattr(ctx, "fed", ())
         if gradient is not None:
-            for edge, (hooks, count, reference) in zip(edges, ctx.fed, strict=True):
+            for edge, (hooks, count, reference) in zip(edges, fed, strict=False):
                 _refuse_partial_gradient(edge, len(hooks) > count, reference())
         return gradient, *[None] * len(edges)
 
@@ -74,6 +75,16 @@ def tie(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> torch.Tensor:
         tied: torch.Tensor = Tied.apply(value, *fed)  # type: ignore[no-untyped-call]
     node: Any = tied.grad_fn
     node.fed = noted
+    return tied
+
+
+_anchor = torch.empty(0, requires_grad=True)
+
+
+def require_gradient(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as the result of what requires a gradient, though no input does: a tensor made inside did."""
+    with torch.enable_grad():
+        tied: torch.Tensor = Tied.apply(value, _anchor)  # type: ignore[no-untyped-call]
     return tied
 
 

@@ -58,6 +58,26 @@ def nonleaf_and_leaf() -> Inputs:
     return [*one_nonleaf(), leaf(3, 4)]
 
 
+def square() -> Inputs:
+    return [plain(3, 3)]
+
+
+def expanded() -> Inputs:
+    return [plain(1, 4).expand(3, 4)]
+
+
+def empty_one() -> Inputs:
+    return [plain(0, 4)]
+
+
+def integer() -> Inputs:
+    return [torch.arange(12).view(3, 4)]
+
+
+def boolean() -> Inputs:
+    return [torch.randn(3, 4) > 0]
+
+
 def base_and_row() -> Inputs:
     base = plain(3, 4)
     return [base, base[1]]
@@ -734,6 +754,259 @@ def writes_with_gap(x: Tensor) -> Tensor:
 @program(base_with_gap)
 def views_with_gap(x: Tensor) -> Tensor:
     return x[1:]
+
+
+# More writes.
+@program(one_plain, one_nonleaf, later=write_output)
+@program(one_plain, one_nonleaf, one_leaf)
+def writes_row_returns_view(x: Tensor) -> Any:
+    x[0].mul_(2)
+    return x[1:], x
+
+
+@program(one_plain, one_nonleaf, one_leaf)
+@program(one_plain, one_nonleaf, later=write_input)
+def writes_transposed(x: Tensor) -> Any:
+    y = x.t()
+    y.mul_(2)
+    return y
+
+
+@program(one_plain, one_nonleaf)
+def writes_chunk(x: Tensor) -> Any:
+    a, b = x.chunk(2, 1)
+    with torch.no_grad():
+        a.mul_(2)
+    return a, b * 2
+
+
+@program(one_plain, one_nonleaf)
+def writes_unbound(x: Tensor) -> Any:
+    a, *_ = x.unbind(0)
+    a.mul_(2)
+    return x * 1
+
+
+@program(one_leaf, one_plain, one_nonleaf)
+def writes_intermediate_without_grad(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        y[0].mul_(3)
+    return y * y
+
+
+@program(one_plain, one_nonleaf, one_leaf)
+def writes_whole_view(x: Tensor) -> Any:
+    y = x.view_as(x)
+    y.mul_(2)
+    return y
+
+
+@program(plain_and_leaf, nonleaf_and_leaf, two_leaves)
+def writes_out(x: Tensor, w: Tensor) -> Any:
+    with torch.no_grad():
+        torch.mul(w, 2, out=x)
+    return x * 3
+
+
+@program(plain_and_leaf)
+def writes_out_with_grad(x: Tensor, w: Tensor) -> Any:
+    torch.mul(w, 2, out=x)
+    return x * 3
+
+
+@program(square)
+def adds_own_transpose(x: Tensor) -> Any:
+    x.add_(x.t())
+    return x * 2
+
+
+@program(plain_and_leaf, nonleaf_and_leaf)
+def sets_item(x: Tensor, w: Tensor) -> Any:
+    x[:, 1:3] = w[0, :2]
+    return x.sum(0)
+
+
+@program(one_plain, one_nonleaf)
+def writes_by_index(x: Tensor) -> Any:
+    x.index_put_((torch.tensor([0, 2]),), torch.tensor(1.0))
+    x.masked_fill_(x > 0.5, 0.0)
+    x.scatter_(1, torch.zeros(3, 1, dtype=torch.long), 5.0)
+    return x.exp()
+
+
+@program(one_leaf, one_plain)
+def metadata_of_intermediate(x: Tensor) -> Any:
+    y = x * 2
+    y.t_()
+    z = x * 3
+    z.unsqueeze_(0)
+    return y, z.squeeze_(), y.exp().transpose_(0, 1)
+
+
+@program(one_leaf, one_plain)
+def metadata_of_intermediate_view(x: Tensor) -> Any:
+    y = x * 2
+    v = y[1:]
+    v.t_()
+    return y, v
+
+
+@program(one_leaf, one_plain)
+def detaches_intermediate(x: Tensor) -> Any:
+    y = x * 2
+    z = y.sin()
+    z.detach_()
+    return y, z
+
+
+@program(one_leaf, one_plain)
+def new_leaf_inside(x: Tensor) -> Any:
+    y = torch.ones(3, 4, requires_grad=True)
+    return (y * x).sum()
+
+
+@program(one_leaf, one_plain, one_nonleaf)
+@program(one_leaf, one_plain, one_nonleaf, later=write_no_grad)
+def returns_itself_by_other_names(x: Tensor) -> Any:
+    return x.contiguous(), x.to(torch.float32), x.float(), x.cpu(), x.reshape(3, 4), x.view(3, 4), x.expand(3, 4)
+
+
+@program(one_leaf, one_nonleaf)
+def returns_all_kinds(x: Tensor) -> Any:
+    return (
+        x,
+        x[:],
+        x.T,
+        x.mT,
+        x.flatten(),
+        x.ravel(),
+        x.unsqueeze(0),
+        x.narrow(0, 1, 2),
+        x.diagonal(),
+        x.unfold(0, 2, 1),
+    )
+
+
+@program(one_leaf, one_nonleaf, one_plain)
+def returns_all_kinds_of_intermediate(x: Tensor) -> Any:
+    y = x * 2
+    return y[:], y.T, y.flatten(), y.unsqueeze(0), y.narrow(0, 1, 2), y.diagonal(), y.unfold(0, 2, 1), y.swapaxes(0, 1)
+
+
+@program(one_leaf, one_nonleaf, one_plain)
+@program(one_leaf, later=write_output)
+def returns_view_of_view(x: Tensor) -> Any:
+    y = (x * 2)[1:]
+    return y[0], y.t()[1]
+
+
+@program(complex_leaf, complex_plain)
+def returns_adjoint(x: Tensor) -> Any:
+    return x.mH, x.real, x.resolve_conj()
+
+
+@program(one_plain)
+def returns_bits_of_input(x: Tensor) -> Any:
+    return x.view(torch.int32)
+
+
+@program(one_leaf, one_plain)
+def returns_strided(x: Tensor) -> Any:
+    return (x * 2).as_strided((2, 2), (4, 1), 1)
+
+
+@program(one_plain, one_nonleaf, one_leaf)
+def writes_clone(x: Tensor) -> Any:
+    y = x.clone()
+    y.mul_(2)
+    return y
+
+
+@program(expanded)
+def reads_expanded(x: Tensor) -> Any:
+    return x * 2, x
+
+
+@program(expanded)
+def writes_expanded(x: Tensor) -> Any:
+    x.mul_(2)
+    return x * 1
+
+
+@program(two_leaves)
+def swaps_values(x: Tensor, w: Tensor) -> Any:
+    with torch.no_grad():
+        t = x.clone()
+        x.copy_(w)
+        w.copy_(t)
+    return x * w
+
+
+@program(one_plain, one_nonleaf)
+def writes_zero_times(x: Tensor) -> Any:
+    x.mul_(1)
+    x[:0].fill_(3)
+    return x
+
+
+@program(one_plain, one_leaf, one_nonleaf)
+def returns_written_and_copy(x: Tensor) -> Any:
+    y = x.detach().clone()
+    with torch.no_grad():
+        x.zero_()
+    return x, y
+
+
+@program(nonleaf_and_leaf, plain_and_leaf)
+@program(nonleaf_and_leaf, later=write_input)
+def writes_view_with_leaf(x: Tensor, w: Tensor) -> Any:
+    x[0].add_(w[0])
+    return x[0], x[1]
+
+
+@program(nonleaf_view)
+@program(nonleaf_view, later=write_output)
+@program(nonleaf_view, later=write_input)
+def writes_view_of_nonleaf(x: Tensor) -> Any:
+    x.mul_(2)
+    return x.t()
+
+
+@program(plain_and_leaf)
+def writes_plain_view(x: Tensor, w: Tensor) -> Any:
+    v = x[0]
+    v.mul_(w[0])
+    return v, x
+
+
+@program(empty_one)
+def writes_nothing(x: Tensor) -> Any:
+    x.mul_(2)
+    return x, x.view(0)
+
+
+@program(one_plain, one_nonleaf)
+def writes_in_loop(x: Tensor) -> Any:
+    total = x.new_zeros(())
+    for row in x:
+        row.mul_(2)
+        total = total + row.sum()
+    return total, x
+
+
+@program(integer)
+def writes_integers(x: Tensor) -> Any:
+    x.add_(1)
+    x[0] = 5
+    return x * 2.0, x.view(-1)
+
+
+@program(boolean)
+def writes_booleans(x: Tensor) -> Any:
+    x.logical_not_()
+    x &= x.flip(0)
+    return x
 
 
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
