@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import math  # noqa: E402
+import sys  # noqa: E402
+import types  # noqa: E402
 
 import sympy  # type: ignore[import-untyped]  # noqa: E402
 import torch  # noqa: E402
@@ -165,9 +167,13 @@ def is_tensor_view(value: torch.Tensor) -> bool:
     return value._is_view()
 
 
-def is_composite_implicit(overload: OpOverload) -> bool:
+def is_composite(overload: OpOverload) -> bool:
     """Whether the operator has a kernel made of other operators, whose results may be views unknown to its schema."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(
+        has_kernel(overload.name(), f"Composite{kind}")
+        for kind in ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
+    )
 
 
 def torch_backend_names() -> list[str]:
@@ -439,7 +445,9 @@ def effects_as_plain_operators() -> Iterator[None]:
 
 
 def view_replay(view: torch.Tensor) -> Any:
-    """The view operators between a tensor and its base, as a function of another base."""
+    """The view operators between a tensor and its base, as a function of another base; and of another way to read each size
+    in it, given as a second argument.
+    """
     return view._view_func_unsafe
 
 
@@ -449,6 +457,14 @@ def is_recorded_view(view: torch.Tensor) -> bool:
         return False
     autograd: Any = torch._C._autograd
     return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.DEFAULT)
+
+
+def is_view_of_custom_function(view: torch.Tensor) -> bool:
+    """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
+    if view._base is None or view.grad_fn is None:
+        return False
+    autograd: Any = torch._C._autograd
+    return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.IN_CUSTOM_FUNCTION)
 
 
 TensorBase = torch._C.TensorBase
@@ -870,3 +886,58 @@ def saved_tensor_hooks_change_values() -> bool:
     """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")
+
+
+def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether autograd counts writes to two tensors together; the counters are left as they were."""
+    before, other = left._version, right._version
+    torch.autograd.graph.increment_version(left)
+    try:
+        return right._version != other
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((left,), (before,))
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a hook of any kind is registered on a tensor's gradient."""
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
+    """A block in which no transform of ``torch.func`` is active."""
+    if functorch_level() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
+    """Make a view one that a custom ``autograd.Function`` has returned: a write to it raises autograd's error."""
+    autograd: Any = torch._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def wanted_gradients() -> list[Any]:
+    """The tensors, or edges of the autograd graph, that running backwards were asked for by name (``inputs``).
+
+    The engine tells its nodes nothing about that. A backward on the CPU runs in the thread that asked; one on another device
+    does not, and then all threads are looked at.
+    """
+    found = _wanted_in(sys._getframe())
+    if found is None:
+        found = [item for frame in sys._current_frames().values() for item in _wanted_in(frame) or ()]
+    return found
+
+
+def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
+    found: list[Any] | None = None
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            # (gradients, retain_graph, create_graph, inputs, ...), as torch.autograd.grad and backward hand them over
+            found = [*(found or ()), *frame.f_locals["args"][3]]
+        frame = frame.f_back
+    return found
+
+
+_ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__

@@ -46,6 +46,9 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.stateless",
+    "torch.nn.utils._named_member_accessor",
+    "torch._functorch.functional_call",
     "torch.utils._pytree",
 )
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
@@ -129,6 +132,7 @@ IMPURE_TORCH = frozenset(
         "fork_rng",
         "backward",
         "retain_grad",
+        "Generator",
         "resize_",
         "resize_as_",
     }

@@ -6,7 +6,6 @@ The graph is pure; this module writes mutated inputs back, hands inputs through 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
@@ -62,6 +62,7 @@ def _autograd_function(
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
     constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+    is_apart = not any(spec.input_requires_grad)
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
 
@@ -128,8 +129,14 @@ def _autograd_function(
             # The program may turn gradients on inside of a block that has turned them off.
             with torch.enable_grad():
                 outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
-        if spec.feeding:
+        if spec.feeding and not spec.ties and not is_apart:
             _watch([outputs[index] for index in spec.feeding])
+        if is_apart:
+            for index in differentiable:
+                outputs[index] = require_gradient(outputs[index])
+        elif len(differentiable) > 1:
+            for index in differentiable:
+                prepare_hooks(outputs[index])
         return outputs
 
     return compute
@@ -141,10 +148,7 @@ def _watch(outputs: list[torch.Tensor]) -> None:
         node: Any = output.grad_fn
         if node is None:
             continue
-        hooks: OrderedDict[int, Any] = OrderedDict()
-        # What Tensor.register_hook does at the first hook.
-        output._backward_hooks = hooks
-        node._register_hook_dict(output)
+        hooks = prepare_hooks(output)
         node.watched = [*getattr(node, "watched", ()), (hooks, weakref.ref(output))]
 
 
@@ -168,17 +172,25 @@ class _Epilogue:
     """What happens after the graph: write-backs, then inputs and views as results."""
 
     def __init__(self, spec: RuntimeSpec) -> None:
-        self._mutations = spec.mutations
+        self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
+        self._ties = spec.ties
         self._outputs = spec.outputs
-        self._plain = not spec.mutations and all(
-            isinstance(output, FreshOutput) and output.index == position and not output.is_leaf and not output.is_freed
-            for position, output in enumerate(spec.outputs)
+        self._plain = (
+            not spec.mutations
+            and not spec.ties
+            and all(
+                isinstance(output, FreshOutput)
+                and output.index == position
+                and not output.is_leaf
+                and not output.is_freed
+                for position, output in enumerate(spec.outputs)
+            )
         )
         self._count = len(spec.outputs)
 
     def check(self, inputs: list[torch.Tensor]) -> None:
         """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
-        for mutation in self._mutations:
+        for mutation in self._mutations.values():
             value = inputs[mutation.input_index]
             if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -188,10 +200,35 @@ class _Epilogue:
         if self._plain:
             del outputs[self._count :]
             return outputs
-        for mutation in self._mutations:
-            with torch.set_grad_enabled(mutation.differentiable):
-                inputs[mutation.input_index].copy_(outputs[mutation.output_index])
-        return [self._result(output, inputs, outputs) for output in self._outputs]
+        made: dict[int, torch.Tensor] = {}
+        written: set[int] = set()
+        for item in self._ties:
+            for index in item.inputs:
+                self._write(index, inputs, outputs, written)
+            for position in item.results:
+                output = self._outputs[position]
+                if isinstance(output, ViewOutput) and isinstance(output.base, InputOutput):
+                    self._write(output.base.index, inputs, outputs, written)
+                if position not in made:
+                    made[position] = self._result(output, inputs, outputs)
+            fed = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
+            outputs[item.output] = tie(outputs[item.output], fed)
+        for index in self._mutations:
+            self._write(index, inputs, outputs, written)
+        return [
+            made[position] if position in made else self._result(output, inputs, outputs)
+            for position, output in enumerate(self._outputs)
+        ]
+
+    def _write(self, index: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int]) -> None:
+        """Write an input's new value back, once."""
+        mutation = self._mutations.get(index)
+        if mutation is None or index in written:
+            return
+        written.add(index)
+        target = inputs[index]
+        with torch.set_grad_enabled(mutation.differentiable):
+            (target if mutation.counted else target.data).copy_(outputs[mutation.output_index])
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):

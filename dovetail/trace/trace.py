@@ -33,9 +33,14 @@ class TracedInput:
     leaf: torch.Tensor
     value: torch.Tensor
     node: torch.fx.Node
-    original_node: torch.fx.Node
     name: str = ""
     original_grad_fn: Any = None
+    original_version: int = 0
+
+    @property
+    def original_node(self) -> torch.fx.Node:
+        """The node of the value as it comes in."""
+        return self.node
 
     @property
     def is_written_differentiably(self) -> bool:
@@ -128,6 +133,19 @@ def autograd_nodes(roots: Sequence[torch.Tensor]) -> set[Any]:
     return found
 
 
+class _Shield(torch.autograd.Function):
+    """Another traced tensor with the same content, whose gradient is that of the first; nothing is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+        # In a list, so that the result is not taken for a view of an argument.
+        return twin[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
@@ -197,7 +215,7 @@ class Trace:
             return found
         if not self._is_own(real):
             self.check_input(real, name)
-        with private.no_torch_function():
+        with private.no_torch_function(), private.outside_of_transforms():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
@@ -238,10 +256,10 @@ class Trace:
             leaf.requires_grad_()
             if not real.is_leaf:
                 # An in-place write on a leaf is an error in eager, on this tensor it is not; and it must not cut the
-                # value off from the leaf that gradients are asked for.
+                # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
-                    value = leaf.clone()
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name, value.grad_fn)
+                    value = _Shield.apply(leaf, [private.to_fun(fake)])  # type: ignore[no-untyped-call]
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, value.grad_fn, value._version)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
