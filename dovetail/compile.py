@@ -289,6 +289,8 @@ class CompiledFunction:
         with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
             with self.events.span("capture"), contextlib.ExitStack() as stack:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
+                exact = self.backend.numerics == "bitwise"
+                state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
                 joint = capture_joint(state)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)

@@ -88,6 +88,10 @@ class PartialGradientError(DovetailError, RuntimeError):
     """A hook or ``retain_grad`` asks for the gradient of an output of which only a part is known outside of the graph."""
 
 
+class OutgrownError(DovetailError, RuntimeError):
+    """Data-dependent results of a call are not such as the graph was compiled for (in a forward the call then runs eagerly)."""
+
+
 class ArtefactError(DovetailError, ValueError):
     """An artefact on disk is damaged, of another version, or holds something that is not allowed."""
 

@@ -43,6 +43,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    free_unbacked_symbols,
 )
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
@@ -502,8 +503,8 @@ def has_symbols(value: object) -> bool:
 
 
 def hint(value: Any) -> int:
-    """The number that a size had at capture; nothing is guarded."""
-    return int(value.node.hint) if is_symbolic(value) else int(value)
+    """The number that a size had at capture, 0 for one that depends on data; nothing is guarded."""
+    return int(value.node.hint or 0) if is_symbolic(value) else int(value)
 
 
 def expression_of(value: Any) -> Any:
@@ -592,9 +593,9 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def unbacked_sizes(environment: ShapeEnv) -> bool:
-    """Whether a size or number was made out of a tensor's data."""
-    return environment.unbacked_symint_counter > 0 or environment.unbacked_symfloat_counter > 0
+def unbacked_count(environment: ShapeEnv) -> int:
+    """How many sizes and numbers were made out of tensors' data."""
+    return environment.unbacked_symint_counter + environment.unbacked_symfloat_counter
 
 
 # --- call overhead ----------------------------------------------------------------------------------------------------
@@ -782,3 +783,30 @@ def hide_from_dynamo(function: Callable[..., Any]) -> None:
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """Autograd as for a user's call, from inside of an operator's kernel; autocast stays as it is (torch 2.13)."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+def saved_value(node: Any, name: str) -> Any:
+    """What an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
+    value = getattr(node, f"_saved_{name}")
+    return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
+
+
+def unbacked_symbols_of(value: Any) -> list[Any]:
+    """The symbols of a size, as it was made, that stand for something read from data."""
+    return sorted(free_unbacked_symbols(value.node._expr), key=str) if is_symbolic(value) else []
+
+
+def assumptions_about_data(environment: ShapeEnv) -> list[Any]:
+    """What was assumed of unbacked symbols while tracing and is to be checked when the graph runs (torch 2.13)."""
+    return [item.expr for items in environment.deferred_runtime_asserts.values() for item in items]

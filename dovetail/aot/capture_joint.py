@@ -15,20 +15,8 @@ from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
-
-# Found by running torch's operator database bitwise; all differ by rounding, ormqr by the strides of its gradient.
-OTHER_FORMULA = frozenset(
-    {
-        "MaskedFillBackward1",
-        "MaxBackward1",
-        "MinBackward1",
-        "MedianBackward0",
-        "NanmedianBackward0",
-        "ProdBackward0",
-        "ProdBackward1",
-        "OrmqrBackward0",
-    }
-)
+from dovetail.trace.data_sizes import insert_check
+from dovetail.trace.exact import differing_nodes, use_exact_formulas
 
 
 class AutogradView:
@@ -282,7 +270,10 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             input_descriptors.append(Tangent(descriptor_of))
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
+    inexact = () if trace.is_exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
     if roots and wanted:
+        if trace.is_exact:
+            use_exact_formulas(trace, roots)
         with torch.enable_grad():
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
@@ -302,10 +293,10 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     _placeholders_first(graph)
     _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=must_stay)
+    insert_check(trace, graph)
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
-    inexact = _inexact_nodes(roots)
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves),
         differentiable,
@@ -348,25 +339,6 @@ def _feeding(values: list[torch.Tensor], differentiable: tuple[bool, ...]) -> tu
                 stack.append(following)
                 if (following, number) in nodes:
                     found.add(nodes[following, number])
-    return tuple(sorted(found))
-
-
-def _inexact_nodes(roots: list[torch.Tensor]) -> tuple[str, ...]:
-    """Autograd nodes for which torch uses another formula while a dispatch mode is on (``isTensorSubclassLike`` in C++)."""
-    found: set[str] = set()
-    seen: set[Any] = set()
-    stack: list[Any] = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        following = [entry[0] for entry in node.next_functions]
-        stack += following
-        name = node.name()
-        # The value of a masked_fill is the second input; with a number, or a value without gradient, the formulas agree.
-        if name in OTHER_FORMULA and not (name == "MaskedFillBackward1" and following[1] is None):
-            found.add(name)
     return tuple(sorted(found))
 
 

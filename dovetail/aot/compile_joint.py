@@ -25,6 +25,8 @@ from dovetail.guards import compile_checker
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.trace import shape_guards
+from dovetail.trace.data_sizes import CHECK_DATA_SIZES
+from dovetail.trace.opaque import OPAQUE
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
@@ -74,6 +76,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
+        may_outgrow=any(node.target in (OPAQUE, CHECK_DATA_SIZES) for node in compiled.joint.graph.nodes),
     )
 
 

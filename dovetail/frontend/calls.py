@@ -23,6 +23,7 @@ from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break
 from dovetail.frontend.numbers import is_exact_only_in_python
+from dovetail.frontend.opaque_calls import call_whole
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -215,10 +216,12 @@ def runs_natively(module_name: str) -> bool:
     return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith("dovetail.frontend")
 
 
-def wraps_user_code(function: types.FunctionType) -> bool:
+def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
     """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
-    if interpreted_of(function) is not function:
+    if interpreted_of(function) is not function or id(function) in seen:
         return False
+    # A decorated function may hold itself in a cell, as that of ``Tensor.__rsub__`` does.
+    seen |= {id(function)}
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
@@ -226,7 +229,7 @@ def wraps_user_code(function: types.FunctionType) -> bool:
             continue
         inside = inside.__func__ if type(inside) is types.MethodType else inside
         if type(inside) is types.FunctionType:
-            if not runs_natively(inside.__globals__.get("__name__") or "") or wraps_user_code(inside):
+            if not runs_natively(inside.__globals__.get("__name__") or "") or wraps_user_code(inside, seen):
                 return True
         elif isinstance(inside, torch.nn.Module) or is_user_callable(inside):
             return True
@@ -644,9 +647,14 @@ class Calls:
             self._check_opaque(function, item)
         for item in keywords.values():
             self._check_opaque(function, item)
+        trace = self.values.trace
+        unbacked = trace.unbacked_count()
         try:
             result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
+            if trace.avoids_breaks and self._is_tensor_method(function, args):
+                trace.forgive_unbacked(unbacked)
+                return self.values.wrap(call_whole(trace, function, arguments, keywords))
             name = getattr(function, "__name__", str(function))
             raise Break(
                 f"{name} needs the values of a tensor ({type(error).__name__})",
@@ -657,7 +665,7 @@ class Calls:
         except RuntimeError as error:
             private.mark_native(error)
             raise
-        if self.values.trace.has_unbacked_sizes():
+        if trace.has_unbacked_sizes() and not trace.avoids_breaks:
             name = getattr(function, "__name__", str(function))
             raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)

@@ -109,6 +109,11 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
         check_overlap(func, args, kwargs)
+        if func is torch.ops.aten.polygamma_.default:
+            # The only writing operator without a functional kernel (torch 2.13, searched for).
+            value = super().__torch_dispatch__(torch.ops.aten.polygamma.default, types, (args[1], args[0]), {})
+            super().__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], value), {})
+            return args[0]
         if func in SAME_DTYPE:
             dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
             if len(dtypes) > 1:
@@ -144,6 +149,9 @@ class Trace:
         self.tracer.tensor_attrs = {}
         self.decompositions = decompositions
         self.phase = "forward"
+        self.is_exact = False
+        self.avoids_breaks = False
+        self._forgiven = 0
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
@@ -275,7 +283,15 @@ class Trace:
 
     def has_unbacked_sizes(self) -> bool:
         """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
-        return private.unbacked_sizes(self.shape_env)
+        return private.unbacked_count(self.shape_env) > self._forgiven
+
+    def unbacked_count(self) -> int:
+        """How many sizes and numbers have been made out of data so far."""
+        return private.unbacked_count(self.shape_env)
+
+    def forgive_unbacked(self, before: int) -> None:
+        """A call was begun when there were ``before`` of them, has failed, and left no trace of those it made."""
+        self._forgiven += private.unbacked_count(self.shape_env) - before
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""
