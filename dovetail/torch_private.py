@@ -810,3 +810,8 @@ def unbacked_symbols_of(value: Any) -> list[Any]:
 def assumptions_about_data(environment: ShapeEnv) -> list[Any]:
     """What was assumed of unbacked symbols while tracing and is to be checked when the graph runs (torch 2.13)."""
     return [item.expr for items in environment.deferred_runtime_asserts.values() for item in items]
+
+
+def is_written(value: torch.Tensor) -> bool:
+    """Whether data of a functional tensor, or of a view of it, has been written to."""
+    return torch._functionalize_has_data_mutation(value.elem)  # type: ignore[attr-defined,no-any-return]

@@ -15,8 +15,9 @@ from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
-from dovetail.trace.data_sizes import insert_check
+from dovetail.trace.data_sizes import CHECK_DATA_SIZES, insert_check
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
+from dovetail.trace.opaque import OPAQUE
 
 
 class AutogradView:
@@ -160,12 +161,22 @@ class _Outputs:
                 )
             replay = SymbolicView(value, base, self.trace.bindings())
         else:
-            replay = AutogradView(value) if value._base is base else StridedView(value, base)
+            # A view made before its base was changed in place must not be made again by the same operators.
+            is_changed = isinstance(output, InputOutput) and any(
+                change.input_index == output.index for change in self.trace.metadata_changes
+            )
+            replay = StridedView(value, base) if is_changed or value._base is not base else AutogradView(value)
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
         return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
-        mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.original_node]
+        changed = {change.input_index for change in self.trace.metadata_changes}
+        mutated = [
+            item
+            for item in self.trace.inputs
+            if self.trace.node_of(item.value) is not item.original_node
+            and (item.index not in changed or private.is_written(item.value))
+        ]
         if not mutated:
             return
         for item in mutated:
@@ -184,7 +195,10 @@ class _Outputs:
         value = item.value
         real = item.real
         fake = item.node.meta["val"]
-        if value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype:
+        is_changed = any(change.input_index == item.index for change in self.trace.metadata_changes)
+        if not is_changed and (
+            value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype
+        ):
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:
@@ -243,6 +257,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     for mutation in found.mutations:
         result.guards.add_leafness(mutation.input_index)
         result.guards.add_separate_memory(mutation.input_index)
+    for change in trace.metadata_changes:
+        result.guards.add_leafness(change.input_index)
     input_descriptors = list(result.input_descriptors)
     output_descriptors: list[Descriptor | None] = []
     for descriptor in found.descriptors:
@@ -294,6 +310,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=must_stay)
     insert_check(trace, graph)
+    if trace.metadata_changes and any(node.target in (OPAQUE, CHECK_DATA_SIZES) for node in graph.nodes):
+        raise CaptureError(
+            "an input changes its size or strides in place, beside sizes that depend on data",
+            advice="make a new tensor instead",
+        )
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
@@ -303,6 +324,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         tuple(found.outputs),
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
+        tuple(trace.metadata_changes),
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(

@@ -127,8 +127,6 @@ IMPURE_TORCH = frozenset(
         "fork_rng",
         "backward",
         "retain_grad",
-        "resize_",
-        "resize_as_",
     }
 )
 # Methods of a tensor that hand out its memory or its values.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
+from dovetail.torch_private import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import opaque
 

@@ -15,6 +15,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
@@ -39,10 +40,31 @@ def make_runtime_function(
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         epilogue.check(inputs)
         # The graph's callable may clear the list that it is given.
-        outputs = compute(list(inputs))
+        given = list(inputs)
+        if spec.metadata_changes:
+            _change_metadata(spec.metadata_changes, inputs, given)
+        outputs = compute(given)
         return epilogue(inputs, outputs)
 
     return run
+
+
+def _change_metadata(changes: Sequence[MetadataChange], inputs: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    """Change the inputs as the program does; the graph is given views of them as they were.
+
+    Before the graph runs: autograd would take a later change for a write to what the graph has saved.
+    """
+    before = {
+        change.input_index: (value.shape, value.stride(), value.storage_offset())
+        for change in changes
+        for value in (inputs[change.input_index],)
+    }
+    for change in changes:
+        with torch.set_grad_enabled(change.grad_enabled):
+            change.operator(inputs[change.input_index], *change.arguments)
+    for index, geometry in before.items():
+        with torch.enable_grad():
+            given[index] = inputs[index].as_strided(*geometry)
 
 
 def _autograd_function(
@@ -155,9 +177,13 @@ class _Epilogue:
     def __init__(self, spec: RuntimeSpec) -> None:
         self._mutations = spec.mutations
         self._outputs = spec.outputs
-        self._plain = not spec.mutations and all(
-            isinstance(output, FreshOutput) and output.index == position and not output.is_leaf
-            for position, output in enumerate(spec.outputs)
+        self._plain = (
+            not spec.mutations
+            and not spec.metadata_changes
+            and all(
+                isinstance(output, FreshOutput) and output.index == position and not output.is_leaf
+                for position, output in enumerate(spec.outputs)
+            )
         )
         self._count = len(spec.outputs)
 

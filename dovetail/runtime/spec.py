@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.trace.metadata import MetadataChange
+
 
 @dataclass(frozen=True)
 class FreshOutput:
@@ -60,6 +62,7 @@ class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
     ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
     from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones.
+    ``metadata_changes`` are made again, in their order, before the graph runs.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -67,3 +70,4 @@ class RuntimeSpec:
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
     feeding: tuple[int, ...] = ()
+    metadata_changes: tuple[MetadataChange, ...] = ()

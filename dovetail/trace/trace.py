@@ -7,6 +7,7 @@ fake tensors. A traced tensor is a functional wrapper around a fake tensor; PyTo
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards import AmbientState
+from dovetail.torch_private import tree_leaves
+from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
@@ -100,6 +103,10 @@ class _FunctionalMode(private.FunctionalTensorMode):
     operators keep the strides, checked on torch 2.13).
     """
 
+    def __init__(self, open_trace: Trace) -> None:
+        super().__init__()
+        self.open_trace = open_trace
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bernoulli_.float:
             target = args[0]
@@ -109,6 +116,10 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
         check_overlap(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            self.open_trace.note_metadata_change(func, args, kwargs or {})
+            return result
         if func is torch.ops.aten.polygamma_.default:
             # The only writing operator without a functional kernel (torch 2.13, searched for).
             value = super().__torch_dispatch__(torch.ops.aten.polygamma.default, types, (args[1], args[0]), {})
@@ -159,6 +170,7 @@ class Trace:
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
+        self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
 
@@ -175,7 +187,7 @@ class Trace:
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
-        stack.enter_context(_FunctionalMode())
+        stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder))
         return self
 
@@ -239,6 +251,26 @@ class Trace:
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
         return self._by_value.get(id(value))
+
+    def note_metadata_change(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """An operator has changed a tensor's size, strides or offset in place; for an input, the call does it again."""
+        item = self.input_of(args[0])
+        if item is None or operator is torch.ops.aten.detach_.default:
+            return
+        if operator is torch.ops.aten.resize_as_.default and kwargs.get("memory_format") is None:
+            operator, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
+        hidden = item.real.requires_grad and not torch.is_grad_enabled()
+        if hidden or any(
+            isinstance(value, torch.Tensor) or private.is_symbolic(value) for value in tree_leaves((args[1:], kwargs))
+        ):
+            raise CaptureError(
+                f"{item.name} is changed in place by {operator}",
+                where=self.locate(),
+                advice="make a new tensor instead",
+            )
+        self.metadata_changes.append(
+            MetadataChange(item.index, functools.partial(operator, **kwargs), args[1:], torch.is_grad_enabled())
+        )
 
     def known(self, real: torch.Tensor) -> TracedInput | None:
         """The input made for this real tensor, if there is one."""
