@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import gc
 import sys
@@ -37,7 +38,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
-from dovetail.frontend.frame import Break, SymbolicTrouble
+from dovetail.frontend.frame import Break, DataSize, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.size_changes import SizeChanges
@@ -191,6 +192,8 @@ class CompiledFunction:
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
+        if self.backend.data_sizes:
+            policy = dataclasses.replace(policy, data_sizes="ask")
         plan: tuple[int, ...] = ()
         entry: Entry | None = None
         stop = Break("the capture takes another way each time", "report this as a bug")
@@ -202,25 +205,27 @@ class CompiledFunction:
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
-                if isinstance(raised, SymbolicTrouble):
-                    policy, following = self._without_symbols(raised), _FROM_THE_START
+                if isinstance(raised, DataSize) and not plan:
+                    policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
+                elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
+                    policy, following = self._without_symbols(raised, policy), _FROM_THE_START
             except InputError as error:
                 if self._refuses_inputs:
                     raise
                 stop, following = Break(error.what, error.advice, error.where), ()
             except (CaptureError, BackendError) as error:
-                if isinstance(error, BackendError) and policy.is_static:
+                if isinstance(error, BackendError) and not policy.has_symbols:
                     raise
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                if not policy.is_static:
-                    policy, following = self._without_symbols(error), _FROM_THE_START
+                if policy.has_symbols:
+                    policy, following = self._without_symbols(error, policy), _FROM_THE_START
             except DovetailError:
                 raise
             except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
-                if policy.is_static:
+                if not policy.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
-                policy, following = self._without_symbols(error), _FROM_THE_START
+                policy, following = self._without_symbols(error, policy), _FROM_THE_START
             finally:
                 _inside.active = False
             if following is _FROM_THE_START:
@@ -242,8 +247,11 @@ class CompiledFunction:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         return functools.partial(self._run, entry, args, kwargs, tensors)
 
-    def _without_symbols(self, error: BaseException) -> ShapePolicy:
-        """The policy after a capture with symbolic sizes has failed: none are symbolic."""
+    def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
+        """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
+        if policy.data_sizes == "keep":
+            self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
+            return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
         return ShapePolicy(allowed=False)
 

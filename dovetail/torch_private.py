@@ -43,7 +43,8 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
-    free_unbacked_symbols,
+    SymT,
+    symbol_is_type,
 )
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
@@ -503,8 +504,15 @@ def has_symbols(value: object) -> bool:
 
 
 def hint(value: Any) -> int:
-    """The number that a size had at capture, 0 for one that depends on data; nothing is guarded."""
-    return int(value.node.hint or 0) if is_symbolic(value) else int(value)
+    """The number that a size had at capture, or a guess where only the data decides; nothing is guarded."""
+    if not is_symbolic(value):
+        return int(value)
+    if value.node.has_hint():
+        return int(value.node.hint)
+    environment, expression = value.node.shape_env, value.node.expr
+    # Its name since torch 2.12 or 2.13.
+    known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
 
 
 def expression_of(value: Any) -> Any:
@@ -593,9 +601,43 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def unbacked_count(environment: ShapeEnv) -> int:
-    """How many sizes and numbers were made out of tensors' data."""
-    return environment.unbacked_symint_counter + environment.unbacked_symfloat_counter
+def data_symbols(environment: ShapeEnv) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data."""
+    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
+        return set()
+    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+
+
+def is_made_of_data(symbol: Any) -> bool:
+    """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
+    return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
+
+
+def is_data_number(value: Any) -> bool:
+    """Whether a number depends on a tensor's data."""
+    return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
+
+
+def deferred_assumptions(environment: ShapeEnv) -> list[Any]:
+    """What a shape environment assumed about sizes that are made of data, as expressions; each once."""
+    found: dict[Any, None] = {}
+    for conditions in environment.deferred_runtime_asserts.values():
+        found.update(dict.fromkeys(condition.expr for condition in conditions))
+    for symbol, interval in environment.var_to_range.items():
+        if not is_made_of_data(symbol):
+            continue
+        for bound, expression in (
+            (interval.lower, symbol >= interval.lower),
+            (interval.upper, symbol <= interval.upper),
+        ):
+            if bound.is_Integer and abs(int(bound)) < 1 << 62:
+                found[expression] = None
+    return [expression for expression in found if expression not in (True, False)]
+
+
+def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
+    """A condition as a symbolic truth value; nothing is decided by making it."""
+    return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
 # --- call overhead ----------------------------------------------------------------------------------------------------
@@ -800,16 +842,6 @@ def saved_value(node: Any, name: str) -> Any:
     """What an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
     value = getattr(node, f"_saved_{name}")
     return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
-
-
-def unbacked_symbols_of(value: Any) -> list[Any]:
-    """The symbols of a size, as it was made, that stand for something read from data."""
-    return sorted(free_unbacked_symbols(value.node._expr), key=str) if is_symbolic(value) else []
-
-
-def assumptions_about_data(environment: ShapeEnv) -> list[Any]:
-    """What was assumed of unbacked symbols while tracing and is to be checked when the graph runs (torch 2.13)."""
-    return [item.expr for items in environment.deferred_runtime_asserts.values() for item in items]
 
 
 def is_written(value: torch.Tensor) -> bool:

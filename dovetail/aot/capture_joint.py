@@ -10,14 +10,12 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
-from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
-from dovetail.trace.data_sizes import CHECK_DATA_SIZES, insert_check
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
-from dovetail.trace.opaque import OPAQUE
 
 
 class AutogradView:
@@ -304,13 +302,13 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         None if gradient is None else Gradient(descriptor)
         for gradient, descriptor in zip(gradients, input_descriptors, strict=False)
     )
+    trace.assert_assumptions()
     graph = trace.graph
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=must_stay)
-    insert_check(trace, graph)
-    if trace.metadata_changes and any(node.target in (OPAQUE, CHECK_DATA_SIZES) for node in graph.nodes):
+    if trace.metadata_changes and any(map(assumes, graph.nodes)):
         raise CaptureError(
             "an input changes its size or strides in place, beside sizes that depend on data",
             advice="make a new tensor instead",

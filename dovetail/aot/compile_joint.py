@@ -14,7 +14,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
@@ -25,8 +25,6 @@ from dovetail.guards import compile_checker
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.trace import shape_guards
-from dovetail.trace.data_sizes import CHECK_DATA_SIZES
-from dovetail.trace.opaque import OPAQUE
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
@@ -75,8 +73,8 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         compiled=compiled,
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
+        assumes=any(map(assumes, compiled.joint.graph.nodes)),
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
-        may_outgrow=any(node.target in (OPAQUE, CHECK_DATA_SIZES) for node in compiled.joint.graph.nodes),
     )
 
 
@@ -150,14 +148,16 @@ def _program_runner(joint: JointGraph) -> Callable[[list[torch.Tensor]], list[to
     return program.run  # type: ignore[no-any-return]
 
 
-def _tangent_strides(joint: JointGraph) -> TangentStrides:
-    """The strides that the backward was compiled for, from the forward's inputs."""
+def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
+    """The strides that the backward was compiled for, from the forward's inputs; None: as those of the forward's outputs."""
     placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
     strides = [node.meta["val"].stride() for node in placeholders if isinstance(node.meta.get("desc"), Tangent)]
     if not any(private.is_symbolic(step) for item in strides for step in item):
         plain = [tuple(item) for item in strides]
         return lambda primals: plain
     steps = [private.expression_of(step) if private.is_symbolic(step) else step for item in strides for step in item]
+    if any(private.is_data_number(step) for item in strides for step in item):
+        return None
     compute = joint.capture.bindings.function(steps)
     lengths = [len(item) for item in strides]
 

@@ -15,7 +15,7 @@ from dovetail import torch_private as private
 from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
-from dovetail.trace.data_sizes import CHECK_DATA_SIZES
+from dovetail.trace.opaque import OPAQUE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,14 @@ def must_stay(node: torch.fx.Node) -> bool:
     """Whether a node stays even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if node.target is torch.ops.aten._linalg_check_errors.default or node.target is CHECK_DATA_SIZES:
+    if node.target in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_scalar.default):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def assumes(node: torch.fx.Node) -> bool:
+    """Whether a node may find that the data of a call is not such as the graph was captured for."""
+    return node.target in (torch.ops.aten._assert_scalar.default, OPAQUE)
 
 
 @dataclass(frozen=True)

@@ -201,5 +201,6 @@ ATEN = Backend(
     "aten",
     compile_aten,
     numerics="bitwise",
+    data_sizes=True,
     description="the captured ATen operators as they are; the reference for every other backend",
 )

@@ -119,6 +119,7 @@ INDUCTOR = Backend(
     "inductor",
     compile_inductor,
     decompositions=wanted_decompositions,
+    data_sizes=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )

@@ -60,6 +60,7 @@ class Backend:
     ``compile``: the backend itself, see :mod:`dovetail.backends.protocol`.
     ``decompositions``: gives the table of decompositions to apply to a graph before ``compile``, or None.
     ``takes_program``: run the torch-level program tape instead of ATen graphs (the ``eager`` backend).
+    ``data_sizes``: whether graphs may compute sizes from data (``nonzero``, masks), and raise where an assumption about one fails.
     ``numerics``: "bitwise" if results equal eager's to the last bit, else "tolerance".
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
@@ -72,6 +73,7 @@ class Backend:
     takes_program: bool = False
     numerics: Numerics = "tolerance"
     description: str = ""
+    data_sizes: bool = False
 
     def __str__(self) -> str:
         text = f"backend {self.name!r} ({self.numerics})"

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import threading
@@ -96,14 +97,7 @@ def register_backend(
 
         return decorate
     if isinstance(backend, Backend):
-        made = Backend(
-            name,
-            backend.compile,
-            backend.decompositions,
-            backend.takes_program,
-            backend.numerics,
-            description or backend.description,
-        )
+        made = dataclasses.replace(backend, name=name, description=description or backend.description)
     else:
         base = _from_callable(name, backend)
         made = Backend(

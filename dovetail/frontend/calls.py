@@ -21,7 +21,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
-from dovetail.frontend.frame import Break
+from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
@@ -90,6 +90,8 @@ PURE_MODULES = frozenset(
         "_typing",
     }
 )
+# Hashed by identity, and no state of theirs is what a cached result depends on.
+CACHE_KEYS = (logging.Logger, types.FunctionType, types.ModuleType, type)
 IMPURE_BUILTINS: dict[Any, str] = {
     print: "print writes to the terminal",
     input: "input reads from the terminal",
@@ -330,7 +332,7 @@ class Calls:
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
         given = [plain_numbers(item) for item in given]
-        if not all(is_leaf_value(item) for item in given):
+        if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
             raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
@@ -646,12 +648,12 @@ class Calls:
         for item in keywords.values():
             self._check_opaque(function, item)
         trace = self.values.trace
-        unbacked = trace.unbacked_count()
+        data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
         try:
             result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
             if trace.avoids_breaks and self._is_tensor_method(function, args):
-                trace.forgive_unbacked(unbacked)
+                trace.forgive_data_symbols(data_symbols)
                 return self.values.wrap(call_whole(trace, function, arguments, keywords))
             name = getattr(function, "__name__", str(function))
             raise Break(
@@ -663,9 +665,11 @@ class Calls:
         except RuntimeError as error:
             private.mark_native(error)
             raise
-        if trace.has_unbacked_sizes() and not trace.avoids_breaks:
+        data_sizes = self.values.trace.policy.data_sizes
+        if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
             name = getattr(function, "__name__", str(function))
-            raise Break(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
+            kind = DataSize if data_sizes == "ask" else Break
+            raise kind(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
 
     def _guard_settings(self, value: Any) -> None:

@@ -37,7 +37,15 @@ from dovetail.guards import (
     autocast_nesting,
 )
 from dovetail.runtime.entry import EffectRecipe
-from dovetail.runtime.recipe import ConstantItem, NumberItem, Recipe, RecipeBuilder, SourceItem, TensorItem
+from dovetail.runtime.recipe import (
+    ConstantItem,
+    DataNumberItem,
+    NumberItem,
+    Recipe,
+    RecipeBuilder,
+    SourceItem,
+    TensorItem,
+)
 from dovetail.trace import Bindings, Program, Trace
 
 
@@ -129,6 +137,14 @@ class _Outputs:
         self.numbers: list[Any] = []
         self.builder = RecipeBuilder(self._classify)
 
+    def _data_number(self, value: torch.SymInt | torch.SymFloat) -> Recipe:
+        """A number that the graph computes leaves it as a tensor without dimensions."""
+        dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
+        with torch.no_grad():
+            carrier = torch.scalar_tensor(value, dtype=dtype)  # type: ignore[arg-type]
+        self.tensors.append(carrier)
+        return DataNumberItem(len(self.tensors) - 1)
+
     def _classify(self, value: Any) -> Recipe | None:
         values = self._interpreter.values
         if isinstance(value, torch.Tensor):
@@ -143,6 +159,8 @@ class _Outputs:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorItem(self._positions[id(value)])
+        if private.is_data_number(value):
+            return self._data_number(value)
         if private.is_symbolic(value):
             self.numbers.append(value)
             return NumberItem(len(self.numbers) - 1)

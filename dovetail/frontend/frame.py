@@ -43,6 +43,10 @@ class SymbolicTrouble(Break):
     """An error that a symbolic number may have caused was about to be handled by the program: capture again without them."""
 
 
+class DataSize(Break):
+    """An operator made a size or a number out of a tensor's data: capture again with such sizes as symbols."""
+
+
 class Stop(BaseException):
     """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
 

@@ -103,6 +103,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
             self._frame = None
             raise
         finally:
+            error = None
             self._running = False
         if isinstance(result, Yield):
             return result.value

@@ -220,6 +220,7 @@ class Interpreter(Attributes, Calls, Operators):
                 stop.steps = self._steps_of_chain()
             raise
         finally:
+            error = None
             self.frames.pop()
 
     def _steps_of_chain(self) -> tuple[int, ...]:
@@ -262,10 +263,14 @@ class Interpreter(Attributes, Calls, Operators):
             error.__context__ = handled
         found = frame.handler_of(frame.position)
         if found is None:
-            raise error
+            try:
+                raise error
+            finally:
+                # The traceback leads to this call; in a cycle, what the frames hold would outlive the function.
+                del error
         if (
             isinstance(error, SYMBOLIC_ERRORS)
-            and not self.trace.policy.is_static
+            and self.trace.policy.has_symbols
             and frame.decoded.instructions[frame.position].opname not in ("RAISE_VARARGS", "RERAISE")
             and self._catches(frame, found.target, error)
         ):

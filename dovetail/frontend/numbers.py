@@ -147,7 +147,7 @@ class Numbers:
 
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
-        if self.trace.has_unbacked_sizes():
+        if any(map(private.is_data_number, arguments)):
             raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
         hints = [item.node.hint if private.is_symbolic(item) else item for item in arguments]
         value = function(*hints)

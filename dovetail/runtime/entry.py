@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import EagerFallbackWarning, OutgrownError
+from dovetail.errors import OutgrownError
 from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.recipe import Recipe, rebuild
+from dovetail.trace import ASSUMPTION
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Entry:
 
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
-    from the sizes of the inputs. ``may_outgrow``: the graph checks sizes that depend on data, and the user's function runs
-    eagerly where they are not such as it was compiled for.
+    from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
+    decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
+    then.
     """
 
     checker: Checker
@@ -45,7 +46,7 @@ class Entry:
     ambient_change: AmbientChange | None = None
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
-    may_outgrow: bool = False
+    assumes: bool = False
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -53,14 +54,14 @@ class Entry:
             return callee(*args, **kwargs)
         # Read before the graph runs: it may change a size in place.
         numbers = self.numbers(tensors) if self.numbers is not None else None
-        if self.may_outgrow:
-            random_state = torch.get_rng_state()
+        if self.assumes:
+            state = torch.get_rng_state()
             try:
                 results = self.run(tensors)
-            except OutgrownError as error:
-                # The graph writes to nothing before its end.
-                torch.set_rng_state(random_state)
-                warnings.warn(f"this call runs eagerly: {error.what}", EagerFallbackWarning, stacklevel=3)
+            except RuntimeError as error:
+                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+                    raise
+                torch.set_rng_state(state)
                 return callee(*args, **kwargs)
         else:
             results = self.run(tensors)

@@ -32,7 +32,8 @@ def make_runtime_function(
 
     ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
     backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
-    than ``tangent_strides(primals)`` says is copied into them, because the backward was compiled for those.
+    than ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
+    for those.
     """
     compute = forward if backward_for is None else _autograd_function(spec, forward, backward_for, tangent_strides)
     epilogue = _Epilogue(spec)
@@ -88,6 +89,8 @@ def _autograd_function(
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
             results = forward(list(primals))
+            if tangent_strides is None:
+                ctx.tangent_strides = [results[index].stride() for index in differentiable]
             saved = results[count:]
             ctx.set_materialize_grads(False)
             if saves_tensors is None:
@@ -120,7 +123,7 @@ def _autograd_function(
                 values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
             for position, tangent in enumerate(tangents):
                 if tangent is not None:
-                    values.append(_with_strides(tangent, ctx.tangent_strides[position] if tangent_strides else None))
+                    values.append(_with_strides(tangent, ctx.tangent_strides[position]))
             return tuple(backward_for(defined)(values))
 
     private.hide_from_dynamo(CompiledBackward.backward)
@@ -164,8 +167,8 @@ def _refuse_partial_gradient(hooks: Mapping[int, Any], output: torch.Tensor | No
         )
 
 
-def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    if strides is None or tangent.stride() == strides or tangent.layout is not torch.strided:
+def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if tangent.stride() == strides or tangent.layout is not torch.strided:
         return tangent
     target = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
     return target.copy_(tangent)

@@ -42,6 +42,13 @@ class NumberItem(Recipe):
 
 
 @dataclass(frozen=True)
+class DataNumberItem(Recipe):
+    """The number in tensor ``index`` of the runtime function's results, which has no dimensions."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class SourceItem(Recipe):
     """An object that existed before the call, found again by its source."""
 
@@ -329,6 +336,8 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
         return recipe.value
     if kind is SourceItem:
         return recipe.fetch(callee, args, kwargs)
+    if kind is DataNumberItem:
+        return tensors[recipe.index].item()
     if kind is NumberItem:
         return tensors[-1 - recipe.index]
     if kind is SharedItem:

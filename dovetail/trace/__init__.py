@@ -3,6 +3,7 @@
 from dovetail.trace.overlap import OverlapError
 from dovetail.trace.program import Program
 from dovetail.trace.shapes import (
+    ASSUMPTION,
     Bindings,
     ShapeGuards,
     ShapePolicy,
@@ -15,6 +16,7 @@ from dovetail.trace.shapes import (
 from dovetail.trace.trace import Trace, TracedInput
 
 __all__ = [
+    "ASSUMPTION",
     "Bindings",
     "OverlapError",
     "Program",

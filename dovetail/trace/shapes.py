@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +20,8 @@ from dovetail.errors import CaptureError, InputError, UserLocation
 MARK = "_dovetail_dynamic"
 NUMBER_SUFFIX = "<number>"
 """Ends the name of the input that carries a symbolic number as its size."""
+ASSUMPTION = "assumed of a size that the data decides: "
+"""Begins the message of the operators that check such assumptions while the graph runs."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
 class ShapePolicy:
     """Which sizes and numbers are symbolic, by the name of the source that they are read from.
 
-    ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments.
+    ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
+    happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
+    computes; ``"ask"`` is a break that tells the caller to try the symbol.
     """
 
     everything: bool = False
@@ -77,11 +81,17 @@ class ShapePolicy:
     numbers: frozenset[str] = frozenset()
     marked: bool = False
     allowed: bool = True
+    data_sizes: Literal["break", "ask", "keep"] = "break"
 
     @property
     def is_static(self) -> bool:
         """Whether nothing can become symbolic."""
         return not self.allowed or not (self.everything or self.sizes or self.numbers or self.marked)
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether the capture may meet a symbol of any kind."""
+        return not self.is_static or self.data_sizes == "keep"
 
     def symbolic_sizes(self, tensor: torch.Tensor, name: str) -> dict[int, SizeRange]:
         """The symbolic dimensions of a tensor. Sizes of 0 and 1 stay as they are: operators treat them as special."""

@@ -21,7 +21,7 @@ from dovetail.torch_private import tree_leaves
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
-from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
+from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
 
 @dataclass(eq=False)
@@ -149,7 +149,7 @@ class Trace:
         self.policy = policy if policy is not None else ShapePolicy()
         self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
         if fake_mode is None:
-            make_mode = private.FakeTensorMode if self.policy.is_static else _SymbolicFakeMode
+            make_mode = _SymbolicFakeMode if self.policy.has_symbols else private.FakeTensorMode
             fake_mode = make_mode(shape_env=self.shape_env)
         self.fake_mode = fake_mode
         self.tracer = _Tracer()
@@ -162,7 +162,7 @@ class Trace:
         self.phase = "forward"
         self.is_exact = False
         self.avoids_breaks = False
-        self._forgiven = 0
+        self._forgiven: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
@@ -315,15 +315,28 @@ class Trace:
 
     def has_unbacked_sizes(self) -> bool:
         """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
-        return private.unbacked_count(self.shape_env) > self._forgiven
+        return bool(self.data_symbols())
 
-    def unbacked_count(self) -> int:
-        """How many sizes and numbers have been made out of data so far."""
-        return private.unbacked_count(self.shape_env)
+    def data_symbols(self) -> set[Any]:
+        """The sizes and numbers made out of data so far."""
+        return private.data_symbols(self.shape_env) - self._forgiven
 
-    def forgive_unbacked(self, before: int) -> None:
-        """A call was begun when there were ``before`` of them, has failed, and left no trace of those it made."""
-        self._forgiven += private.unbacked_count(self.shape_env) - before
+    def forgive_data_symbols(self, before: set[Any]) -> None:
+        """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
+        self._forgiven |= self.data_symbols() - before
+
+    def assert_assumptions(self) -> int:
+        """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
+        assumed = [
+            expression
+            for expression in private.deferred_assumptions(self.shape_env)
+            if not self._forgiven.intersection(private.symbols_of(expression))
+        ]
+        for expression in assumed:
+            with private.no_torch_function():
+                condition = private.symbolic_truth(self.shape_env, expression)
+                torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
+        return len(assumed)
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""

@@ -310,3 +310,25 @@ def function(x):
 def call_0(run): return run(torch.arange(9.0).reshape(3, 3))
 def call_1(run): return run(torch.arange(9.0).reshape(3, 3))
 """)
+
+
+def test_a_generator_is_not_kept_alive_by_an_error_that_was_handled() -> None:
+    check("""
+import collections.abc
+class Items(collections.abc.Sequence):
+    def __len__(self): return 2
+    def __getitem__(self, index):
+        if index > 1:
+            raise IndexError(index)
+        return index
+def function(x):
+    for item in Items():
+        if getattr(thing, "never_there", None) is None:
+            break
+    try:
+        [{}["absent"] for _ in Items()]
+    except KeyError:
+        x = x + 1
+    return x * 2, any(item == 0 for item in Items())
+def call_0(run): return run(torch.ones(2))
+""")
