@@ -34,6 +34,7 @@ from dovetail.errors import (
     NotCallableError,
     RecompileLimitError,
     RecompileLimitWarning,
+    UninitialisedError,
 )
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
@@ -209,6 +210,9 @@ class CompiledFunction:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
                     policy, following = self._without_symbols(raised, policy), _FROM_THE_START
+            except UninitialisedError as error:
+                self.events.note("initialisation", reason=error.what)
+                return functools.partial(original, *args, **kwargs)
             except InputError as error:
                 if self._refuses_inputs:
                     raise

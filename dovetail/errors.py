@@ -64,6 +64,10 @@ class InputError(DovetailError, ValueError):
     """An argument or parameter that cannot be trained on: a meta tensor, a device that is not there, a sparse tensor."""
 
 
+class UninitialisedError(InputError):
+    """A parameter of a lazy module that gets its size at the first call; that call runs eagerly."""
+
+
 class GraphBreakError(DovetailError, RuntimeError):
     """The program does something that cannot be part of one graph, and one graph was asked for."""
 

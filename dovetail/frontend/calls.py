@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import itertools
@@ -652,14 +653,14 @@ class Calls:
         try:
             result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
-            if trace.avoids_breaks and self._is_tensor_method(function, args):
-                trace.forgive_data_symbols(data_symbols)
-                return self.values.wrap(call_whole(trace, function, arguments, keywords))
-            name = getattr(function, "__name__", str(function))
-            raise Break(
-                f"{name} needs the values of a tensor ({type(error).__name__})",
-                "keep the value in a tensor, or do this outside of the compiled function",
-            ) from error
+            if not trace.avoids_breaks or not self._is_tensor_method(function, args):
+                name = getattr(function, "__name__", str(function))
+                raise Break(
+                    f"{name} needs the values of a tensor ({type(error).__name__})",
+                    "keep the value in a tensor, or do this outside of the compiled function",
+                ) from error
+            trace.forgive_data_symbols(data_symbols)
+            result = call_whole(trace, function, arguments, keywords)
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
@@ -689,6 +690,10 @@ class Calls:
             value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
         ):
             self._guard_settings(value)
+            if dataclasses.is_dataclass(value):
+                # Options of a function of torch's.
+                self.guard_deep(value, set())
+                return
         if (
             self.values.source_of(value) is not None
             and callable(value)

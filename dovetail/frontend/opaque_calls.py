@@ -2,46 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.errors import CaptureError
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
 from dovetail.torch_private import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
-from dovetail.trace.opaque import opaque
+from dovetail.trace.opaque import example_of, opaque
 
 
 def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``function(*args, **kwargs)`` as one node; raises :class:`Break` for a function that is not pure."""
+    """``function(*args, **kwargs)`` as one node; raises :class:`Break` for a function that cannot be one.
+
+    Numbers that the function returns, and those it is given that depend on data, travel as tensors without dimensions. An
+    argument that it writes to is written to by the graph.
+    """
     name = getattr(function, "__name__", str(function))
     leaves, structure = tree_flatten((args, kwargs))
-    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    if not all(is_leaf_value(leaf) for leaf in constants):
-        raise Break(f"{name} cannot be kept whole: an argument of it is an object")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} cannot be kept whole under autocast")
+    tensors: dict[int, torch.Tensor] = {}
+    numbers: set[int] = set()
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            tensors[at] = leaf
+        elif private.is_data_number(leaf):
+            tensors[at] = number_as_tensor(leaf)
+            numbers.add(at)
+        elif not is_leaf_value(leaf):
+            raise Break(f"{name} cannot be kept whole: an argument of it is an object")
+    constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
     returned: list[TreeSpec] = []
+    made_numbers: list[bool] = []
 
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def plain(given: Sequence[torch.Tensor]) -> list[Any]:
         values = list(constants)
-        for at, tensor in zip(places, tensors, strict=True):
-            values[at] = tensor
+        for at, tensor in zip(tensors, given, strict=True):
+            values[at] = tensor.item() if at in numbers else tensor
         arguments, keywords = tree_unflatten(values, structure)
         results, spec = tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
-        return results
+            made_numbers.extend(type(item) in (bool, int, float) for item in results)
+        return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
+
+    written = _written(trace, plain, list(tensors.values()))
+    if any(tensors[list(tensors)[at]].requires_grad for at in written):
+        raise Break(f"{name} writes to a tensor that requires a gradient and cannot be kept whole")
+
+    def call(*given: torch.Tensor) -> list[torch.Tensor]:
+        own = [item.clone() if at in written else item for at, item in enumerate(given)]
+        return [*plain(own), *[own[at] for at in written]]
 
     recorder = trace.recorder
     try:
         with recorder.paused():
-            results = opaque(trace, name, call, [leaves[at] for at in places])
+            results = list(opaque(trace, name, call, list(tensors.values())))
+            targets = list(tensors.values())
+            for at, value in zip(written, results[len(results) - len(written) :], strict=True):
+                targets[at].copy_(value)
+            kept = results[: len(results) - len(written)]
+            kept = [item.item() if flag else item for item, flag in zip(kept, made_numbers, strict=True)]
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
-    result = tree_unflatten(results, returned[0])
+    result = tree_unflatten(kept, returned[0])
     recorder.record(function, args, kwargs, result)
     return result
+
+
+def number_as_tensor(value: Any) -> torch.Tensor:
+    """A symbolic number as a traced tensor without dimensions."""
+    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+    with torch.no_grad():
+        return torch.scalar_tensor(value, dtype=kinds[type(value)])
+
+
+def _number_tensor(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64 if type(value) is float else None)
+
+
+def _written(trace: Trace, function: Any, tensors: list[torch.Tensor]) -> list[int]:
+    """Which arguments the function writes to, found out by an example call."""
+    try:
+        with private.disable_current_modes(), private.no_torch_function(), private.preserved_rng_state():
+            examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
+            before = [tensor._version for tensor in examples]
+            with torch.no_grad():
+                function(examples)
+            return [at for at, tensor in enumerate(examples) if tensor._version != before[at]]
+    except CaptureError as error:
+        raise Break(error.what, error.advice) from error

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
 from dovetail.trace.metadata import MetadataChange
@@ -354,6 +354,12 @@ class Trace:
         where = self.locate()
         if private.is_functional(real) or private.is_fake(real):
             raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
+        if isinstance(real, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise UninitialisedError(
+                f"{name} has no size before the first call of its module",
+                where=where,
+                advice="call the module eagerly first",
+            )
         if real.device.type == "meta":
             raise InputError(
                 f"{name} is on the meta device and has no data",
