@@ -11,7 +11,7 @@ import functools  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
-from collections.abc import Iterator, Mapping  # noqa: E402
+from collections.abc import Iterator, Mapping, Set  # noqa: E402
 from typing import Any  # noqa: E402
 
 import math  # noqa: E402
@@ -618,13 +618,15 @@ def is_data_number(value: Any) -> bool:
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
 
 
-def deferred_assumptions(environment: ShapeEnv) -> list[Any]:
-    """What a shape environment assumed about sizes that are made of data, as expressions; each once."""
+def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
+    """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
+    1 is no assumption.
+    """
     found: dict[Any, None] = {}
     for conditions in environment.deferred_runtime_asserts.values():
         found.update(dict.fromkeys(condition.expr for condition in conditions))
     for symbol, interval in environment.var_to_range.items():
-        if not is_made_of_data(symbol):
+        if not is_made_of_data(symbol) or symbol in truths:
             continue
         for bound, expression in (
             (interval.lower, symbol >= interval.lower),

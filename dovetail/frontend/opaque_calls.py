@@ -67,7 +67,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
             for at, value in zip(written, results[len(results) - len(written) :], strict=True):
                 targets[at].copy_(value)
             kept = results[: len(results) - len(written)]
-            kept = [item.item() if flag else item for item, flag in zip(kept, made_numbers, strict=True)]
+            kept = [_number(trace, item) if flag else item for item, flag in zip(kept, made_numbers, strict=True)]
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
     result = tree_unflatten(kept, returned[0])
@@ -80,6 +80,14 @@ def number_as_tensor(value: Any) -> torch.Tensor:
     kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
     with torch.no_grad():
         return torch.scalar_tensor(value, dtype=kinds[type(value)])
+
+
+def _number(trace: Trace, value: torch.Tensor) -> Any:
+    before = trace.data_symbols()
+    number = value.item()
+    if value.dtype == torch.bool:
+        trace.truths |= trace.data_symbols() - before
+    return number
 
 
 def _number_tensor(value: float) -> torch.Tensor:

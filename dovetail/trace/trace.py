@@ -163,6 +163,7 @@ class Trace:
         self.is_exact = False
         self.avoids_breaks = False
         self._forgiven: set[Any] = set()
+        self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
@@ -329,7 +330,7 @@ class Trace:
         """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
         assumed = [
             expression
-            for expression in private.deferred_assumptions(self.shape_env)
+            for expression in private.deferred_assumptions(self.shape_env, self.truths)
             if not self._forgiven.intersection(private.symbols_of(expression))
         ]
         for expression in assumed:
