@@ -20,6 +20,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.compile_joint import compile_joint, make_entry
+from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
 from dovetail.backends import Backend, lookup_backend
@@ -196,13 +197,14 @@ class CompiledFunction:
         if self.backend.data_sizes:
             policy = dataclasses.replace(policy, data_sizes="ask")
         plan: tuple[int, ...] = ()
+        by_parts = False
         entry: Entry | None = None
         stop = Break("the capture takes another way each time", "report this as a bug")
         for _ in range(_MAXIMUM_ATTEMPTS):
             guards = GuardSet()
             _inside.active = True
             try:
-                entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0)
+                entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0, by_parts)
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
@@ -227,9 +229,14 @@ class CompiledFunction:
             except DovetailError:
                 raise
             except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
-                if not policy.has_symbols:
+                if lacks_derivative(error) and not by_parts:
+                    self.events.note("attention by its parts", reason=str(error))
+                    by_parts = True
+                elif not policy.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
-                policy, following = self._without_symbols(error, policy), _FROM_THE_START
+                else:
+                    policy = self._without_symbols(error, policy)
+                following = _FROM_THE_START
             finally:
                 _inside.active = False
             if following is _FROM_THE_START:
@@ -294,6 +301,7 @@ class CompiledFunction:
         kwargs: dict[str, Any],
         policy: ShapePolicy,
         stop_before: int,
+        by_parts: bool = False,
     ) -> Entry:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
             return run_frontend(trace, guards, function, args, kwargs, stop_before)
@@ -303,7 +311,7 @@ class CompiledFunction:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
                 state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
-                joint = capture_joint(state)
+                joint = capture_joint(state, attention_by_parts=by_parts)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(
@@ -465,11 +473,20 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     >>> joint.num_primals
     3
     """
-    try:
+
+    def attempt(by_parts: bool) -> JointGraph:
         with _collection_paused(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
             # Dimensions that were marked are symbolic here too.
             policy = SizeChanges().policy(None, False, tuple(args), kwargs or {})
-            return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy))
+            return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy), by_parts)
+
+    try:
+        try:
+            return attempt(False)
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks_derivative(error):
+                raise
+            return attempt(True)
     except Break as stop:
         raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
 

@@ -849,3 +849,50 @@ def saved_value(node: Any, name: str) -> Any:
 def is_written(value: torch.Tensor) -> bool:
     """Whether data of a functional tensor, or of a view of it, has been written to."""
     return torch._functionalize_has_data_mutation(value.elem)  # type: ignore[attr-defined,no-any-return]
+
+
+def make_saved_tensor(value: torch.Tensor) -> Any:
+    """What an autograd node keeps of an input: ``unpack()`` gives it with its gradient edge, or eager's error if it was
+    written to meanwhile (checked on 2.13). It takes 0.3 us, and makes no cycle when the input itself is written to later.
+    """
+    return torch._C._autograd._make_saved_tensor(value, False)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now leaves the graph for another one (``retain_graph``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_wanted(node: Any) -> bool:
+    """Whether the backward that runs now will come to this autograd node."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))  # type: ignore[attr-defined]
+    except RuntimeError:
+        # torch refuses to say so of a leaf that autograd.grad was asked for, and of no other node.
+        return True
+
+
+def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
+    """The states of the default generators: of the CPU, and of these devices."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
+
+
+@contextlib.contextmanager
+def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> Iterator[None]:
+    """Earlier states of the default generators in the block, and their own ones after it."""
+    with torch.random.fork_rng(devices=list(cuda_devices)):
+        torch.set_rng_state(states[0])
+        for device, state in zip(cuda_devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+        yield
+
+
+def math_attention() -> Any:
+    """In the block, attention is computed by operators that can be differentiated as often as one likes."""
+    return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])
+
+
+def saved_tensor_hooks_change_values() -> bool:
+    """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")

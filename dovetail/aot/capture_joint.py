@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -231,15 +233,18 @@ def _check_new_leaves(leaves: list[torch.Tensor], roots: list[torch.Tensor]) -> 
         stack += [following for following, _ in node.next_functions]
 
 
-def capture_joint(state: AOTState) -> JointGraph:
+def capture_joint(state: AOTState, attention_by_parts: bool = False) -> JointGraph:
     """Capture forward and backward of ``state.function`` as one graph, in one pass.
+
+    With ``attention_by_parts`` no fused attention kernel is chosen: they have no second derivative.
 
     Raises :class:`CaptureError` for an aliasing that cannot be kept, and whatever the frontend raises.
     """
     state.require_open()
     trace = state.trace
-    result = state.frontend(trace, state.function, state.args, state.kwargs)
-    return finish_joint(trace, result)
+    with private.math_attention() if attention_by_parts else contextlib.nullcontext():
+        result = state.frontend(trace, state.function, state.args, state.kwargs)
+        return finish_joint(trace, result)
 
 
 def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
@@ -266,9 +271,17 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         output_descriptors.append(descriptor)
     forward_nodes = [trace.node_of(value) for value in found.graph_values]
     mutated_plain = {item.output_index for item in found.mutations if not item.differentiable}
+    freed = {position for position, value in enumerate(found.graph_values) if trace.is_freed(value)}
+    if any(item.differentiable and item.output_index in freed for item in found.mutations):
+        raise CaptureError(
+            "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
+        )
+    outputs = [_mark_freed(output, freed) for output in found.outputs] if freed else found.outputs
     differentiable = tuple(
-        value.grad_fn is not None and position not in mutated_plain for position, value in enumerate(found.graph_values)
+        value.grad_fn is not None and position not in mutated_plain and position not in freed
+        for position, value in enumerate(found.graph_values)
     )
+    program = trace.program(tuple(found.graph_values))
     # A write may have made an input differentiable that was not.
     leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
@@ -319,7 +332,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves),
         differentiable,
-        tuple(found.outputs),
+        tuple(outputs),
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
         tuple(trace.metadata_changes),
@@ -335,6 +348,20 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         fake_mode=trace.fake_mode,
         capture=result,
         inexact=inexact,
+        is_exact=trace.is_exact,
+        program=program,
+    )
+
+
+def _mark_freed(output: OutputTensor, freed: set[int]) -> OutputTensor:
+    if isinstance(output, ViewOutput):
+        base = _mark_freed(output.base, freed)
+        assert not isinstance(base, ViewOutput)
+        return dataclasses.replace(output, base=base)
+    return (
+        dataclasses.replace(output, is_freed=True)
+        if output.index in freed and isinstance(output, FreshOutput)
+        else output
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
+from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
@@ -104,7 +105,7 @@ class _Backward:
 
     def _compile(self, defined: tuple[bool, ...]) -> Callable_:
         graph = self._partitioned.backward
-        if graph is None:
+        if graph is None or not any(defined):
             # Eager's outputs require a gradient here too, and no gradient reaches any input.
             return lambda values: [None] * self._count
         placeholders = graph.graph.find_nodes(op="placeholder")
@@ -200,7 +201,7 @@ def compile_joint(
         chosen = lookup_backend("aten")
     if chosen.takes_program:
         return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
-    if chosen.numerics == "bitwise" and joint.inexact:
+    if chosen.numerics == "bitwise" and joint.inexact and joint.order == 1:
         raise CaptureError(
             f"while tracing, torch computes the gradient of {', '.join(joint.inexact)} by another formula than in eager, "
             f"and the backend {chosen.name} promises eager's numbers to the last bit",
@@ -231,5 +232,14 @@ def compile_joint(
             backward_for(default_pattern(joint))
         backward_for.sealed = True
     tangent_strides = _tangent_strides(joint)
-    run = make_runtime_function(joint.spec, forward, backward_for, tangent_strides=tangent_strides)
+    derivatives = None
+    if training:
+
+        def compile_next(following: JointGraph) -> Callable_:
+            return compile_joint(None, following, chosen, options=options, events=log).run
+
+        derivatives = differentiable_backward(joint, compile_next, log, settings)
+    run = make_runtime_function(
+        joint.spec, forward, backward_for, tangent_strides=tangent_strides, derivatives=derivatives
+    )
     return CompiledGraph(joint, parts, chosen, run, log)

@@ -15,6 +15,7 @@ from dovetail import torch_private as private
 from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
+from dovetail.trace import Program
 from dovetail.trace.opaque import OPAQUE
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class JointGraph:
     ``num_forward_outputs`` forward outputs, then one gradient per primal, None where there is none.
     Each node's ``meta`` holds ``val`` (fake value), ``phase`` ("forward" or "backward") and, where known, ``user_line``
     (a :class:`dovetail.errors.UserLocation`). ``inexact`` names the autograd nodes whose traced formula is not eager's to the
-    last bit.
+    last bit. ``program`` computes the forward outputs by the torch calls of the user's function.
     """
 
     graph_module: torch.fx.GraphModule
@@ -74,11 +75,18 @@ class JointGraph:
     capture: Any = None
     provenance: tuple[PassRecord, ...] = field(default_factory=tuple)
     inexact: tuple[str, ...] = ()
+    is_exact: bool = False
+    program: Program | None = None
 
     @property
     def graph(self) -> torch.fx.Graph:
         """The graph itself."""
         return self.graph_module.graph
+
+    @property
+    def order(self) -> int:
+        """The order of the derivative that the backward computes."""
+        return int(getattr(self.capture, "order", 1))
 
     @property
     def results(self) -> list[torch.fx.Node | None]:

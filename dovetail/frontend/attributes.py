@@ -11,6 +11,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
+from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.values import is_trusted, plain_numbers
 from dovetail.guards import AttributeSource, DictKeys, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
 
@@ -59,6 +60,7 @@ class Attributes:
     effects: Any
 
     if TYPE_CHECKING:
+        gradients: Gradients
 
         def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
             """See :class:`Calls`."""
@@ -84,10 +86,7 @@ class Attributes:
         traced = self.values.trace.input_of(target)
         if traced is not None:
             if name == "grad":
-                if traced.real.grad is not None:
-                    raise Break("the gradient of a parameter is read", "read .grad outside of the compiled function")
-                self.values.guards.add_no_gradient(traced.index, self.values.where())
-                return None
+                return self.gradients.read(traced)
             if name == "is_leaf":
                 self.values.guards.add_leafness(traced.index, self.values.where())
                 return traced.real.is_leaf
@@ -324,6 +323,10 @@ class Attributes:
                 return
             if name == "requires_grad" and self.values.trace.input_of(target) is None:
                 target.requires_grad = value
+                return
+            traced = self.values.trace.input_of(target)
+            if name == "grad" and traced is not None:
+                self.gradients.write(traced, value)
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
         if isinstance(target, type) and self.values.is_created(target):

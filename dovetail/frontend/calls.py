@@ -23,6 +23,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
+from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
@@ -255,6 +256,7 @@ class Calls:
     _function_classes: dict[type, type]
 
     if TYPE_CHECKING:
+        gradients: Gradients
 
         def run_function(
             self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
@@ -445,6 +447,10 @@ class Calls:
         module = getattr(function, "__module__", None) or ""
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
+        if function in (torch.Tensor.backward, torch.autograd.backward):
+            return self.gradients.backward(function, args, kwargs)
+        if function is torch.autograd.grad:
+            return self.gradients.grad(args, kwargs)
         if name in IMPURE_TORCH and (module.startswith("torch") or not module):
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"

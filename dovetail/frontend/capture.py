@@ -153,6 +153,12 @@ class _Outputs:
                     where=self._interpreter.locate(),
                     advice="make it outside of the function",
                 )
+            if value.is_leaf and value.grad is not None and self._interpreter.trace.input_of(value) is None:
+                raise CaptureError(
+                    "a tensor that is made inside and has a gradient leaves the function",
+                    where=self._interpreter.locate(),
+                    advice="return its gradient",
+                )
             if id(value) not in self._positions:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
@@ -245,7 +251,7 @@ def capture(
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter)
         effects = []
-        for effect in interpreter.effects.collect():
+        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects()):
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
         result_recipe = outputs.builder.build(result)
@@ -257,8 +263,8 @@ def capture(
                 f"the function changes the state of torch: {change.differences[0]}", "change it outside of the function"
             )
         for traced in trace.inputs:
-            if traced.leaf.is_leaf and traced.leaf.grad is not None:
-                raise Break("the function calls .backward() itself", "return the loss and call .backward() outside")
+            if traced.leaf.is_leaf and traced.leaf.grad is not None and not interpreter.gradients.is_known(traced):
+                raise Break("native code calls .backward()", "return the loss and call .backward() outside")
             if traced.changes_requires_grad():
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
     finally:

@@ -18,12 +18,13 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
-from dovetail.frontend.attributes import Attributes, class_attribute
+from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
+from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
@@ -70,6 +71,7 @@ class Interpreter(Attributes, Calls, Operators):
         self.effects = Effects(self.values.source_of)
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
+        self.gradients = Gradients(self.values, self._native)
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
@@ -80,7 +82,7 @@ class Interpreter(Attributes, Calls, Operators):
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._created: dict[int, Any] = {}
         self._cells: dict[int, Source] = {}
-        self._seen_globals: set[tuple[int, str]] = set()
+        self._seen_globals: dict[tuple[int, str], Any] = {}
         self._seen_functions: set[int] = set()
         self.values.is_created = self.is_created  # type: ignore[attr-defined]
         trace.locate = self.locate
@@ -326,18 +328,20 @@ class Interpreter(Attributes, Calls, Operators):
             if (is_trusted(module) and not isinstance(value, torch.Tensor)) or self.effects.written(table, name):
                 return self.values.wrap(value)
             key = (id(table), name)
-            if key in self._seen_globals and not isinstance(value, torch.Tensor):
-                return value
-            self._seen_globals.add(key)
+            seen = self._seen_globals.get(key, MISSING)
+            if seen is not MISSING and not isinstance(value, torch.Tensor):
+                return seen
             source = self.values.pin(table, "G")
-            return self.values.read(value, ItemSource(source, name))
+            # A number may be read as a symbol, the second time as well as the first.
+            read = self._seen_globals[key] = self.values.read(value, ItemSource(source, name))
+            return read
         builtin_table = table.get("__builtins__", {})
         builtins_dict = builtin_table.__dict__ if isinstance(builtin_table, types.ModuleType) else builtin_table
         if name not in builtins_dict:
             raise NameError(f"name {name!r} is not defined")
         key = (id(table), name)
         if key not in self._seen_globals and not is_trusted(module):
-            self._seen_globals.add(key)
+            self._seen_globals[key] = builtins_dict[name]
             self.values.guard(self.values.pin(table, "G"), HasNoKey(name), f"{name} is the builtin")
         return builtins_dict[name]
 

@@ -14,6 +14,7 @@ from dovetail.frontend.values import is_leaf_value
 from dovetail.torch_private import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import example_of, opaque
+from dovetail.trace.trace import open_trace
 
 
 def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,8 +72,22 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
     result = tree_unflatten(kept, returned[0])
-    recorder.record(function, args, kwargs, result)
+    recorder.record(WholeCall(function), args, kwargs, result)
     return result
+
+
+class WholeCall:
+    """A function that stays whole wherever the program is traced again."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.__name__ = getattr(function, "__name__", "function")
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as one operator while tracing."""
+        trace = open_trace()
+        return self.function(*args, **kwargs) if trace is None else call_whole(trace, self.function, args, kwargs)
 
 
 def number_as_tensor(value: Any) -> torch.Tensor:

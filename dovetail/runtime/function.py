@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import HigherOrderGradientError, PartialGradientError
+from dovetail.errors import PartialGradientError
+from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace.metadata import MetadataChange
 
@@ -27,15 +28,20 @@ def make_runtime_function(
     forward: FlatCallable,
     backward_for: Callable[[tuple[bool, ...]], FlatCallable] | None,
     tangent_strides: TangentStrides | None = None,
+    derivatives: DifferentiableBackward | None = None,
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
     ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
     backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
     than ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
-    for those.
+    for those. ``derivatives`` runs the backward where it is to be differentiated itself.
     """
-    compute = forward if backward_for is None else _autograd_function(spec, forward, backward_for, tangent_strides)
+    compute = (
+        forward
+        if backward_for is None
+        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives)
+    )
     epilogue = _Epilogue(spec)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -73,6 +79,7 @@ def _autograd_function(
     forward: FlatCallable,
     backward_for: Callable[[tuple[bool, ...]], FlatCallable],
     tangent_strides: TangentStrides | None,
+    derivatives: DifferentiableBackward | None,
 ) -> FlatCallable:
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
@@ -88,6 +95,7 @@ def _autograd_function(
             nonlocal saves_tensors
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
+            ctx.kept = derivatives.keep(primals) if derivatives is not None else None
             results = forward(list(primals))
             if tangent_strides is None:
                 ctx.tangent_strides = [results[index].stride() for index in differentiable]
@@ -108,23 +116,27 @@ def _autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-            if torch.is_grad_enabled():
-                raise HigherOrderGradientError(
-                    "a second derivative through a compiled function is asked for (create_graph=True)",
-                    advice="take both derivatives inside the compiled function, or run this one eagerly",
-                )
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
             tangents = [gradients[index] for index in differentiable]
-            defined = tuple(tangent is not None for tangent in tangents)
-            values: list[Any] = list(ctx.saved_tensors)
-            if ctx.saved_constants is not None:
-                tensors = iter(values)
-                values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
-            for position, tangent in enumerate(tangents):
-                if tangent is not None:
-                    values.append(_with_strides(tangent, ctx.tangent_strides[position]))
-            return tuple(backward_for(defined)(values))
+            if torch.is_grad_enabled():
+                if derivatives is None:
+                    raise refusal("the graph was compiled without it")
+                return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+            if not private.keeps_graph():
+                ctx.kept = None
+            return tuple(plain(ctx, tangents))
+
+    def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
+        defined = tuple(tangent is not None for tangent in tangents)
+        values: list[Any] = list(ctx.saved_tensors)
+        if ctx.saved_constants is not None:
+            tensors = iter(values)
+            values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
+        for position, tangent in enumerate(tangents):
+            if tangent is not None:
+                values.append(_with_strides(tangent, ctx.tangent_strides[position]))
+        return backward_for(defined)(values)
 
     private.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
@@ -184,7 +196,10 @@ class _Epilogue:
             not spec.mutations
             and not spec.metadata_changes
             and all(
-                isinstance(output, FreshOutput) and output.index == position and not output.is_leaf
+                isinstance(output, FreshOutput)
+                and output.index == position
+                and not output.is_leaf
+                and not output.is_freed
                 for position, output in enumerate(spec.outputs)
             )
         )
@@ -210,6 +225,8 @@ class _Epilogue:
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):
             fresh = outputs[output.index]
+            if output.is_freed:
+                return freed(fresh)
             return fresh.requires_grad_() if output.is_leaf else fresh
         if isinstance(output, InputOutput):
             return inputs[output.index]

@@ -14,10 +14,14 @@ from dovetail.trace.metadata import MetadataChange
 
 @dataclass(frozen=True)
 class FreshOutput:
-    """The returned tensor is the graph's forward output ``index``; ``is_leaf``: it requires a gradient of its own."""
+    """The returned tensor is the graph's forward output ``index``; ``is_leaf``: it requires a gradient of its own.
+
+    ``is_freed``: it requires a gradient, and a backward inside has freed what that would be computed from.
+    """
 
     index: int
     is_leaf: bool = False
+    is_freed: bool = False
 
 
 @dataclass(frozen=True)

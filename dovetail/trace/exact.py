@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.errors import CaptureError
 from dovetail.trace.opaque import gradients
 from dovetail.trace.trace import Trace
 
@@ -57,7 +58,9 @@ def differs(node: Any) -> bool:
 
 
 def differing_nodes(roots: Sequence[torch.Tensor]) -> list[Any]:
-    """The autograd nodes behind ``roots`` whose traced formula is not eager's."""
+    """The autograd nodes behind ``roots`` whose traced formula is not eager's. Raises :class:`CaptureError` for what cannot be
+    differentiated.
+    """
     found: list[Any] = []
     seen: set[Any] = set()
     stack: list[Any] = [root.grad_fn for root in roots]
@@ -67,6 +70,12 @@ def differing_nodes(roots: Sequence[torch.Tensor]) -> list[Any]:
             continue
         seen.add(node)
         stack += [entry[0] for entry in node.next_functions]
+        if node.name() == "torch::autograd::Error":
+            # It leads to no input, so that asking for gradients does not come by; eager's backward does.
+            raise CaptureError(
+                "a result of a backward marked with @once_differentiable is differentiated",
+                advice="write that backward with operators that can be differentiated, and drop the mark",
+            )
         if differs(node):
             found.append(node)
     return found

@@ -7,7 +7,7 @@ boundaries); the program has it. Replaying it on real tensors is eager, without 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail import torch_private as private
+from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
+
+# Their effect is on the backward, where the tape records nothing.
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,16 @@ class Slot:
 
     def __str__(self) -> str:
         return f"t{self.number}"
+
+
+@dataclass(frozen=True)
+class NumberSlot:
+    """A number that follows from the sizes of the inputs, by its place among the program's numbers."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"n{self.index}"
 
 
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
@@ -73,21 +87,28 @@ def _show(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inner = ", ".join(_show(item) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    return str(value) if isinstance(value, Slot) else repr(value)
+    return str(value) if isinstance(value, (Slot, NumberSlot)) else repr(value)
 
 
 @dataclass(frozen=True)
 class Program:
-    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can)."""
+    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
+
+    ``numbers`` computes those that the calls are given from the sizes of the inputs.
+    """
 
     inputs: tuple[int, ...]
     calls: tuple[ProgramCall, ...]
     outputs: tuple[int, ...]
     unreplayable: str = ""
+    numbers: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
 
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The output tensors, computed by the same torch calls on other inputs."""
-        values: dict[int, torch.Tensor] = dict(zip(self.inputs, inputs, strict=True))
+    def run(self, inputs: list[torch.Tensor], sizes_of: Sequence[Any] | None = None) -> list[torch.Tensor]:
+        """The output tensors, computed by the same torch calls on other inputs; numbers are read from ``sizes_of``."""
+        values: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
+        if self.numbers is not None:
+            for index, number in enumerate(self.numbers(inputs if sizes_of is None else sizes_of)):
+                values[NumberSlot(index)] = number
         for call in self.calls:
             args = tuple(_fill(item, values) for item in call.args)
             kwargs = {key: _fill(item, values) for key, item in call.kwargs.items()}
@@ -112,10 +133,14 @@ class Program:
         return "\n".join([head, *lines, f"    return [{', '.join(f't{number}' for number in self.outputs)}]"])
 
 
-def _fill(value: Any, values: Mapping[int, torch.Tensor]) -> Any:
+def _fill(value: Any, values: Mapping[Any, Any]) -> Any:
+    if isinstance(value, NumberSlot):
+        return values[value]
     if isinstance(value, Slot):
         return values[value.number]
     kind = type(value)
+    if kind is slice:
+        return slice(_fill(value.start, values), _fill(value.stop, values), _fill(value.step, values))
     if kind in (list, tuple):
         return kind(_fill(item, values) for item in value)
     if kind is dict:
@@ -142,6 +167,7 @@ class Recorder:
     _numbers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _paused: int = 0
+    _symbolic: list[Any] = field(default_factory=list)
 
     def number(self, tensor: torch.Tensor) -> int:
         """The slot number of a tensor, a new one if it has none."""
@@ -164,14 +190,19 @@ class Recorder:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         """Add one call."""
+        name = getattr(function, "__name__", "")
+        if name in HOOKS and not self._paused:
+            self.unreplayable = self.unreplayable or "it registers a hook on a tensor"
         results = _tensors(result)
         # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
-        is_getter = getattr(function, "__name__", "") == "__get__"
+        is_getter = name == "__get__"
         if self._paused or (not results and (result is not None or is_getter)):
             return
         if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
             self.unreplayable = self.unreplayable or "it uses torch.func"
             return
+        if private.saved_tensor_hooks_change_values():
+            self.unreplayable = self.unreplayable or "saved-tensor hooks are set in it"
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
@@ -181,20 +212,38 @@ class Recorder:
 
     def _store(self, value: Any) -> Any:
         if private.is_symbolic(value):
-            self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
+            self._symbolic.append(value)
+            return NumberSlot(len(self._symbolic) - 1)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._numbers:
                 self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"
             return Slot(self.number(value))
+        if isinstance(value, torch.Generator):
+            self.unreplayable = self.unreplayable or "it draws from a generator of its own"
         kind = type(value)
-        if kind in (list, tuple):
-            return kind(self._store(item) for item in value)
+        if kind is slice:
+            return slice(self._store(value.start), self._store(value.stop), self._store(value.step))
+        if kind in (list, tuple, torch.Size):
+            return (tuple if kind is torch.Size else kind)(self._store(item) for item in value)
         if kind is dict:
             return {key: self._store(item) for key, item in value.items()}
         return value
 
-    def finish(self, inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> Program:
-        """The program with these inputs and outputs."""
+    def finish(
+        self,
+        inputs: list[torch.Tensor],
+        outputs: tuple[torch.Tensor, ...],
+        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]] | None = None,
+    ) -> Program:
+        """The program with these inputs and outputs; ``numbers`` makes expressions over sizes into a function of inputs."""
+        compute = None
+        if self._symbolic:
+            try:
+                compute = numbers([private.expression_of(item) for item in self._symbolic]) if numbers else None
+            except CaptureError as error:
+                self.unreplayable = self.unreplayable or error.what
+            if compute is None:
+                self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
         for tensor in outputs:
             if id(tensor) not in self._numbers:
                 self.unreplayable = self.unreplayable or "an output of it was made by code that is no torch call"
@@ -203,6 +252,7 @@ class Recorder:
             tuple(self.calls),
             tuple(self.number(tensor) for tensor in outputs),
             self.unreplayable,
+            compute,
         )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +133,33 @@ class _FunctionalMode(private.FunctionalTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+def autograd_nodes(roots: Sequence[torch.Tensor]) -> set[Any]:
+    """All nodes of the autograd graph behind these tensors that are no leaves."""
+    found: set[Any] = set()
+    stack: list[Any] = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found.add(node)
+            stack += [following for following, _ in node.next_functions]
+    return found
+
+
+class _OpenTraces(threading.local):
+    """The open traces of a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+
+
+_open_traces = _OpenTraces()
+
+
+def open_trace() -> Trace | None:
+    """The innermost open trace of this thread."""
+    return _open_traces.stack[-1] if _open_traces.stack else None
+
+
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
@@ -171,6 +199,7 @@ class Trace:
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
+        self.freed: set[Any] = set()
         self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
@@ -180,6 +209,8 @@ class Trace:
         # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
         stack.callback(self._forget_location)
         self.ambient = AmbientState.snapshot()
+        _open_traces.stack.append(self)
+        stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private.compiling_flag())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
@@ -215,7 +246,9 @@ class Trace:
 
     def program(self, outputs: tuple[torch.Tensor, ...]) -> Program:
         """The torch calls so far, as a program that computes ``outputs``."""
-        return self.recorder.finish([item.value for item in self.inputs], outputs)
+        return self.recorder.finish(
+            [item.value for item in self.inputs], outputs, lambda items: self.bindings().function(items)
+        )
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
@@ -276,6 +309,14 @@ class Trace:
     def known(self, real: torch.Tensor) -> TracedInput | None:
         """The input made for this real tensor, if there is one."""
         return self._by_real.get(id(real))
+
+    def free_graph(self, roots: Sequence[torch.Tensor]) -> None:
+        """Note that eager would have freed the autograd graph of these tensors by now."""
+        self.freed |= autograd_nodes(roots)
+
+    def is_freed(self, value: torch.Tensor) -> bool:
+        """Whether the graph of a value is one that eager would have freed, at least in part."""
+        return bool(self.freed) and not self.freed.isdisjoint(autograd_nodes([value]))
 
     def inputs_behind(self, roots: list[torch.Tensor]) -> list[TracedInput]:
         """The inputs that a derivative of ``roots`` reaches."""

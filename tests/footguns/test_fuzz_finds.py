@@ -332,3 +332,30 @@ def function(x):
     return x * 2, any(item == 0 for item in Items())
 def call_0(run): return run(torch.ones(2))
 """)
+
+
+@pytest.mark.parametrize("start", ["0.5", "3"])
+def test_a_number_that_changes_is_read_twice(start: str) -> None:
+    check(f"""
+factor = {start}
+def function(x):
+    global factor
+    factor = factor + factor
+    return x * factor * factor
+def call_0(run): return run(torch.ones(2))
+def call_1(run): return run(torch.ones(2))
+def call_2(run): return run(torch.ones(2))
+def call_3(run): return run(torch.ones(2))
+""")
+
+
+def test_a_view_made_under_no_grad_and_written_to_after_a_break() -> None:
+    check("""
+square = torch.randn(3, requires_grad=True)
+def function(y):
+    with torch.no_grad():
+        square[0].mul_(y.sum().item())
+    return bool(square.square().sum())
+def call_0(run): return run(torch.randn(3))
+def call_1(run): return run(torch.randn(3))
+""")

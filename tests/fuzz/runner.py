@@ -136,6 +136,12 @@ def _compare_errors(left: Exception | None, right: Exception | None, kind: str, 
     saved = "one of the variables needed for gradient computation has been modified by an inplace operation"
     if saved in left_text and saved in right_text:
         return
+    # Accepted: what the graph saved is a copy that the later write does not reach, and the gradient is right.
+    if right is None and saved in left_text:
+        return
+    # Accepted: a returned part of an unbind or a split is no view of what it was split from, and may be written to.
+    if right is None and "is a view and is being modified inplace" in left_text:
+        return
     # Accepted: a graph's backward frees all that it saved, also where eager's operators had saved nothing.
     if left is None and "Trying to backward through the graph a second time" in right_text:
         return
@@ -225,11 +231,21 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
                 raised += first.error is not None
                 if _is_unchecked(first.error):
                     break
+                if (first.error is None) != (second.error is None):
+                    # Either a failure, or accepted; the two worlds are no longer comparable.
+                    _compare_errors(first.error, second.error, "exception", name)
+                    break
                 comparison = _compare_calls(left, right, first, second, name)
                 roots = _differentiable(comparison)
                 errors = [_backward(roots[0]), _backward(roots[1])] if roots[0] else [None, None]
                 _compare_errors(errors[0], errors[1], "backward", name)
-                _compare_gradients(comparison, exact=False, where=name)
+                if errors == [None, None]:
+                    _compare_gradients(comparison, exact=False, where=name)
+                else:
+                    # What was accumulated before the error depends on the order of the backward's parts.
+                    for _, *tensors in comparison.tensors:
+                        for tensor in tensors:
+                            tensor.grad = None
                 _shared(comparison.tensors)
     except Difference as difference:
         failure, kind = str(difference), difference.kind

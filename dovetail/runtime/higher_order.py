@@ -1,0 +1,274 @@
+"""The backward of a compiled entry as a function that can be differentiated itself (``create_graph=True``).
+
+The backward of a compiled function is a function of the forward's inputs and of the incoming gradients (the tangents). Asked
+for with gradients enabled, it runs as a compiled function of its own, with a backward of its own, and so on: each order is
+captured when it is first needed (:mod:`dovetail.aot.higher_order`). What it needs of the forward's inputs is kept here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import DovetailError, HigherOrderGradientError
+from dovetail.guards.ambient import autocast_state
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Specify retain_graph=True if you need to backward through the graph a second time."
+)
+BackwardFunction = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
+
+
+@dataclass(frozen=True)
+class NeededInputs:
+    """What the derivatives of an entry's backward need of a call.
+
+    ``indices`` are the inputs whose values the backward depends on; those in ``written`` are written to by the entry itself,
+    so that a copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are
+    those on which it does so.
+    """
+
+    indices: tuple[int, ...]
+    written: frozenset[int] = frozenset()
+    draws: bool = False
+    cuda_devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One kind of backward to be captured: which tangents are defined, which inputs want a gradient, and the real tensors
+    (the needed inputs by index, then the defined tangents) that it is captured on.
+    """
+
+    defined: tuple[bool, ...]
+    wanted: tuple[int, ...]
+    primals: dict[int, torch.Tensor]
+    tangents: tuple[torch.Tensor, ...]
+
+
+class KeptInputs:
+    """The inputs of one call, kept for a derivative of its backward.
+
+    A parameter is found again through the autograd graph and only its version is noted, for eager's error about a write
+    between forward and backward; anything else is kept as autograd keeps what it saves.
+    """
+
+    __slots__ = ("leaves", "saved", "states")
+
+    def __init__(self, needed: NeededInputs, primals: Sequence[torch.Tensor]) -> None:
+        self.leaves: list[tuple[int, int]] = []
+        self.saved: list[tuple[int, Any]] = []
+        for index in needed.indices:
+            value = primals[index]
+            if index in needed.written:
+                with torch.enable_grad():
+                    value = value.clone()
+                self.saved.append((index, private.make_saved_tensor(value)))
+            elif value.requires_grad and value.is_leaf:
+                self.leaves.append((index, value._version))
+            else:
+                self.saved.append((index, private.make_saved_tensor(value)))
+        self.states = private.random_states(needed.cuda_devices) if needed.draws else None
+
+    def unpack(self, edges: Sequence[tuple[Any, int]]) -> dict[int, torch.Tensor]:
+        """The needed inputs by index; raises eager's error for one that was written to."""
+        found: dict[int, torch.Tensor] = {}
+        for index, version in self.leaves:
+            value = edges[index][0].variable
+            if value._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{value.type().removeprefix('torch.')} {list(value.shape)}] is at version {value._version}; expected "
+                    f"version {version} instead. Hint: it is an input of a compiled function."
+                )
+            found[index] = value
+        for index, saved in self.saved:
+            found[index] = saved.unpack()
+        return found
+
+
+class _Refused(torch.autograd.Function):
+    """The gradients of a first order, whose own derivative is refused when it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, refusal: HigherOrderGradientError, compute: Callable[[], list[Any]], *inputs: Any) -> Any:
+        ctx.refusal = refusal
+        return tuple(compute())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ctx.refusal
+
+
+def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, each an object of its own: a captured function has one input for each."""
+    seen: set[int] = set()
+    for position, value in enumerate(values):
+        if id(value) in seen:
+            values[position] = value.view_as(value)
+        seen.add(id(values[position]))
+    return values
+
+
+def _kind(value: torch.Tensor) -> tuple[Any, ...]:
+    return (value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+
+
+Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+
+
+def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
+    """What of the tensors differs from call to call in a program whose shapes change."""
+    return tuple((value.shape, value.stride()) for value in values)
+
+
+@dataclass(frozen=True)
+class CapturedBackward:
+    """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
+    else it says whether it is for other tensors too.
+    """
+
+    run: BackwardFunction
+    sizes: Sizes
+    holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
+
+    def fits(self, sizes: Sizes, flat: Sequence[torch.Tensor]) -> bool:
+        """Whether it may run on these tensors."""
+        return self.sizes == sizes if self.holds is None else self.holds(flat)
+
+
+Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
+_MAXIMUM_VERSIONS = 8
+
+
+class DifferentiableBackward:
+    """The backward of one entry, as a differentiable function of inputs and tangents.
+
+    ``capture(request, earlier)`` compiles it for one pattern of tangents and wanted gradients, knowing the sizes it was
+    captured on before; what it raises becomes a refusal, given when the second derivative is really asked for.
+    """
+
+    def __init__(self, needed: NeededInputs, capture: Capture) -> None:
+        self._needed = needed
+        self._capture = capture
+        self._compiled: dict[Any, list[CapturedBackward]] = {}
+        self._refusals: dict[Any, HigherOrderGradientError] = {}
+        self._lock = threading.RLock()
+
+    def keep(self, primals: Sequence[torch.Tensor]) -> KeptInputs:
+        """Keep what a call's inputs are needed for."""
+        return KeptInputs(self._needed, primals)
+
+    def run(
+        self,
+        kept: KeptInputs | None,
+        edges: Sequence[tuple[Any, int]],
+        tangents: Sequence[torch.Tensor | None],
+        plain: Callable[[], list[torch.Tensor | None]],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """One gradient for each input, connected to inputs and tangents. ``plain()`` is the ordinary backward."""
+        if kept is None:
+            raise RuntimeError(FREED)
+        primals = kept.unpack(edges)
+        wanted = tuple(index for index, (node, _) in enumerate(edges) if node is not None and private.is_wanted(node))
+        defined = tuple(tangent is not None for tangent in tangents)
+        given = tuple(tangent for tangent in tangents if tangent is not None)
+        flat = _distinct([*primals.values(), *given])
+        values = iter(flat)
+        request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
+        found = self._find(request, flat)
+        if isinstance(found, HigherOrderGradientError):
+            return self._refused(found, flat, plain)
+        if kept.states is None:
+            gradients = found.run(list(flat))
+        else:
+            with private.random_states_set(kept.states, self._needed.cuda_devices):
+                gradients = found.run(list(flat))
+        result: list[torch.Tensor | None] = [None] * len(edges)
+        for index, gradient in zip(wanted, gradients, strict=True):
+            result[index] = gradient
+        return tuple(result)
+
+    def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
+        pattern = (request.defined, request.wanted, autocast_state(), tuple(map(_kind, flat)))
+        sizes = sizes_and_strides(flat)
+        found = self._look(pattern, sizes, flat)
+        if found is None:
+            with self._lock:
+                found = self._look(pattern, sizes, flat) or self._add(request, pattern, sizes)
+        return found
+
+    def _look(
+        self, pattern: Any, sizes: Sizes, flat: list[torch.Tensor]
+    ) -> CapturedBackward | HigherOrderGradientError | None:
+        for version in self._compiled.get(pattern, ()):
+            if version.fits(sizes, flat):
+                return version
+        return self._refusals.get((pattern, sizes))
+
+    def _add(self, request: Request, pattern: Any, sizes: Sizes) -> CapturedBackward | HigherOrderGradientError:
+        versions = self._compiled.get(pattern, [])
+        if len(versions) >= _MAXIMUM_VERSIONS:
+            return refusal(f"it was captured for {_MAXIMUM_VERSIONS} different shapes already")
+        try:
+            version = self._capture(request, [version.sizes for version in versions])
+        except Exception as error:  # noqa: BLE001  (whatever fails, the refusal says so; the first order is not lost)
+            refused = _refusal_of(error)
+            self._refusals[pattern, sizes] = refused
+            return refused
+        # A new list: other threads may be going through the old one.
+        self._compiled[pattern] = [version, *versions]
+        return version
+
+    @staticmethod
+    def _refused(
+        error: HigherOrderGradientError, inputs: list[torch.Tensor], plain: Callable[[], list[torch.Tensor | None]]
+    ) -> tuple[torch.Tensor | None, ...]:
+        gradients = plain()
+        present = [gradient is not None for gradient in gradients]
+        values = [gradient for gradient in gradients if gradient is not None]
+        if not values:
+            return tuple(gradients)
+        marked = iter(_Refused.apply(error, lambda: values, *inputs))  # type: ignore[no-untyped-call]
+        return tuple(next(marked) if flag else None for flag in present)
+
+
+def _refusal_of(error: Exception) -> HigherOrderGradientError:
+    if isinstance(error, HigherOrderGradientError):
+        return error
+    if isinstance(error, DovetailError):
+        return refusal(error.what, error.advice)
+    return refusal(f"{type(error).__name__}: {error}")
+
+
+class _Freed(torch.autograd.Function):
+    """A tensor whose graph was freed by a backward inside of the compiled function."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        return holder[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(FREED)
+
+
+def freed(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
+    with torch.enable_grad():
+        result: torch.Tensor = _Freed.apply(torch.empty((), requires_grad=True), [value.detach()])  # type: ignore[no-untyped-call]
+    return result
+
+
+def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:
+    """The error for a derivative of the next order that a compiled function cannot give."""
+    return HigherOrderGradientError(
+        f"a derivative of a compiled function's backward is asked for (create_graph=True), and it cannot be captured: {reason}",
+        advice=advice or "take both derivatives inside the compiled function, or run this one eagerly",
+    )

@@ -1,0 +1,137 @@
+"""Second derivatives that torch.compile 2.13 was seen to get silently wrong, or to refuse (DESIGN.md, section 9)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+Function = Callable[..., Any]
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+class Scaled(torch.autograd.Function):
+    """Its backward is ten times its derivative: a compiler that differentiates the forward again is found out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * 30 * x**2
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = ctx.saved_tensors
+        return g * b * 10, g * a * 100
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_custom_function_inside(backend: str) -> None:
+    compiled = dovetail.compile(lambda x: Scaled.apply(x).sum(), backend=backend, fullgraph=True)
+    x = vector(1.0, 2.0)
+    (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    assert g.tolist() == [30.0, 120.0]
+    assert torch.autograd.grad(g.sum(), x)[0].tolist() == [60.0, 120.0]
+
+
+def test_custom_function_inside_with_both_orders_inside() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad(Scaled.apply(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        return h
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    assert compiled(vector(1.0, 2.0)).tolist() == [60.0, 120.0]
+
+
+def test_plain_tensors_and_grad_outside() -> None:
+    compiled = dovetail.compile(lambda w, x: (w * x).pow(2).sum(), backend="aten", fullgraph=True)
+    w, x = vector(3.0), vector(2.0)
+    (gx,) = torch.autograd.grad(compiled(w, x), x, create_graph=True)
+    # gx = 2 w^2 x = 36; d(gx^2)/dw = 2 gx * 4 w x
+    loss = gx.pow(2).sum()
+    assert torch.autograd.grad(loss, [w], retain_graph=True)[0].tolist() == [2 * 36 * 4 * 3 * 2]
+    loss.backward(inputs=[w])
+    assert w.grad is not None and w.grad.tolist() == [2 * 36 * 4 * 3 * 2]
+    assert x.grad is None
+
+
+def test_the_same_tensor_twice_to_a_custom_function() -> None:
+    compiled = dovetail.compile(lambda x: Product.apply(x, x).sum(), backend="aten", fullgraph=True)
+    x = vector(1.0)
+    (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    assert g.tolist() == [110.0]
+    assert torch.autograd.grad(g.sum(), x)[0].tolist() == [110.0]
+
+
+def test_a_joint_graph_in_the_hand_is_differentiated_again() -> None:
+    x = vector(2.0)
+    step = dovetail.capture(lambda x: (x.detach() * x.pow(2)).sum(), (x,)).compile("aten")
+    (g,) = torch.autograd.grad(step(x), x, create_graph=True)
+    # The user's detach is a constant in every order: 2 x * detach(x), and its derivative 2 * detach(x).
+    assert g.tolist() == [8.0]
+    assert torch.autograd.grad(g.sum(), x)[0].tolist() == [4.0]
+
+
+def test_dropout_has_one_mask_in_all_orders() -> None:
+    compiled = dovetail.compile(
+        lambda x: torch.nn.functional.dropout(x.pow(3), 0.5).sum(), backend="inductor", fullgraph=True
+    )
+    x = torch.ones(200, dtype=torch.float64, requires_grad=True)
+    result = compiled(x)
+    kept = int(result.item()) // 2
+    (g,) = torch.autograd.grad(result, x, create_graph=True)
+    assert int((g != 0).sum()) == kept
+    (h,) = torch.autograd.grad(g.sum(), x)
+    assert torch.equal(h != 0, g != 0) and float(h.sum()) == 12.0 * kept
+
+
+def test_a_global_that_changes_between_two_backwards() -> None:
+    """What the backward of a custom Function reads is guarded by the call that it belongs to."""
+    compiled = dovetail.compile(lambda x: (x * FACTOR["value"]).pow(3).sum(), backend="aten", fullgraph=True)
+    for factor in (1.0, 2.0, 1.0):
+        FACTOR["value"] = factor
+        x = vector(1.0)
+        (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+        FACTOR["value"] = 100.0
+        assert torch.autograd.grad(g.sum(), x)[0].tolist() == [6.0 * factor**3]
+
+
+FACTOR = {"value": 1.0}
+
+
+def test_saved_tensor_hooks_that_change_values_are_not_forgotten() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 0, lambda t: t):
+            return x.pow(3).sum()
+
+    results = []
+    for f in (function, dovetail.compile(function, backend="aten")):
+        x = vector(2.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+        try:
+            results.append([g.item(), torch.autograd.grad(g.sum(), x)[0].item()])
+        except dovetail.errors.HigherOrderGradientError:
+            results.append([g.item()])
+    assert results[0][: len(results[1])] == results[1]
