@@ -35,6 +35,7 @@ from dovetail.errors import (
     NotCallableError,
     RecompileLimitError,
     RecompileLimitWarning,
+    UninitialisedError,
 )
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
@@ -211,6 +212,9 @@ class CompiledFunction:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
                     policy, following = self._without_symbols(raised, policy), _FROM_THE_START
+            except UninitialisedError as error:
+                self.events.note("initialisation", reason=error.what)
+                return functools.partial(original, *args, **kwargs)
             except InputError as error:
                 if self._refuses_inputs:
                     raise
@@ -305,6 +309,8 @@ class CompiledFunction:
         with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
             with self.events.span("capture"), contextlib.ExitStack() as stack:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
+                exact = self.backend.numerics == "bitwise"
+                state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
                 joint = capture_joint(state, attention_by_parts=by_parts)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)

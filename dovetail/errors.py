@@ -64,6 +64,10 @@ class InputError(DovetailError, ValueError):
     """An argument or parameter that cannot be trained on: a meta tensor, a device that is not there, a sparse tensor."""
 
 
+class UninitialisedError(InputError):
+    """A parameter of a lazy module that gets its size at the first call; that call runs eagerly."""
+
+
 class GraphBreakError(DovetailError, RuntimeError):
     """The program does something that cannot be part of one graph, and one graph was asked for."""
 
@@ -86,6 +90,10 @@ class HigherOrderGradientError(DovetailError, RuntimeError):
 
 class PartialGradientError(DovetailError, RuntimeError):
     """A hook or ``retain_grad`` asks for the gradient of an output of which only a part is known outside of the graph."""
+
+
+class OutgrownError(DovetailError, RuntimeError):
+    """Data-dependent results of a call are not such as the graph was compiled for (in a forward the call then runs eagerly)."""
 
 
 class ArtefactError(DovetailError, ValueError):

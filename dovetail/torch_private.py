@@ -11,7 +11,7 @@ import functools  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
-from collections.abc import Iterator, Mapping  # noqa: E402
+from collections.abc import Iterator, Mapping, Set  # noqa: E402
 from typing import Any  # noqa: E402
 
 import math  # noqa: E402
@@ -617,6 +617,13 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
+def data_symbols(environment: ShapeEnv) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data."""
+    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
+        return set()
+    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+
+
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
@@ -627,13 +634,15 @@ def is_data_number(value: Any) -> bool:
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
 
 
-def deferred_assumptions(environment: ShapeEnv) -> list[Any]:
-    """What a shape environment assumed about sizes that are made of data, as expressions; each once."""
+def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
+    """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
+    1 is no assumption.
+    """
     found: dict[Any, None] = {}
     for conditions in environment.deferred_runtime_asserts.values():
         found.update(dict.fromkeys(condition.expr for condition in conditions))
     for symbol, interval in environment.var_to_range.items():
-        if not is_made_of_data(symbol):
+        if not is_made_of_data(symbol) or symbol in truths:
             continue
         for bound, expression in (
             (interval.lower, symbol >= interval.lower),
@@ -647,11 +656,6 @@ def deferred_assumptions(environment: ShapeEnv) -> list[Any]:
 def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     """A condition as a symbolic truth value; nothing is decided by making it."""
     return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
-
-
-def unbacked_sizes(environment: ShapeEnv) -> bool:
-    """Whether a size or number was made out of a tensor's data."""
-    return environment.unbacked_symint_counter > 0 or environment.unbacked_symfloat_counter > 0
 
 
 # --- call overhead ----------------------------------------------------------------------------------------------------
@@ -839,6 +843,28 @@ def hide_from_dynamo(function: Callable[..., Any]) -> None:
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """Autograd as for a user's call, from inside of an operator's kernel; autocast stays as it is (torch 2.13)."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+def saved_value(node: Any, name: str) -> Any:
+    """What an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
+    value = getattr(node, f"_saved_{name}")
+    return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
+
+
+def is_written(value: torch.Tensor) -> bool:
+    """Whether data of a functional tensor, or of a view of it, has been written to."""
+    return torch._functionalize_has_data_mutation(value.elem)  # type: ignore[attr-defined,no-any-return]
 
 
 def make_saved_tensor(value: torch.Tensor) -> Any:

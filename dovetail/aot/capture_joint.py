@@ -12,26 +12,13 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
-from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
-
-# Found by running torch's operator database bitwise; all differ by rounding, ormqr by the strides of its gradient.
-OTHER_FORMULA = frozenset(
-    {
-        "MaskedFillBackward1",
-        "MaxBackward1",
-        "MinBackward1",
-        "MedianBackward0",
-        "NanmedianBackward0",
-        "ProdBackward0",
-        "ProdBackward1",
-        "OrmqrBackward0",
-    }
-)
+from dovetail.trace.exact import differing_nodes, use_exact_formulas
 
 
 class AutogradView:
@@ -227,7 +214,12 @@ class _Outputs:
                 advice="return a clone of it",
             )
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
-        replay: Any = AutogradView(value, self.trace.bindings()) if value._base is base else None
+        # A view made before its base was changed in place must not be made again by the same operators.
+        is_changed = isinstance(output, InputOutput) and any(
+            change.input_index == output.index for change in self.trace.metadata_changes
+        )
+        is_replayed = value._base is base and not is_changed
+        replay: Any = AutogradView(value, self.trace.bindings()) if is_replayed else None
         if replay is None or not replay.is_exact:
             if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
                 raise CaptureError(
@@ -242,7 +234,13 @@ class _Outputs:
         return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
-        mutated = [item for item in self.trace.inputs if self.trace.node_of(item.value) is not item.node]
+        changed = {change.input_index for change in self.trace.metadata_changes}
+        mutated = [
+            item
+            for item in self.trace.inputs
+            if self.trace.node_of(item.value) is not item.node
+            and (item.index not in changed or private.is_written(item.value))
+        ]
         if not mutated:
             return
         for item in mutated:
@@ -262,7 +260,10 @@ class _Outputs:
         value = item.value
         real = item.real
         fake = item.node.meta["val"]
-        if value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype:
+        is_changed = any(change.input_index == item.index for change in self.trace.metadata_changes)
+        if not is_changed and (
+            value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype
+        ):
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:
@@ -324,6 +325,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     for mutation in found.mutations:
         result.guards.add_leafness(mutation.input_index)
         result.guards.add_separate_memory(mutation.input_index)
+    for change in trace.metadata_changes:
+        result.guards.add_leafness(change.input_index)
     input_descriptors = list(result.input_descriptors)
     output_descriptors: list[Descriptor | None] = []
     for descriptor in found.descriptors:
@@ -360,7 +363,10 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             input_descriptors.append(Tangent(descriptor_of))
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
+    inexact = () if trace.is_exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
     if roots and wanted:
+        if trace.is_exact:
+            use_exact_formulas(trace, roots)
         with torch.enable_grad():
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
@@ -380,10 +386,14 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     graph.eliminate_dead_code(is_impure_node=must_stay)
+    if trace.metadata_changes and any(map(assumes, graph.nodes)):
+        raise CaptureError(
+            "an input changes its size or strides in place, beside sizes that depend on data",
+            advice="make a new tensor instead",
+        )
     _drop_unused_vectors(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
-    inexact = _inexact_nodes(roots)
     spec = RuntimeSpec(
         tuple(leaf is not None for leaf in leaves),
         differentiable,
@@ -391,6 +401,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
         ties,
+        tuple(trace.metadata_changes),
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(
@@ -403,6 +414,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         fake_mode=trace.fake_mode,
         capture=result,
         inexact=inexact,
+        is_exact=trace.is_exact,
         program=program,
     )
 
@@ -440,31 +452,6 @@ def _feeding(values: list[torch.Tensor], differentiable: tuple[bool, ...]) -> tu
                 stack.append(following)
                 if (following, number) in nodes:
                     found.add(nodes[following, number])
-    return tuple(sorted(found))
-
-
-def _inexact_nodes(roots: list[torch.Tensor]) -> tuple[str, ...]:
-    """Autograd nodes for which torch uses another formula while a dispatch mode is on (``isTensorSubclassLike`` in C++)."""
-    found: set[str] = set()
-    seen: set[Any] = set()
-    stack: list[Any] = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        following = [entry[0] for entry in node.next_functions]
-        stack += following
-        name = node.name()
-        if name == "torch::autograd::Error":
-            # It leads to no input, so that asking for gradients does not come by; eager's backward does.
-            raise CaptureError(
-                "a result of a backward marked with @once_differentiable is differentiated",
-                advice="write that backward with operators that can be differentiated, and drop the mark",
-            )
-        # The value of a masked_fill is the second input; with a number, or a value without gradient, the formulas agree.
-        if name in OTHER_FORMULA and not (name == "MaskedFillBackward1" and following[1] is None):
-            found.add(name)
     return tuple(sorted(found))
 
 

@@ -15,7 +15,7 @@ from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import Tangent
 from dovetail.aot.higher_order import differentiable_backward
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
@@ -74,9 +74,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         compiled=compiled,
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
-        assumes=any(
-            node.target is torch.ops.aten._assert_scalar.default for node in compiled.joint.graph_module.graph.nodes
-        ),
+        assumes=any(map(assumes, compiled.joint.graph.nodes)),
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
     )
 

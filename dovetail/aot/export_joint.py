@@ -26,6 +26,8 @@ _FORMATS = {str(value): value for value in vars(torch).values() if isinstance(va
 def export_joint(state: AOTState | None, joint: JointGraph, path: str | os.PathLike[str]) -> Path:
     """Write a joint graph to the folder ``path``. Raises :class:`ArtefactError` for a graph that cannot be written as data."""
     joint.lint()
+    if joint.spec.metadata_changes:
+        raise ArtefactError("an input changes its size or strides in place", advice="make a new tensor instead")
     nodes = []
     tensors: dict[str, torch.Tensor] = {}
     for node in joint.graph_module.graph.nodes:

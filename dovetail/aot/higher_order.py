@@ -32,6 +32,7 @@ from dovetail.runtime.higher_order import (
     sizes_and_strides,
 )
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 CompileJoint = Callable[[JointGraph], Callable[[list[torch.Tensor]], list[torch.Tensor]]]
@@ -202,6 +203,7 @@ def capture_backward(
     names = iter(_names(joint, request))
     with contextlib.ExitStack() as stack:
         trace = Trace(policy=policy).open(stack)
+        trace.is_exact = joint.is_exact
         primals = {index: trace.input(real, next(names)).value for index, real in request.primals.items()}
         tangents = [trace.input(real, next(names)).value for real in request.tangents]
         descriptors: list[Descriptor] = [joint.input_descriptors[index] for index in primals]
@@ -236,6 +238,7 @@ def _backward(
     """The wanted gradients of a replay of the program."""
     placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
     written = {mutation.input_index for mutation in joint.spec.mutations}
+    written |= {change.input_index for change in joint.spec.metadata_changes}
     sources: list[torch.Tensor] = []
     for index, requires_grad in enumerate(joint.spec.input_requires_grad):
         value = primals.get(index)
@@ -256,4 +259,6 @@ def _backward(
         wanted = [sources[index] for index in request.wanted]
         if not roots or not wanted:
             return [None] * len(wanted)
+        if trace.is_exact:
+            use_exact_formulas(trace, roots)
         return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)

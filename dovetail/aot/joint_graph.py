@@ -16,6 +16,7 @@ from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
 from dovetail.trace import Program
+from dovetail.trace.opaque import OPAQUE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,11 @@ def must_stay(node: torch.fx.Node) -> bool:
     if node.target in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_scalar.default):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def assumes(node: torch.fx.Node) -> bool:
+    """Whether a node may find that the data of a call is not such as the graph was captured for."""
+    return node.target in (torch.ops.aten._assert_scalar.default, OPAQUE)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class JointGraph:
     capture: Any = None
     provenance: tuple[PassRecord, ...] = field(default_factory=tuple)
     inexact: tuple[str, ...] = ()
+    is_exact: bool = False
     program: Program | None = None
 
     @property

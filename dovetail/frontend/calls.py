@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import itertools
@@ -24,6 +25,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
+from dovetail.frontend.opaque_calls import call_whole
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -133,8 +135,6 @@ IMPURE_TORCH = frozenset(
         "backward",
         "retain_grad",
         "Generator",
-        "resize_",
-        "resize_as_",
     }
 )
 # Methods of a tensor that hand out its memory or its values.
@@ -222,10 +222,12 @@ def runs_natively(module_name: str) -> bool:
     return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith("dovetail.frontend")
 
 
-def wraps_user_code(function: types.FunctionType) -> bool:
+def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
     """Whether a decorator of torch's (``torch.autocast(...)``) wraps a function that must be interpreted."""
-    if interpreted_of(function) is not function:
+    if interpreted_of(function) is not function or id(function) in seen:
         return False
+    # A decorated function may hold itself in a cell, as that of ``Tensor.__rsub__`` does.
+    seen |= {id(function)}
     for cell in function.__closure__ or ():
         try:
             inside = cell.cell_contents
@@ -233,7 +235,7 @@ def wraps_user_code(function: types.FunctionType) -> bool:
             continue
         inside = inside.__func__ if type(inside) is types.MethodType else inside
         if type(inside) is types.FunctionType:
-            if not runs_natively(inside.__globals__.get("__name__") or "") or wraps_user_code(inside):
+            if not runs_natively(inside.__globals__.get("__name__") or "") or wraps_user_code(inside, seen):
                 return True
         elif isinstance(inside, torch.nn.Module) or is_user_callable(inside):
             return True
@@ -656,14 +658,19 @@ class Calls:
             self._check_opaque(function, item)
         for item in keywords.values():
             self._check_opaque(function, item)
+        trace = self.values.trace
+        data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
         try:
             result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
-            name = getattr(function, "__name__", str(function))
-            raise Break(
-                f"{name} needs the values of a tensor ({type(error).__name__})",
-                "keep the value in a tensor, or do this outside of the compiled function",
-            ) from error
+            if not trace.avoids_breaks or not self._is_tensor_method(function, args):
+                name = getattr(function, "__name__", str(function))
+                raise Break(
+                    f"{name} needs the values of a tensor ({type(error).__name__})",
+                    "keep the value in a tensor, or do this outside of the compiled function",
+                ) from error
+            trace.forgive_data_symbols(data_symbols)
+            result = call_whole(trace, function, arguments, keywords)
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
@@ -693,6 +700,10 @@ class Calls:
             value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
         ):
             self._guard_settings(value)
+            if dataclasses.is_dataclass(value):
+                # Options of a function of torch's.
+                self.guard_deep(value, set())
+                return
         if (
             self.values.source_of(value) is not None
             and callable(value)

@@ -18,6 +18,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
+from dovetail.frontend.opaque_calls import number_as_tensor
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
 from dovetail.frontend.suspend import Resumption
 from dovetail.frontend.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
@@ -137,12 +138,9 @@ class _Outputs:
         self.numbers: list[Any] = []
         self.builder = RecipeBuilder(self._classify)
 
-    def _data_number(self, value: torch.SymInt | torch.SymFloat) -> Recipe:
+    def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""
-        dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
-        with torch.no_grad():
-            carrier = torch.scalar_tensor(value, dtype=dtype)  # type: ignore[arg-type]
-        self.tensors.append(carrier)
+        self.tensors.append(number_as_tensor(value))
         return DataNumberItem(len(self.tensors) - 1)
 
     def _classify(self, value: Any) -> Recipe | None:

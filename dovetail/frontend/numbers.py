@@ -148,6 +148,10 @@ class Numbers:
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
         if any(map(private.is_data_number, arguments)):
+            symbolic = [item for item in arguments if private.is_symbolic(item)]
+            if all(private.is_symbol(private.first_expression(item)) for item in symbolic):
+                # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.
+                return function(*arguments)
             raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
         hints = [item.node.hint if private.is_symbolic(item) else item for item in arguments]
         value = function(*hints)

@@ -23,6 +23,7 @@ from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
+from dovetail.trace.exact import use_exact_formulas
 
 
 @rule(getattr)
@@ -306,7 +307,11 @@ def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 @rule(torch.autograd.grad)
 def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())
-    for traced in interpreter.values.trace.inputs_behind([roots] if isinstance(roots, torch.Tensor) else list(roots)):
+    trace = interpreter.values.trace
+    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    if trace.is_exact:
+        use_exact_formulas(trace, roots)
+    for traced in trace.inputs_behind(roots):
         if not traced.real.is_leaf:
             raise Break(
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import OutgrownError
 from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.trace import ASSUMPTION
@@ -32,7 +33,8 @@ class Entry:
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
-    decides; where that does not hold, the call runs eagerly: nothing has been written by then.
+    decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
+    then.
     """
 
     checker: Checker
@@ -57,7 +59,7 @@ class Entry:
             try:
                 results = self.run(tensors)
             except RuntimeError as error:
-                if ASSUMPTION not in str(error):
+                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
                     raise
                 torch.set_rng_state(state)
                 return callee(*args, **kwargs)

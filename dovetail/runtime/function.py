@@ -16,6 +16,7 @@ from dovetail.errors import PartialGradientError
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
+from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
@@ -46,10 +47,31 @@ def make_runtime_function(
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         epilogue.check(inputs)
         # The graph's callable may clear the list that it is given.
-        outputs = compute(list(inputs))
+        given = list(inputs)
+        if spec.metadata_changes:
+            _change_metadata(spec.metadata_changes, inputs, given)
+        outputs = compute(given)
         return epilogue(inputs, outputs)
 
     return run
+
+
+def _change_metadata(changes: Sequence[MetadataChange], inputs: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    """Change the inputs as the program does; the graph is given views of them as they were.
+
+    Before the graph runs: autograd would take a later change for a write to what the graph has saved.
+    """
+    before = {
+        change.input_index: (value.shape, value.stride(), value.storage_offset())
+        for change in changes
+        for value in (inputs[change.input_index],)
+    }
+    for change in changes:
+        with torch.set_grad_enabled(change.grad_enabled):
+            change.operator(inputs[change.input_index], *change.arguments)
+    for index, geometry in before.items():
+        with torch.enable_grad():
+            given[index] = inputs[index].as_strided(*geometry)
 
 
 def _autograd_function(
@@ -178,6 +200,7 @@ class _Epilogue:
         self._plain = (
             not spec.mutations
             and not spec.ties
+            and not spec.metadata_changes
             and all(
                 isinstance(output, FreshOutput)
                 and output.index == position

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.trace.metadata import MetadataChange
+
 
 @dataclass(frozen=True)
 class FreshOutput:
@@ -77,7 +79,8 @@ class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
     ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
     from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
-    say the same of all results, in the order in which they can be made.
+    say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
+    before the graph runs.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -86,3 +89,4 @@ class RuntimeSpec:
     mutations: tuple[Mutation, ...] = ()
     feeding: tuple[int, ...] = ()
     ties: tuple[Tie, ...] = ()
+    metadata_changes: tuple[MetadataChange, ...] = ()

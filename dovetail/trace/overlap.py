@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.errors import CaptureError
 
 
@@ -56,12 +57,37 @@ def check_overlap(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] 
                 )
 
 
+_LARGEST_MAP = 1 << 24
+"""Elements; above it two tensors whose ranges of memory overlap are taken to overlap."""
+
+
+def _are_disjoint(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether no element of one tensor is an element of the other, as with the borders of a padded tensor."""
+    numbers = [(tuple(item.shape), item.stride(), item.storage_offset()) for item in (left, right)]
+    if any(type(number) is not int for shape, stride, offset in numbers for number in (*shape, *stride, offset)):
+        return False
+    first = min(offset for _, _, offset in numbers)
+    ends = [
+        offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        for shape, stride, offset in numbers
+    ]
+    if max(ends) - first >= _LARGEST_MAP:
+        return False
+    with private.disable_current_modes():
+        taken = torch.zeros(max(ends) - first + 1, dtype=torch.bool)
+        one, other = (taken.as_strided(shape, stride, offset - first) for shape, stride, offset in numbers)
+        one.fill_(True)
+        return not bool(other.any())
+
+
 def _partly(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one storage share some of their memory but do not lie in the same way."""
     if left.numel() == 0 or right.numel() == 0:
         return False
     if left.dtype == right.dtype and left.storage_offset() == right.storage_offset() and left.shape == right.shape:
         return left.stride() != right.stride()
+    if left.dtype == right.dtype and _are_disjoint(left, right):
+        return False
     spans = []
     for tensor in (left, right):
         reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -7,6 +7,8 @@ fake tensors. A traced tensor is a functional wrapper around a fake tensor; PyTo
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
+from dovetail.torch_private import tree_leaves
+from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
@@ -105,6 +109,10 @@ class _FunctionalMode(private.FunctionalTensorMode):
     operators keep the strides, checked on torch 2.13).
     """
 
+    def __init__(self, open_trace: Trace) -> None:
+        super().__init__()
+        self.open_trace = open_trace
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bernoulli_.float:
             target = args[0]
@@ -114,6 +122,15 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
         check_overlap(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            self.open_trace.note_metadata_change(func, args, kwargs or {})
+            return result
+        if func is torch.ops.aten.polygamma_.default:
+            # The only writing operator without a functional kernel (torch 2.13, searched for).
+            value = super().__torch_dispatch__(torch.ops.aten.polygamma.default, types, (args[1], args[0]), {})
+            super().__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], value), {})
+            return args[0]
         if func in SAME_DTYPE:
             dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
             if len(dtypes) > 1:
@@ -146,6 +163,21 @@ class _Shield(torch.autograd.Function):
         return gradient, None
 
 
+class _OpenTraces(threading.local):
+    """The open traces of a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+
+
+_open_traces = _OpenTraces()
+
+
+def open_trace() -> Trace | None:
+    """The innermost open trace of this thread."""
+    return _open_traces.stack[-1] if _open_traces.stack else None
+
+
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
@@ -174,6 +206,10 @@ class Trace:
         self.tracer.tensor_attrs = {}
         self.decompositions = decompositions
         self.phase = "forward"
+        self.is_exact = False
+        self.avoids_breaks = False
+        self._forgiven: set[Any] = set()
+        self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
@@ -182,6 +218,7 @@ class Trace:
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
         self.freed: set[Any] = set()
+        self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
 
@@ -190,6 +227,8 @@ class Trace:
         # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
         stack.callback(self._forget_location)
         self.ambient = AmbientState.snapshot()
+        _open_traces.stack.append(self)
+        stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private.compiling_flag())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
@@ -198,7 +237,7 @@ class Trace:
         stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
-        stack.enter_context(_FunctionalMode())
+        stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder))
         return self
 
@@ -265,6 +304,26 @@ class Trace:
         """The input whose traced value this very object is."""
         return self._by_value.get(id(value))
 
+    def note_metadata_change(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """An operator has changed a tensor's size, strides or offset in place; for an input, the call does it again."""
+        item = self.input_of(args[0])
+        if item is None or operator is torch.ops.aten.detach_.default:
+            return
+        if operator is torch.ops.aten.resize_as_.default and kwargs.get("memory_format") is None:
+            operator, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
+        hidden = item.real.requires_grad and not torch.is_grad_enabled()
+        if hidden or any(
+            isinstance(value, torch.Tensor) or private.is_symbolic(value) for value in tree_leaves((args[1:], kwargs))
+        ):
+            raise CaptureError(
+                f"{item.name} is changed in place by {operator}",
+                where=self.locate(),
+                advice="make a new tensor instead",
+            )
+        self.metadata_changes.append(
+            MetadataChange(item.index, functools.partial(operator, **kwargs), args[1:], torch.is_grad_enabled())
+        )
+
     def known(self, real: torch.Tensor) -> TracedInput | None:
         """The input made for this real tensor, if there is one."""
         return self._by_real.get(id(real))
@@ -316,11 +375,23 @@ class Trace:
 
     def has_unbacked_sizes(self) -> bool:
         """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
-        return private.unbacked_sizes(self.shape_env)
+        return bool(self.data_symbols())
+
+    def data_symbols(self) -> set[Any]:
+        """The sizes and numbers made out of data so far."""
+        return private.data_symbols(self.shape_env) - self._forgiven
+
+    def forgive_data_symbols(self, before: set[Any]) -> None:
+        """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
+        self._forgiven |= self.data_symbols() - before
 
     def assert_assumptions(self) -> int:
         """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
-        assumed = private.deferred_assumptions(self.shape_env)
+        assumed = [
+            expression
+            for expression in private.deferred_assumptions(self.shape_env, self.truths)
+            if not self._forgiven.intersection(private.symbols_of(expression))
+        ]
         for expression in assumed:
             with private.no_torch_function():
                 condition = private.symbolic_truth(self.shape_env, expression)
@@ -343,6 +414,12 @@ class Trace:
         where = self.locate()
         if private.is_functional(real) or private.is_fake(real):
             raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
+        if isinstance(real, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            raise UninitialisedError(
+                f"{name} has no size before the first call of its module",
+                where=where,
+                advice="call the module eagerly first",
+            )
         if real.device.type == "meta":
             raise InputError(
                 f"{name} is on the meta device and has no data",

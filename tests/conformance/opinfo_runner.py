@@ -41,6 +41,8 @@ from tests.conformance.compare import (
 )
 
 VARIANTS = ("forward", "backward", "inplace")
+# What is run for each ``--direction``.
+DIRECTIONS = {"first": VARIANTS, "double": ("double",)}
 # Worst first: an operator's verdict is the worst of its samples.
 VERDICTS = ("wrong", "error", "refused", "passed", "eager cannot", "not applicable")
 
@@ -131,7 +133,24 @@ def _like(root: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(root.shape, root.stride(), dtype=root.dtype).copy_(values.to(root.dtype))
 
 
-def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callable[[Any], Any] | None) -> Outcome:
+def _second(
+    gradients: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor], generator: torch.Generator
+) -> list[torch.Tensor | None] | None:
+    """The gradients of the gradients; None where eager has none."""
+    roots = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    if not roots:
+        return None
+    cotangents = [_like(root, torch.randn(root.shape, generator=generator)) for root in roots]
+    return list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+
+
+def _run(
+    function: Callable[..., Any],
+    values: Any,
+    backward: bool,
+    post: Callable[[Any], Any] | None,
+    double: bool = False,
+) -> Outcome:
     _seed()
     inputs = clone(values)
     result = function(*inputs)
@@ -148,7 +167,12 @@ def _run(function: Callable[..., Any], values: Any, backward: bool, post: Callab
                 else _like(root, torch.randn(root.shape, generator=generator))
                 for root in roots
             ]
-            gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+            if double:
+                cotangents = [cotangent.requires_grad_() for cotangent in cotangents]
+            gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True, create_graph=double))
+            if double:
+                second = _second(gradients, [*leaves, *cotangents], generator)
+                gradients = None if second is None else gradients + second
     return Outcome(result, inputs, aliasing(result, inputs), state, gradients)
 
 
@@ -177,26 +201,29 @@ def check_call(
     post: Callable[[Any], Any] | None = None,
     uninitialised: bool = False,
     calls: int = 2,
+    double: bool = False,
 ) -> SampleResult:
     """Run ``function(*values)`` eagerly and compiled, on copies, and compare all that can be seen.
 
     The compiled function is called ``calls`` times: the call that compiles and one that finds the entry both count.
-    ``post`` is applied to the result before the gradients are asked for.
+    ``post`` is applied to the result before the gradients are asked for. ``double``: then their gradients too.
 
     >>> check_call(torch.sin, (torch.ones(2),), lambda function: function).verdict
     'passed'
     """
     try:
-        eager, again = _run(function, values, backward, post), _run(function, values, backward, post)
+        eager = _run(function, values, backward, post, double)
+        again = _run(function, values, backward, post, double)
     except Exception as error:
         return SampleResult("eager cannot", type(error).__name__, _first_line(str(error)))
     if backward and eager.gradients is None:
-        return SampleResult("eager cannot", "no gradient", "no output depends on an input that requires a gradient")
+        missing = "no second derivative" if double else "no output depends on an input that requires a gradient"
+        return SampleResult("eager cannot", "no gradient", missing)
     values_rule = "ignored" if uninitialised else "exact" if not _compare(eager, again, "exact") else "close"
     compiled = compiler(function)
     for _ in range(calls):
         try:
-            outcome = _run(compiled, values, backward, post)
+            outcome = _run(compiled, values, backward, post, double)
         except Exception as error:
             kind = type(error).__name__
             if isinstance(error, refusal_types()):
@@ -207,7 +234,7 @@ def check_call(
         found = _compare(eager, outcome, values_rule)
         if found and values_rule == "exact" and all(entry.kind.startswith("values") for entry in found):
             # Two equal runs do not prove determinism: kernels may choose by the alignment of fresh memory.
-            more = [_run(function, values, backward, post) for _ in range(4)]
+            more = [_run(function, values, backward, post, double) for _ in range(4)]
             if any(_compare(eager, other, "exact") for other in more):
                 values_rule = "close"
                 found = _compare(eager, outcome, values_rule)
@@ -269,9 +296,11 @@ def _checked(results: list[SampleResult], index: int, function: Callable[..., An
     results.append(result)
 
 
-def check_operator(name: str, op: Any, compiler: Compiler, samples: int = 2) -> OperatorResult:
+def check_operator(
+    name: str, op: Any, compiler: Compiler, samples: int = 2, direction: str = "first"
+) -> OperatorResult:
     """All variants of one operator on its first ``samples`` samples."""
-    outcome = OperatorResult(name, {variant: [] for variant in VARIANTS})
+    outcome = OperatorResult(name, {variant: [] for variant in DIRECTIONS[direction]})
     started = time.perf_counter()
     common: dict[str, Any] = {"compiler": compiler, "uninitialised": op.name in UNINITIALISED}
     differentiable = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
@@ -279,11 +308,18 @@ def check_operator(name: str, op: Any, compiler: Compiler, samples: int = 2) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            plain = _samples(op, False, samples)
+            plain = _samples(op, False, samples) if direction == "first" else []
             tracked = _samples(op, True, samples) if differentiable else []
         except Exception as error:
             text = _first_line(f"sample inputs: {error}")
-            outcome.samples["forward"].append(SampleResult("eager cannot", type(error).__name__, text))
+            outcome.samples[DIRECTIONS[direction][0]].append(SampleResult("eager cannot", type(error).__name__, text))
+            return outcome
+        if direction == "double":
+            common |= {"backward": True, "double": True}
+            for index, sample in enumerate(tracked):
+                post = sample.output_process_fn_grad
+                _checked(outcome.samples["double"], index, _calling(op), sample, post=post, **common)
+            outcome.seconds = round(time.perf_counter() - started, 3)
             return outcome
         for index, sample in enumerate(plain):
             _checked(outcome.samples["forward"], index, _calling(op), sample, **common)
@@ -302,20 +338,22 @@ def check_operator(name: str, op: Any, compiler: Compiler, samples: int = 2) -> 
     return outcome
 
 
-def run_here(names: Iterable[str], compiler: Compiler, samples: int = 2) -> list[OperatorResult]:
+def run_here(
+    names: Iterable[str], compiler: Compiler, samples: int = 2, direction: str = "first"
+) -> list[OperatorResult]:
     """Check operators in this process; for the test slice and for debugging."""
     table = operators()
-    return [check_operator(name, table[name], compiler, samples) for name in names]
+    return [check_operator(name, table[name], compiler, samples, direction) for name in names]
 
 
-def _worker(names: Sequence[str], compiler_name: str, samples: int, out: Path) -> None:
+def _worker(names: Sequence[str], compiler_name: str, samples: int, out: Path, direction: str) -> None:
     torch.set_num_threads(1)
     table = operators()
     compiler = COMPILERS[compiler_name]
     with out.open("a") as stream:
         for name in names:
             print(json.dumps({"start": name}), file=stream, flush=True)
-            result = check_operator(name, table[name], compiler, samples)
+            result = check_operator(name, table[name], compiler, samples, direction)
             print(json.dumps({"done": asdict(result)}), file=stream, flush=True)
 
 
@@ -338,7 +376,12 @@ def _read_progress(out: Path) -> tuple[dict[str, OperatorResult], str | None]:
 
 
 def _run_chunk(
-    names: Sequence[str], compiler_name: str, samples: int, timeout: float, report: Callable[[OperatorResult], None]
+    names: Sequence[str],
+    compiler_name: str,
+    samples: int,
+    timeout: float,
+    report: Callable[[OperatorResult], None],
+    direction: str = "first",
 ) -> None:
     """Run ``names`` in subprocesses; an operator whose process dies or stalls is an error, and the rest goes on."""
     remaining = list(names)
@@ -348,6 +391,7 @@ def _run_chunk(
             out.touch()
             command = [sys.executable, "-m", "tests.conformance.opinfo_runner", "--worker", str(out)]
             command += ["--compiler", compiler_name, "--samples", str(samples), "--ops", ",".join(remaining)]
+            command += ["--direction", direction]
             environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
             with log.open("w") as stream:
                 process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -379,11 +423,17 @@ def _run_chunk(
             # A process that dies before its first operator would die again: the first operator takes the blame.
             culprit = current or remaining[0]
             remaining.remove(culprit)
-            report(OperatorResult(culprit, {"forward": [SampleResult("error", kind, reason)]}))
+            report(OperatorResult(culprit, {DIRECTIONS[direction][0]: [SampleResult("error", kind, reason)]}))
 
 
 def run_parallel(
-    names: Sequence[str], compiler_name: str, samples: int = 2, jobs: int = 1, timeout: float = 120.0, chunk: int = 40
+    names: Sequence[str],
+    compiler_name: str,
+    samples: int = 2,
+    jobs: int = 1,
+    timeout: float = 120.0,
+    chunk: int = 40,
+    direction: str = "first",
 ) -> list[OperatorResult]:
     """Check operators in ``jobs`` subprocesses at a time, and return the results in the order of ``names``."""
     work: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
@@ -396,7 +446,7 @@ def run_parallel(
     def report(result: OperatorResult) -> None:
         with lock:
             results[result.name] = result
-            line = "  ".join(f"{variant} {result.verdict(variant):14}" for variant in VARIANTS)
+            line = "  ".join(f"{variant} {result.verdict(variant):14}" for variant in DIRECTIONS[direction])
             print(f"[{len(results):4}/{len(names)}] {result.name:44} {line} {result.seconds:6.2f} s", flush=True)
 
     def serve() -> None:
@@ -405,7 +455,7 @@ def run_parallel(
                 names_now = work.get_nowait()
             except queue.Empty:
                 return
-            _run_chunk(names_now, compiler_name, samples, timeout, report)
+            _run_chunk(names_now, compiler_name, samples, timeout, report, direction)
 
     threads = [threading.Thread(target=serve) for _ in range(max(1, jobs))]
     for thread in threads:
@@ -417,9 +467,10 @@ def run_parallel(
 
 def totals(results: Sequence[OperatorResult]) -> dict[str, dict[str, int]]:
     """How many operators got which verdict, for each variant."""
+    is_double = any("double" in result.samples for result in results)
     return {
         variant: {verdict: sum(result.verdict(variant) == verdict for result in results) for verdict in VERDICTS}
-        for variant in VARIANTS
+        for variant in DIRECTIONS["double" if is_double else "first"]
     }
 
 
@@ -471,12 +522,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, default=40, help="operators for each process")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one operator")
     parser.add_argument("--compiler", choices=sorted(COMPILERS), default="dovetail")
+    parser.add_argument(
+        "--direction", choices=sorted(DIRECTIONS), default="first", help="double: gradients of gradients, from outside"
+    )
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--list", action="store_true", help="print the operators' names and stop")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.worker:
-        _worker(chosen.ops.split(","), chosen.compiler, chosen.samples, chosen.worker)
+        _worker(chosen.ops.split(","), chosen.compiler, chosen.samples, chosen.worker, chosen.direction)
         return 0
     table = operators()
     names = chosen.ops.split(",") if chosen.ops else list(table)
@@ -496,7 +550,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.list:
         print("\n".join(names))
         return 0
-    results = run_parallel(names, chosen.compiler, chosen.samples, chosen.jobs, chosen.timeout, chosen.chunk)
+    results = run_parallel(
+        names, chosen.compiler, chosen.samples, chosen.jobs, chosen.timeout, chosen.chunk, chosen.direction
+    )
     print("\n" + summary(results))
     if chosen.json:
         payload = {
@@ -506,12 +562,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "samples": chosen.samples,
             "totals": totals(results),
             "operators": [
-                {**asdict(result), "verdicts": {variant: result.verdict(variant) for variant in VARIANTS}}
+                {**asdict(result), "verdicts": {variant: result.verdict(variant) for variant in totals(results)}}
                 for result in results
             ],
         }
         chosen.json.write_text(json.dumps(payload, indent=1))
-    return int(any(result.verdict(variant) == "wrong" for result in results for variant in VARIANTS))
+    return int(any(result.verdict(variant) == "wrong" for result in results for variant in result.samples))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,262 @@
+"""Run torch's module database through a compiler and compare with eager, module by module.
+
+``python -m tests.conformance.module_runner --match Conv -j 2``; see the README beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.conformance import opinfo_runner
+from tests.conformance.compare import (
+    COMPILERS,
+    Compiler,
+    Difference,
+    aliasing,
+    clone,
+    differences,
+    not_compiled,
+    refusal_types,
+    tensors_in,
+)
+from tests.conformance.opinfo_runner import VERDICTS, OperatorResult, SampleResult, grouped
+
+VARIANTS = ("train", "eval")
+
+
+@functools.cache
+def modules() -> dict[str, Any]:
+    """The modules that take float32 on the CPU, by name."""
+    # The import takes seconds, and a parent process that only hands out names does not need it.
+    from torch.testing._internal.common_modules import module_db
+
+    return {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
+
+
+def _build(info: Any, sample: Any, training: bool) -> torch.nn.Module:
+    """The module of one sample, with the same weights at every call."""
+    opinfo_runner._seed()
+    given = sample.constructor_input
+    module: torch.nn.Module = info.module_cls(*given.args, **given.kwargs)
+    return module.to("cpu", torch.float32).train(training)
+
+
+def _run(module: torch.nn.Module, call: Callable[..., Any], values: Any) -> tuple[Any, ...]:
+    """All that can be seen of one call: result, inputs, gradients, buffers, random state and aliasing."""
+    opinfo_runner._seed()
+    args, kwargs = clone(values)
+    result = call(*args, **kwargs)
+    state = torch.get_rng_state()
+    parameters = dict(module.named_parameters())
+    leaves = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+    leaves += [parameter for parameter in parameters.values() if parameter.requires_grad]
+    roots = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    gradients = None
+    if roots and leaves:
+        generator = torch.Generator().manual_seed(7)
+        cotangents = [opinfo_runner._like(root, torch.randn(root.shape, generator=generator)) for root in roots]
+        gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+    return (
+        result,
+        (args, kwargs),
+        gradients,
+        dict(module.named_buffers()),
+        parameters,
+        state,
+        aliasing(result, (args, kwargs)),
+    )
+
+
+_PARTS = ("result", "input after the call", "gradient", "buffer", "parameter", "random state", "aliasing")
+
+
+def _compare(eager: tuple[Any, ...], compiled: tuple[Any, ...], values: str) -> list[Difference]:
+    found: list[Difference] = []
+    for part, left, right in zip(_PARTS, eager, compiled, strict=True):
+        found += differences(left, right, part, values)
+    return found
+
+
+def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, calls: int = 2) -> SampleResult:
+    """One sample: a module made anew for eager and for the compiler, called ``calls`` times, buffers kept between calls."""
+    given = sample.forward_input
+    values = (tuple(given.args), dict(given.kwargs))
+
+    def eagerly() -> list[tuple[Any, ...]]:
+        module = _build(info, sample, training)
+        return [_copied(_run(module, module, values)) for _ in range(calls)]
+
+    try:
+        eager, again = eagerly(), eagerly()
+    except Exception as error:
+        return SampleResult("eager cannot", type(error).__name__, opinfo_runner._first_line(str(error)))
+    same = not any(_compare(one, other, "exact") for one, other in zip(eager, again, strict=True))
+    rule = "exact" if same else "close"
+    module = _build(info, sample, training)
+    compiled = compiler(module)
+    for expected in eager:
+        try:
+            outcome = _run(module, compiled, values)
+        except Exception as error:
+            text = opinfo_runner._first_line(str(error))
+            if isinstance(error, refusal_types()):
+                return SampleResult("refused", type(error).__name__, text)
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f" [{Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
+            return SampleResult("error", type(error).__name__, text + place)
+        found = _compare(expected, outcome, rule)
+        if found and rule == "exact" and all(entry.kind.startswith("values") for entry in found):
+            # Two equal runs do not prove determinism: kernels may choose by the alignment of fresh memory.
+            runs = [eagerly() for _ in range(3)]
+            if any(_compare(one, other, "exact") for run in runs for one, other in zip(eager, run, strict=True)):
+                rule = "close"
+                found = _compare(expected, outcome, rule)
+        if found:
+            return SampleResult("wrong", found[0].kind, "; ".join(str(entry) for entry in found[:3])[:500])
+    idle = not_compiled(compiled)
+    return SampleResult("error", "not compiled", opinfo_runner._first_line(idle)) if idle else SampleResult("passed")
+
+
+def _copied(outcome: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Buffers as they are now: the next call writes to them."""
+    result, inputs, gradients, buffers, *rest = outcome
+    return (result, inputs, gradients, {name: value.clone() for name, value in buffers.items()}, *rest)
+
+
+def check_module(name: str, compiler: Compiler, samples: int | None = None) -> OperatorResult:
+    """A module in training and in evaluation mode, on its first ``samples`` samples (all by default)."""
+    info = modules()[name]
+    outcome = OperatorResult(name, {variant: [] for variant in VARIANTS})
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for variant in VARIANTS:
+            training = variant == "train"
+            opinfo_runner._seed()
+            try:
+                found = info.module_inputs_func(
+                    info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+                )
+            except Exception as error:
+                text = opinfo_runner._first_line(f"sample inputs: {error}")
+                outcome.samples[variant].append(SampleResult("eager cannot", type(error).__name__, text))
+                continue
+            for index, sample in enumerate(list(found)[:samples]):
+                result = check_sample(info, sample, training, compiler)
+                result.sample = index
+                outcome.samples[variant].append(result)
+    outcome.seconds = round(time.perf_counter() - started, 3)
+    return outcome
+
+
+def run_here(names: Iterable[str], compiler: Compiler, samples: int | None = None) -> list[OperatorResult]:
+    """Check modules in this process."""
+    return [check_module(name, compiler, samples) for name in names]
+
+
+def _worker(names: Sequence[str], compiler: str, samples: int | None) -> None:
+    torch.set_num_threads(1)
+    for name in names:
+        print(json.dumps(asdict(check_module(name, COMPILERS[compiler], samples))), flush=True)
+
+
+def run_parallel(names: Sequence[str], compiler: str, samples: int | None, jobs: int) -> list[OperatorResult]:
+    """Check modules in ``jobs`` subprocesses; one whose process dies is an error, and the rest goes on."""
+    results: dict[str, OperatorResult] = {}
+
+    def report(result: OperatorResult) -> None:
+        results[result.name] = result
+        line = "  ".join(f"{variant} {result.verdict(variant):14}" for variant in VARIANTS)
+        print(f"[{len(results):3}/{len(names)}] {result.name:44} {line} {result.seconds:6.2f} s", flush=True)
+
+    def serve(remaining: list[str]) -> None:
+        while remaining:
+            command = [sys.executable, "-m", "tests.conformance.module_runner", "--worker", "--compiler", compiler]
+            command += ["--modules", ",".join(remaining), "--samples", str(samples or 0)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+                for line in process.stdout or ():
+                    if line.startswith("{"):
+                        result = OperatorResult.from_json(json.loads(line))
+                        report(result)
+                        remaining.remove(result.name)
+            if remaining:
+                reason = f"the process ended with {process.returncode}"
+                report(OperatorResult(remaining.pop(0), {"train": [SampleResult("error", "crash", reason)]}))
+
+    threads = [threading.Thread(target=serve, args=(list(names[at::jobs]),)) for at in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[name] for name in names]
+
+
+def totals(results: Sequence[OperatorResult]) -> dict[str, dict[str, int]]:
+    """How many modules got which verdict, in each mode."""
+    return {
+        variant: {verdict: sum(result.verdict(variant) == verdict for result in results) for verdict in VERDICTS}
+        for variant in VARIANTS
+    }
+
+
+def summary(results: Sequence[OperatorResult]) -> str:
+    """The totals, then the failures by cause."""
+    lines = [f"{'':10}" + "".join(f"{verdict:>16}" for verdict in VERDICTS) + f"{'passed, %':>12}"]
+    for variant, counts in totals(results).items():
+        asked = sum(counts[verdict] for verdict in ("wrong", "error", "refused", "passed"))
+        share = f"{100 * counts['passed'] / asked:.1f}" if asked else "-"
+        lines.append(f"{variant:10}" + "".join(f"{counts[verdict]:16}" for verdict in VERDICTS) + f"{share:>12}")
+    for verdict, cause, names, reason in grouped(results, ("wrong", "error", "refused")):
+        lines += [
+            "",
+            f"{verdict} x{len(names)}  {cause}",
+            f"    in {', '.join(names[:6])}",
+            f"    such as: {reason[:300]}",
+        ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 1 if any answer was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.module_runner", description=__doc__)
+    parser.add_argument("--modules", help="modules by name, separated by commas; all by default")
+    parser.add_argument("--match", help="a regular expression that the name must contain")
+    parser.add_argument("--samples", type=int, default=0, help="samples for each module; 0, the default, for all")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--compiler", choices=sorted(COMPILERS), default="dovetail")
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    names = chosen.modules.split(",") if chosen.modules else list(modules())
+    if chosen.match:
+        names = [name for name in names if re.search(chosen.match, name)]
+    unknown = [name for name in names if name not in modules()]
+    if unknown:
+        parser.error(f"no module is called {', '.join(unknown)}")
+    if chosen.worker:
+        _worker(names, chosen.compiler, chosen.samples or None)
+        return 0
+    results = run_parallel(names, chosen.compiler, chosen.samples or None, max(1, chosen.jobs))
+    print("\n" + summary(results))
+    if chosen.json:
+        chosen.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    return int(any(result.verdict(variant) == "wrong" for result in results for variant in VARIANTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
