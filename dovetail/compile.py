@@ -254,7 +254,7 @@ class CompiledFunction:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
         if self.options.backend is not None or self.backend.name == "aten":
             return False
-        self.events.note("backend", name="aten", reason=error.what)
+        self.events.note("backend given up", instead="aten", reason=error.what)
         _warn(
             f"{_name_of(self.original)} runs the captured ATen operators one by one (backend=\"aten\"), because {error.what}"
             "\n  what to do: run `dovetail doctor`, which says what is missing here",
@@ -385,6 +385,7 @@ class _Continuation(CompiledFunction):
 
     def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
         super().__init__(resumption, owner.options)
+        self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
 
