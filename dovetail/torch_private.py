@@ -165,9 +165,10 @@ def is_tensor_view(value: torch.Tensor) -> bool:
     return value._is_view()
 
 
-def is_composite_implicit(overload: OpOverload) -> bool:
-    """Whether the operator has a kernel made of other operators, whose results may be views unknown to its schema."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+def is_composite(overload: OpOverload) -> bool:
+    """Whether the operator may be made of other operators (with autograd through them, or a formula of its own)."""
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key) for key in keys)
 
 
 def torch_backend_names() -> list[str]:
