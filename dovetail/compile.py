@@ -256,7 +256,7 @@ class CompiledFunction:
             return False
         self.events.note("backend given up", instead="aten", reason=error.what)
         _warn(
-            f"{_name_of(self.original)} runs the captured ATen operators one by one (backend=\"aten\"), because {error.what}"
+            f'{_name_of(self.original)} runs the captured ATen operators one by one (backend="aten"), because {error.what}'
             "\n  what to do: run `dovetail doctor`, which says what is missing here",
             EagerFallbackWarning,
         )

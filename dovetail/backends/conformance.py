@@ -92,7 +92,11 @@ def _numbers(x: torch.Tensor) -> list[Any]:
 def _layers(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[Any]:
     functional = torch.nn.functional
     convolved = functional.conv2d(x, w, b, padding=1)
-    return [functional.max_pool2d(convolved, 2), functional.avg_pool2d(convolved, 2), functional.group_norm(convolved, 2)]
+    return [
+        functional.max_pool2d(convolved, 2),
+        functional.avg_pool2d(convolved, 2),
+        functional.group_norm(convolved, 2),
+    ]
 
 
 def _places(x: torch.Tensor) -> list[Any]:
@@ -134,7 +138,13 @@ def _extremes(x: torch.Tensor) -> list[Any]:
 
 def _indivisible(x: torch.Tensor) -> list[Any]:
     numbers = (x * 10).long()
-    return [numbers // 3, numbers % 3, numbers.bitwise_and(5), torch.div(x, 0.3, rounding_mode="floor"), numbers.float() / 7]
+    return [
+        numbers // 3,
+        numbers % 3,
+        numbers.bitwise_and(5),
+        torch.div(x, 0.3, rounding_mode="floor"),
+        numbers.float() / 7,
+    ]
 
 
 CASES: tuple[Case, ...] = (

@@ -142,6 +142,11 @@ def unregister_backend(name: str) -> None:
             raise UnknownBackendError(f"no backend was registered under {name!r}")
 
 
+def defined_in_this_process(name: str) -> bool:
+    """Whether another process would not find this name: it was registered in code."""
+    return name in _registered
+
+
 def list_backends(*, torch_backends: bool = True) -> list[str]:
     """Names of all backends that can be used, sorted; ``torch_backends=False`` leaves torch's own out.
 

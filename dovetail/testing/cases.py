@@ -76,7 +76,9 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
     begun = time.perf_counter()
     # An error of the user's comes from eager, which is asked only where a graph may be left.
     whole = case.group != "errors"
-    compiler = functools.partial(dovetail.compile, backend=backend, fullgraph=whole, backend_options=dict(options or {}))
+    compiler = functools.partial(
+        dovetail.compile, backend=backend, fullgraph=whole, backend_options=dict(options or {})
+    )
     status: Status = "passed"
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")

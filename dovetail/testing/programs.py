@@ -35,6 +35,9 @@ def _part_written(compile: Compile) -> Any:
 
 
 class _Counter(torch.nn.Module):
+    count: Tensor
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
@@ -75,7 +78,7 @@ def _written_under_gradients(compile: Compile) -> Any:
 
 def _list_written(compile: Compile) -> Any:
     def write(tensors: list[Tensor]) -> None:
-        torch._foreach_mul_(tensors, 2.0)
+        torch.ops.aten._foreach_mul_.Scalar(tensors, 2.0)
         tensors.append(tensors[0] + 1)
 
     compiled, tensors = compile(write), [torch.randn(2), torch.randn(3)]
