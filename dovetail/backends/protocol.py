@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import BackendError
+from dovetail.errors import BackendError, OptionError
 
 Kind = Literal["forward", "backward", "inference"]
 Numerics = Literal["bitwise", "tolerance"]
@@ -130,7 +130,7 @@ def compile_with(
     ]
     try:
         compiled = backend.compile(graph, list(example_inputs), kind=kind, options=dict(options or {}))
-    except BackendError:
+    except (BackendError, OptionError):
         raise
     except Exception as error:
         raise BackendError(

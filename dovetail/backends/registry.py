@@ -24,7 +24,10 @@ from typing import Any, overload
 
 from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
+from dovetail.backends.bisect import make_bisect
+from dovetail.backends.check_operators import make_check_operators
 from dovetail.backends.eager import EAGER
+from dovetail.backends.float64 import make_float64
 from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.protocol import KINDS, Backend, Kind, Numerics
 from dovetail.backends.torch_registered import adapt_torch_backend, torch_registered_backend
@@ -241,3 +244,10 @@ def _from_entry_point(name: str) -> Backend | None:
             advice="it must give a Backend or a callable",
         )
     return _from_callable(name, loaded)
+
+
+# Backends that say something about another one, which the backend option "inner" names.
+_own |= {
+    made.name: made
+    for made in (make_check_operators(lookup_backend), make_float64(lookup_backend), make_bisect(lookup_backend))
+}

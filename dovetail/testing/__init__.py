@@ -8,15 +8,21 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dovetail import torch_private
 from dovetail.backends import Backend, lookup_backend
+from dovetail.backends.pieces import Piece
+from dovetail.backends.protocol import Kind
 from dovetail.testing.cases import CaseResult
 from dovetail.testing.report import Report
 from dovetail.testing.suite import CASE_SECONDS, items_for, run_items
 
-__all__ = ["CaseResult", "Report", "check_backend"]
+__all__ = ["CaseResult", "Report", "check_backend", "compare_graph"]
 
 
 def check_backend(
@@ -45,3 +51,25 @@ def check_backend(
     if show:
         print(report)
     return report
+
+
+def compare_graph(
+    graph: Callable[..., list[Any]],
+    inputs: Sequence[torch.Tensor],
+    *,
+    backend: str | Backend | Any,
+    kind: Kind = "inference",
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """How a backend differs from ATen's own operators on a function of tensors that returns one list; empty if it does not.
+
+    This is what the scripts call that the backend "bisect" writes.
+
+    >>> compare_graph(lambda x: [x.sin()], [torch.ones(2)], backend="aten")
+    ''
+    """
+    fake_mode = torch_private.FakeTensorMode()
+    with fake_mode, torch.no_grad():
+        module = make_fx(graph)(*[fake_mode.from_tensor(value, static_shapes=True) for value in inputs])
+    found = Piece(module, list(inputs), (), kind).try_backend(lookup_backend(backend), options or {})
+    return str(found or "")

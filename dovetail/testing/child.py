@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from dovetail.testing.children import writer
+from dovetail.backends.children import writer
 from dovetail.testing.suite import run_job
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends import Backend, children, lookup_backend
 from dovetail.backends.conformance import CASES as GRAPH_CASES
 from dovetail.backends.conformance import check_case
 from dovetail.backends.registry import defined_in_this_process
 from dovetail.errors import OptionError
-from dovetail.testing import children
 from dovetail.testing.cases import GROUPS, CaseResult, run_case
 from dovetail.testing.models import MODEL_CASES
 from dovetail.testing.programs import PROGRAM_CASES
