@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.pieces import UNINITIALISED, Piece, Recording, Unit, line_of, split_options
+from dovetail.backends.pieces import UNINITIALISED, Piece, Recording, Unit, copy_of, line_of, split_options
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError
 
@@ -48,7 +48,7 @@ class _OperatorCheck:
             torch.manual_seed(0)
             try:
                 run = self._compiled.get(key) or self._compiled.setdefault(key, piece.compile(self.inner, self.options))
-                found = run([value.clone() for value in piece.inputs])
+                found = run([copy_of(value) for value in piece.inputs])
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 return f"raises {type(error).__name__}: {str(error).splitlines()[0]}"
         return piece.compare(found, wanted, self.inner)

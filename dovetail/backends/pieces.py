@@ -76,7 +76,7 @@ class Piece:
     def reference(self) -> list[Any]:
         """What ATen's own operators give."""
         torch.manual_seed(0)
-        return compile_aten(self.graph, kind=self.kind)([_copy(value) for value in self.inputs])
+        return compile_aten(self.graph, kind=self.kind)([copy_of(value) for value in self.inputs])
 
     def compile(self, backend: Backend, options: Mapping[str, Any]) -> CompiledCallable:
         """The backend's callable for this piece, decompositions applied."""
@@ -102,7 +102,7 @@ class Piece:
                 return None
             torch.manual_seed(0)
             try:
-                found = self.compile(backend, options)([_copy(value) for value in self.inputs])
+                found = self.compile(backend, options)([copy_of(value) for value in self.inputs])
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 first = str(error).split("\n  what to do")[0]
                 text = first if isinstance(error, BackendError) else f"raises {type(error).__name__}: {first}"
@@ -144,13 +144,13 @@ class Recording:
         class _Recorder(torch.fx.Interpreter):
             def run_node(self, n: torch.fx.Node) -> Any:
                 result = super().run_node(n)
-                values[n] = _copy_all(result) if n.op != "output" else None
+                values[n] = _copies_of(result) if n.op != "output" else None
                 return result
 
         with torch.random.fork_rng(devices=[]), private.BelowAutograd(), private.NoAutocast():
             recorder = _Recorder(graph)
             recorder.extra_traceback = False
-            recorder.run(*[_copy(value) for value in inputs])
+            recorder.run(*[copy_of(value) for value in inputs])
         return cls(graph, values, kind)
 
     def piece(self, units: Sequence[Unit]) -> Piece:
@@ -181,7 +181,7 @@ class Recording:
         return Piece(torch.fx.GraphModule({}, graph), inputs, tuple(kept), self.kind)
 
 
-def _copy(value: Any) -> Any:
+def copy_of(value: Any) -> Any:
     """A copy in memory of its own, laid out as the value is."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -200,8 +200,8 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
     return value.detach().as_strided((length,), (1,), value.storage_offset())
 
 
-def _copy_all(value: Any) -> Any:
-    return type(value)(map(_copy, value)) if type(value) in (tuple, list) else _copy(value)
+def _copies_of(value: Any) -> Any:
+    return type(value)(map(copy_of, value)) if type(value) in (tuple, list) else copy_of(value)
 
 
 def value_problem(found: Any, wanted: Any, backend: Backend) -> str:

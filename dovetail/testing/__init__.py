@@ -19,10 +19,11 @@ from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.pieces import Piece
 from dovetail.backends.protocol import Kind
 from dovetail.testing.cases import CaseResult
+from dovetail.testing.probe import Probe, probe_backends
 from dovetail.testing.report import Report
 from dovetail.testing.suite import CASE_SECONDS, items_for, run_items
 
-__all__ = ["CaseResult", "Report", "check_backend", "compare_graph"]
+__all__ = ["CaseResult", "Probe", "Report", "check_backend", "compare_graph", "probe_backends"]
 
 
 def check_backend(
