@@ -193,7 +193,8 @@ class CompiledFunction:
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
-        policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
+        no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
+        policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
         if self.backend.data_sizes:
             policy = dataclasses.replace(policy, data_sizes="ask")
         plan: tuple[int, ...] = ()
@@ -221,7 +222,9 @@ class CompiledFunction:
                 stop, following = Break(error.what, error.advice, error.where), ()
             except (CaptureError, BackendError) as error:
                 if isinstance(error, BackendError) and not policy.has_symbols:
-                    raise
+                    if not self._go_without_default_backend(error):
+                        raise
+                    continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
                 if policy.has_symbols:
@@ -257,6 +260,19 @@ class CompiledFunction:
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         return functools.partial(self._run, entry, args, kwargs, tensors)
+
+    def _go_without_default_backend(self, error: BackendError) -> bool:
+        """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
+        if self.options.backend is not None or self.backend.name == "aten":
+            return False
+        self.events.note("backend given up", instead="aten", reason=error.what)
+        _warn(
+            f'{_name_of(self.original)} runs the captured ATen operators one by one (backend="aten"), because {error.what}'
+            "\n  what to do: run `dovetail doctor`, which says what is missing here",
+            EagerFallbackWarning,
+        )
+        self.backend = lookup_backend("aten")
+        return True
 
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
@@ -383,6 +399,7 @@ class _Continuation(CompiledFunction):
 
     def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
         super().__init__(resumption, owner.options)
+        self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
 

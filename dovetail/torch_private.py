@@ -176,6 +176,11 @@ def is_composite(overload: OpOverload) -> bool:
     )
 
 
+    """Whether the operator may be made of other operators (with autograd through them, or a formula of its own)."""
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key) for key in keys)
+
+
 def torch_backend_names() -> list[str]:
     """Names of the backends registered with torch itself, debugging ones included."""
     import torch._dynamo

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "dovetail"
 #: From the top of the house to its ground; a room imports from those after it (and from itself).
 ORDER = (
     "cli",
+    "testing",
     "face",  # dovetail/__init__.py and compile.py
     "report",
     "frontend",

@@ -106,6 +106,7 @@ def _may_be_view(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
         return True
     schema = node.target._schema
+    # The schema of an embedding says that its result is new, but its kernel ends with a view of another operator's result.
     return any(item.alias_info is not None for item in schema.returns) or private.is_composite(node.target)
 
 
