@@ -301,7 +301,13 @@ class CompiledFunction:
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(
-                None, joint, self.backend, options=self.options.backend_options, events=self.events
+                None,
+                joint,
+                self.backend,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
             )
             return make_entry(compiled)
 

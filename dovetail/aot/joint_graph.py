@@ -228,11 +228,18 @@ class JointGraph:
             node.meta.setdefault("phase", "backward")
             stale.add(node)
 
-    def compile(self, backend: str | Callable[..., Any] | None = None, **options: Any) -> CompiledGraph:
+    def compile(
+        self,
+        backend: str | Callable[..., Any] | None = None,
+        *,
+        memory_budget: float | int | None = None,
+        numerics: str = "fast",
+        **options: Any,
+    ) -> CompiledGraph:
         """Stage 2: compile, and get something that is called like the captured function. See ``aot.compile_joint``."""
         from dovetail.aot.compile_joint import compile_joint
 
-        return compile_joint(None, self, backend, options=options)
+        return compile_joint(None, self, backend, options=options, memory_budget=memory_budget, numerics=numerics)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """The other stage 2: write the graph to a folder as data. See ``aot.export_joint``."""
