@@ -582,6 +582,17 @@ def symbolic_fake(
     return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
 
 
+def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
+    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    span = ValueRanges(low, int_oo if high is None else high)
+    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
+    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
+
+
 def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
     """A fake tensor without dimensions whose value is a symbolic float, with ``value`` as its hint."""
     from torch._dynamo.source import ConstantSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -241,11 +241,13 @@ class JointGraph:
 
         return compile_joint(None, self, backend, options=options, memory_budget=memory_budget, numerics=numerics)
 
-    def export(self, path: str | os.PathLike[str]) -> Path:
-        """The other stage 2: write the graph to a folder as data. See ``aot.export_joint``."""
+    def export(self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None) -> Path:
+        """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
+        See ``aot.export_joint``; ``dovetail.load`` reads it.
+        """
         from dovetail.aot.export_joint import export_joint
 
-        return export_joint(None, self, path)
+        return export_joint(None, self, path, values=values)
 
     def __str__(self) -> str:
         from dovetail.aot.graph_printer import print_joint
