@@ -19,10 +19,10 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
-from dovetail.aot.compile_joint import compile_joint, make_entry
+from dovetail.aot.compile_joint import choose_backend, compile_joint, make_entry
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends import Backend
 from dovetail.errors import (
     BackendError,
     CaptureError,
@@ -94,7 +94,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
-        self.backend: Backend = lookup_backend(options.backend)
+        self.backend: Backend = choose_backend(options.backend, options.numerics)
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False

@@ -23,8 +23,8 @@ class Options:
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
     ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 (the least that is possible) to 1.0 (as
     without a budget), or a number of bytes; the rest is computed again.
-    ``numerics``: "exact" compiles the captured ATen operators as they are, without decompositions; "fast" leaves the choice
-    to the backend.
+    ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
+    default one is "aten". "fast" leaves the choice to the backend.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph

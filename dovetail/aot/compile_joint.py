@@ -194,6 +194,11 @@ def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
 
 
+def choose_backend(backend: str | Callable[..., Any] | None, numerics: str) -> Backend:
+    """The backend of this name; where none is named, the one that keeps what ``numerics`` asks for."""
+    return lookup_backend("aten" if backend is None and numerics == "exact" else backend)
+
+
 def compile_joint(
     state: AOTState | None,
     joint: JointGraph,
@@ -212,7 +217,7 @@ def compile_joint(
     """
     check_budget(memory_budget)
     check_numerics(numerics)
-    chosen = backend if isinstance(backend, Backend) else lookup_backend(backend)
+    chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     log = events if events is not None else EventLog()
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
@@ -232,7 +237,12 @@ def compile_joint(
             f"and {promise} promises eager's numbers to the last bit",
             advice='use backend="inductor" and numerics="fast", whose numbers agree up to rounding',
         )
-    table = None if numerics == "exact" else chosen.decompositions()
+    table = chosen.decompositions()
+    if table and numerics == "exact":
+        raise OptionError(
+            f"the backend {chosen.name} runs decompositions of the captured operators, whose numbers are not eager's",
+            advice='use backend="aten" with numerics="exact", or numerics="fast"',
+        )
     if table:
         with log.span("decompose"):
             module = decompose_graph(joint.graph_module, table, joint.fake_mode)

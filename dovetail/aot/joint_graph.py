@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
     from dovetail.aot.compile_joint import CompiledGraph
 
+# Marks in a node's ``meta``. The first: it is computed in the backward, though no tangent is needed for it. The second: it is
+# computed in the forward and saved, not computed again.
+IN_BACKWARD = "checkpointed"
+SAVE = "save"
+
 Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
 
 
@@ -102,6 +107,27 @@ class JointGraph:
         results = self.results
         results[position] = node
         self.graph.output_node().args = (results,)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """A new node, put right after the last of the nodes that it reads; it belongs to the phase of that node.
+
+        Its shape is computed when the pass is over (see :meth:`apply`).
+        """
+        nodes: list[torch.fx.Node] = []
+        torch.fx.node.map_arg((args, kwargs), nodes.append)
+        last = max(nodes, key=lambda node: node._sort_key) if nodes else None
+        inputs = self.graph.find_nodes(op="placeholder")
+        if last is None or last.op == "placeholder":
+            phase = "backward" if any(node in inputs[self.num_primals :] for node in nodes) else "forward"
+            last = inputs[-1] if inputs else None
+        else:
+            phase = last.meta.get("phase", "backward")
+        with self.graph.inserting_after(last):
+            made = self.graph.call_function(target, args, kwargs)
+        made.meta["phase"] = phase
+        if last is not None and "user_line" in last.meta:
+            made.meta["user_line"] = last.meta["user_line"]
+        return made
 
     def nodes_of(self, phase: str) -> list[torch.fx.Node]:
         """The operators of one phase, ``"forward"`` or ``"backward"``."""

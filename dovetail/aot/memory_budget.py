@@ -58,10 +58,10 @@ class MemoryReport:
 def mebibytes(count: int) -> str:
     """A number of bytes as people write it.
 
-    >>> mebibytes(3 << 19)
-    '1.50 MiB'
+    >>> mebibytes(3 << 19), mebibytes(700)
+    ('1.50 MiB', '700 bytes')
     """
-    return f"{count / 2**20:.2f} MiB"
+    return f"{count / 2**20:.2f} MiB" if count >= 10_000 else f"{count} bytes"
 
 
 def choose_budget(budget: float | int, smallest: int, largest: int) -> int:

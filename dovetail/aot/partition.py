@@ -17,7 +17,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
-from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.aot.joint_graph import IN_BACKWARD, SAVE, JointGraph, must_stay
 from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
 
 Strategy = Literal["minimum_cut", "save_all"]
@@ -95,6 +95,8 @@ def value_bytes(node: torch.fx.Node) -> int:
 def _is_cheap(node: torch.fx.Node) -> bool:
     if private.is_symbolic(node.meta.get("val")):
         return True
+    if node.meta.get(SAVE):
+        return False
     if node.meta.get("recompute"):
         return not must_stay(node)
     if node.op == "get_attr" or node.target is operator.getitem:
@@ -121,7 +123,7 @@ class _Split:
         self.dependent: set[torch.fx.Node] = set(self.tangents)
         for node in self.nodes:
             # What torch.utils.checkpoint computes again belongs to the backward, though no tangent is needed for it.
-            if node.meta.get("checkpointed") or any(argument in self.dependent for argument in node.all_input_nodes):
+            if node.meta.get(IN_BACKWARD) or any(argument in self.dependent for argument in node.all_input_nodes):
                 self.dependent.add(node)
         self.needed: set[torch.fx.Node] = set()
         self.read: dict[torch.fx.Node, None] = {}
@@ -177,7 +179,7 @@ def partition(
         node.name
         for node in backward.graph.nodes
         if node.op == "call_function"
-        and (node.meta.get("checkpointed") or (node.name in forward_names and node.meta.get("phase") == "forward"))
+        and (node.meta.get(IN_BACKWARD) or (node.name in forward_names and node.meta.get("phase") == "forward"))
     )
     predicted = saved_bytes(saved)
     memory = None
@@ -194,7 +196,11 @@ def _never_again(node: torch.fx.Node) -> bool:
     """Whether a node may not be computed twice: its second result could be another one."""
     if node.op != "call_function":
         return False
-    return must_stay(node) or torch.Tag.nondeterministic_bitwise in getattr(node.target, "tags", ())
+    return (
+        must_stay(node)
+        or bool(node.meta.get(SAVE))
+        or torch.Tag.nondeterministic_bitwise in getattr(node.target, "tags", ())
+    )
 
 
 def _without_number(node: torch.fx.Node) -> torch.fx.Node:

@@ -108,3 +108,31 @@ def test_symbolic_sizes_keep_the_plan() -> None:
         x = torch.randn(rows, 16)
         expected, actual = step(module, module, x), step(compiled, module, x)
         assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+
+
+def test_exact_numerics_run_the_captured_operators() -> None:
+    module, x = model(), torch.randn(8, 16)
+    expected = step(module, module, x)
+    compiled = dovetail.compile(module, numerics="exact", fullgraph=True)
+    actual = step(compiled, module, x)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+    joint = dovetail.capture(module, (x,))
+    seen: list[set[object]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object, *, kind: str, options: object) -> object:
+        seen.append({node.target for node in graph.graph.nodes if node.op == "call_function"})
+        return lambda values: list(graph(*values))
+
+    joint.compile(backend, numerics="exact")
+    assert torch.ops.aten.native_layer_norm.default in seen[0]
+    with pytest.raises(errors.OptionError, match="decompositions"):
+        joint.compile("inductor", numerics="exact")
+    with pytest.raises(errors.OptionError):
+        dovetail.compile(module, numerics="precise")
+
+
+def test_exact_numerics_refuse_another_formula() -> None:
+    joint = dovetail.capture(lambda x: x.prod(), (torch.randn(4, requires_grad=True),))
+    assert joint.inexact
+    with pytest.raises(errors.CaptureError, match="another formula"):
+        joint.compile(lambda graph, inputs, *, kind, options: graph, numerics="exact")
