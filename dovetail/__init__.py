@@ -13,8 +13,8 @@ from dovetail.versions import check_versions
 check_versions()
 
 from dovetail import aot, errors  # noqa: E402
-from dovetail.aot.export_joint import load  # noqa: E402
 from dovetail.aot.joint_graph import JointGraph  # noqa: E402
+from dovetail.aot.load_joint import load  # noqa: E402
 from dovetail.aot.torch_compile import torch_backend  # noqa: E402
 from dovetail.backends import list_backends, register_backend  # noqa: E402
 from dovetail.compile import capture, compile, events_of, explain  # noqa: E402

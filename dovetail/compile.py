@@ -19,11 +19,11 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
-from dovetail.aot.compile_joint import compile_joint, make_entry
+from dovetail.aot.compile_joint import choose_backend, compile_joint, make_entry
 from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends import Backend
 from dovetail.errors import (
     BackendError,
     CaptureError,
@@ -96,7 +96,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
-        self.backend: Backend = lookup_backend(options.backend)
+        self.backend: Backend = choose_backend(options.backend, options.numerics)
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False
@@ -271,7 +271,7 @@ class CompiledFunction:
             "\n  what to do: run `dovetail doctor`, which says what is missing here",
             EagerFallbackWarning,
         )
-        self.backend = lookup_backend("aten")
+        self.backend = choose_backend("aten", self.options.numerics)
         return True
 
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
@@ -331,7 +331,13 @@ class CompiledFunction:
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(
-                None, joint, self.backend, options=self.options.backend_options, events=self.events
+                None,
+                joint,
+                self.backend,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
             )
             return make_entry(compiled)
 

@@ -176,11 +176,6 @@ def is_composite(overload: OpOverload) -> bool:
     )
 
 
-    """Whether the operator may be made of other operators (with autograd through them, or a formula of its own)."""
-    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key) for key in keys)
-
-
 def torch_backend_names() -> list[str]:
     """Names of the backends registered with torch itself, debugging ones included."""
     import torch._dynamo
@@ -601,6 +596,17 @@ def symbolic_fake(
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
     return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
+    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    span = ValueRanges(low, int_oo if high is None else high)
+    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
+    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
 
 
 def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:

@@ -376,6 +376,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
                     f"the gradient of {item.name} has the layout {gradient.layout}",
                     advice="use dense gradients (sparse=False)",
                 )
+    trace.random.finish()
     gradient_nodes = [None if gradient is None else trace.node_of(gradient) for gradient in gradients]
     output_descriptors.extend(
         None if gradient is None else Gradient(descriptor)

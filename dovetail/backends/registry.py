@@ -123,9 +123,9 @@ def register_backend(
             takes_program,
             numerics,
             description or inspect.getdoc(backend) or "",
-            tolerances,
-            takes_symbolic_shapes,
-            kinds,
+            tolerances=tolerances,
+            takes_symbolic_shapes=takes_symbolic_shapes,
+            kinds=kinds,
         )
     with _lock:
         if name in _own:

@@ -22,6 +22,7 @@ from dovetail.torch_private import tree_leaves
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
+from dovetail.trace.repeats import RandomOperators, draws_random_numbers
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
 
@@ -64,9 +65,18 @@ class _Tracer(private.PythonKeyTracer):
     open_trace: Trace
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = super().create_node(*args, **kwargs)
         trace = self.open_trace
+        is_random = draws_random_numbers(args[1])
+        again = trace.random.repeated(args[1]) if is_random else None
+        if again is not None:
+            return again
+        node = super().create_node(*args, **kwargs)
+        if is_random:
+            trace.random.record(node)
         node.meta["phase"] = trace.phase
+        if trace.phase == "backward" and torch.is_grad_enabled():
+            # Autograd's own formulas run without recording; what records is the program, called again.
+            node.meta["checkpointed"] = True
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()
         if line is not None:
             node.meta["user_line"] = line
@@ -213,6 +223,7 @@ class Trace:
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
+        self.random = RandomOperators()
         self.lines = private.LineTable()
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
@@ -226,6 +237,7 @@ class Trace:
         """Enter all modes on the caller's stack."""
         # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
         stack.callback(self._forget_location)
+        self.random.open(stack)
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
