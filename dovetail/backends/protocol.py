@@ -62,6 +62,7 @@ class Backend:
     ``takes_program``: run the torch-level program tape instead of ATen graphs (the ``eager`` backend).
     ``data_sizes``: whether graphs may compute sizes from data (``nonzero``, masks), and raise where an assumption about one fails.
     ``numerics``: "bitwise" if results equal eager's to the last bit, else "tolerance".
+    ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
     'tolerance'
@@ -74,6 +75,11 @@ class Backend:
     numerics: Numerics = "tolerance"
     description: str = ""
     data_sizes: bool = False
+    for_options: Callable[[Mapping[str, Any]], Backend] | None = None
+
+    def with_options(self, options: Mapping[str, Any]) -> Backend:
+        """The backend as it is with these options: its decompositions and numerics may depend on them."""
+        return self if self.for_options is None else self.for_options(options)
 
     def __str__(self) -> str:
         text = f"backend {self.name!r} ({self.numerics})"

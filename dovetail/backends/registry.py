@@ -24,6 +24,7 @@ from typing import Any, overload
 
 from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
+from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
 from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.protocol import Backend, Numerics
@@ -33,7 +34,7 @@ from dovetail.errors import BackendError, UnknownBackendError
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER, INDUCTOR)}
+_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR)}
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 
