@@ -13,7 +13,7 @@ from dovetail.backends.aten import ATEN
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
-from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, node_tensors
+from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
 from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
@@ -205,7 +205,7 @@ def _find_obstacles(
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        if is_float(node):
+        if is_float(node) or (is_number(node) and any(on_host(value, recorder) for value in node.all_input_nodes)):
             found[node] = None
         elif float_arguments(node) and not can_read_from_memory(node, exact=exact):
             reason = (

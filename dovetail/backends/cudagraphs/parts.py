@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,15 @@ def _schedule(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -
         # A result of several values stays with the operator that made it: only tensors go from part to part.
         source = node.args[0] if node.target is operator.getitem else None
         kind[node] = kind[source] if isinstance(source, Node) and source in kind else can_record(node)
+    return min((_grouped(work, kind, before, first) for first in (False, True)), key=len)
+
+
+def _grouped(
+    work: Sequence[Node], kind: Mapping[Node, bool], before: Mapping[Node, set[Node]], first: bool
+) -> list[tuple[bool, list[Node]]]:
+    """Nodes of one kind for as long as there are any that can run, then those of the other kind."""
     groups: list[tuple[bool, list[Node]]] = []
-    waiting, done = work, set[Node]()
-    current = kind[work[0]] if work else True
+    waiting, done, current = list(work), set[Node](), first
     while waiting:
         taken: list[Node] = []
         rest: list[Node] = []
