@@ -67,6 +67,11 @@ class Told:
         assert count is None or len(self.texts) == count, self.texts
 
 
+def memory_of(recorder: SimulatedRecorder) -> set[int]:
+    """Addresses of all memory that recordings own."""
+    return {value.untyped_storage().data_ptr() for recording in recorder.recordings for value in recording.memory}
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -144,9 +149,32 @@ def test_grad_is_never_memory_of_a_recording() -> None:
     for _ in range(4):
         model.zero_grad(set_to_none=True)
         step(normal(3, 4)).backward()
-    pools = {value.untyped_storage().data_ptr() for recording in recorder.recordings for value in recording.memory}
-    assert pools
-    assert not pools & {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert not memory_of(recorder) & {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+
+def test_a_gradient_that_was_saved_by_the_forward_is_copied() -> None:
+    class Saved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x.exp())
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return ctx.saved_tensors[0]
+
+    weight = normal(3, grad=True)
+    recorder = SimulatedRecorder()
+    step = compile_recorded(lambda x: Saved.apply(weight * 1), recorder)
+    for _ in range(5):
+        weight.grad = None
+        step(normal(2)).backward()
+        assert torch.equal(weight.grad, weight.exp())
+        assert weight.grad.untyped_storage().data_ptr() not in memory_of(recorder)
+        step(normal(2)).backward()
+        assert torch.equal(weight.grad, 2 * weight.exp())
+        with torch.no_grad():
+            weight += 1
 
 
 def test_results_can_be_kept_and_written_to() -> None:

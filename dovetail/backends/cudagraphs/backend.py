@@ -17,9 +17,9 @@ from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_f
 from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
-from dovetail.backends.cudagraphs.shared import warn
+from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
 from dovetail.backends.inductor import INDUCTOR
-from dovetail.backends.outputs import own_copy
+from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 
@@ -150,7 +150,10 @@ def compile_cudagraphs(
         made = RecordedPart(kernels, spec, recorder, settings.limits)
         recorded.append(made)
         runs.append(made)
-    return RecordedGraph(run_parts(own, parts, runs), tuple(parts), tuple(recorded), tuple(told))
+    run = run_parts(own, parts, runs)
+    if kind == "backward":
+        run = _out_of_recordings(run, _may_be_inputs(own), shared_by(recorder))
+    return RecordedGraph(run, tuple(parts), tuple(recorded), tuple(told))
 
 
 def _compile_alone(
@@ -217,6 +220,30 @@ def _find_obstacles(
             if obstacle is not None:
                 found[node] = obstacle
     return found
+
+
+def _may_be_inputs(graph: torch.fx.GraphModule) -> list[int]:
+    """Indices of the outputs that may share memory with an input."""
+    memory = Memory(graph)
+    groups = {memory.group(node) for node in graph.graph.find_nodes(op="placeholder")}
+    results = enumerate(output_arguments(graph))
+    return [index for index, node in results if isinstance(node, torch.fx.Node) and memory.group(node) in groups]
+
+
+def _out_of_recordings(run: CompiledCallable, indices: Sequence[int], shared: Shared) -> CompiledCallable:
+    """Copy gradients that are values which the forward has kept in a recording's memory: ``.grad`` outlives the step."""
+    if not indices:
+        return run
+
+    def checked(inputs: list[Any]) -> list[Any]:
+        outputs = run(inputs)
+        for index in indices:
+            value = outputs[index]
+            if isinstance(value, torch.Tensor) and storage_address(value) in shared.kept:
+                outputs[index] = value.clone()
+        return outputs
+
+    return checked
 
 
 def _visible(graph: torch.fx.GraphModule, outputs: Sequence[int] | None) -> Callable[[torch.fx.Node], bool]:

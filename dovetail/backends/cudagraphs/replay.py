@@ -19,7 +19,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.backends.cudagraphs.results import Results, flat, is_dense, span
-from dovetail.backends.cudagraphs.shared import Shared, register_part, shared_by, warn
+from dovetail.backends.cudagraphs.shared import Addresses, Shared, register_part, shared_by, warn
 from dovetail.backends.outputs import storage_address
 from dovetail.backends.protocol import CompiledCallable, Kind
 
@@ -98,7 +98,7 @@ class _Shape:
 class _Slot:
     recording: Recording
     results: Results
-    addresses: tuple[int, ...]
+    addresses: Addresses
 
 
 def _drop_all(shapes: dict[Key, _Shape], shared: Shared) -> None:
@@ -192,13 +192,13 @@ class RecordedPart:
         return self._replay(slot, shape, inputs, copied)
 
     def _copied(self, inputs: Sequence[Any]) -> frozenset[int]:
-        stable, spec = self._shared.stable, self.spec
+        is_stable, spec = self._shared.is_stable, self.spec
         return frozenset(
             index
             for index, value in enumerate(inputs)
             if isinstance(value, torch.Tensor)
             and index not in spec.numbers
-            and (index in self._moving or (index not in spec.static and storage_address(value) not in stable))
+            and (index in self._moving or (index not in spec.static and not is_stable(storage_address(value))))
         )
 
     def _key(self, inputs: Sequence[Any], copied: frozenset[int]) -> tuple[Key, Key]:
@@ -259,7 +259,7 @@ class RecordedPart:
             for index, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and index in self.spec.static and index not in copied
         )
-        addresses = (*results.addresses, *static)
+        addresses = Addresses(results.addresses, static)
         self._shared.remember(addresses)
         return _Slot(recording, results, addresses)
 

@@ -7,10 +7,20 @@ import threading
 import warnings
 import weakref
 from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.errors import RecordingWarning
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where memory lies that a recording relies on: ``kept`` is its own, ``static`` belongs to parameters and buffers."""
+
+    kept: tuple[int, ...] = ()
+    static: tuple[int, ...] = ()
 
 
 class Shared:
@@ -18,11 +28,16 @@ class Shared:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        #: Addresses of memory that stays where it is (parameters, what recordings keep), with how often each was named.
-        self.stable: Counter[int] = Counter()
-        self._unused: deque[tuple[Recording, tuple[int, ...]]] = deque()
+        #: Results of recordings that are handed out where they lie, and memory of parameters and buffers, by address.
+        self.kept: Counter[int] = Counter()
+        self.static: Counter[int] = Counter()
+        self._unused: deque[tuple[Recording, Addresses]] = deque()
 
-    def drop(self, recording: Recording, addresses: tuple[int, ...] = ()) -> None:
+    def is_stable(self, address: int) -> bool:
+        """Whether what lies there stays there from call to call."""
+        return address in self.kept or address in self.static
+
+    def drop(self, recording: Recording, addresses: Addresses) -> None:
         """Give a recording back at the next good moment; may be called from a finalizer, in any thread."""
         self._unused.append((recording, addresses))
 
@@ -31,18 +46,20 @@ class Shared:
         while self._unused:
             recording, addresses = self._unused.popleft()
             recording.release()
-            self.forget(addresses)
+            _subtract(self.kept, addresses.kept)
+            _subtract(self.static, addresses.static)
 
-    def remember(self, addresses: tuple[int, ...]) -> None:
-        """Name addresses that are stable."""
-        self.stable.update(addresses)
+    def remember(self, addresses: Addresses) -> None:
+        """A recording relies on these until it is dropped."""
+        self.kept.update(addresses.kept)
+        self.static.update(addresses.static)
 
-    def forget(self, addresses: tuple[int, ...]) -> None:
-        """Take back what :meth:`remember` was told."""
-        self.stable.subtract(addresses)
-        for address in addresses:
-            if self.stable[address] <= 0:
-                del self.stable[address]
+
+def _subtract(counter: Counter[int], addresses: Iterable[int]) -> None:
+    for address in addresses:
+        counter[address] -= 1
+        if counter[address] <= 0:
+            del counter[address]
 
 
 _by_recorder: weakref.WeakKeyDictionary[Any, Shared] = weakref.WeakKeyDictionary()
