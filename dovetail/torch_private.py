@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
@@ -978,3 +979,28 @@ def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
 
 
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
+# --- recordings (CUDA graphs) -----------------------------------------------------------------------------------------
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
+
+
+def storage_users(value: torch.Tensor) -> int:
+    """How many references to the memory of this tensor there are, on the C++ side too (saved for a backward, say)."""
+    return int(torch._C._storage_Use_Count(value.untyped_storage()._cdata))
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What two Python objects for the same memory, fake or real, have in common while it lives."""
+    return int(storage._cdata)
+
+
+def last_line_of_generated_code(error: BaseException) -> str:
+    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty."""
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if name.startswith("<dovetail"):
+            found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
+        traceback = traceback.tb_next
+    return found

@@ -133,8 +133,9 @@ class _Backward:
         if self.sealed and any(map(private.has_symbols, examples)):
             # The guards are installed: only a backend that assumes nothing about sizes can still be asked.
             backend = lookup_backend("aten")
+        options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
-            compiled = compile_with(backend, graph, examples, "backward", dict(self._options))
+            compiled = compile_with(backend, graph, examples, "backward", options)
         if len(keep) == first_tangent:
             return compiled
         extra = range(first_tangent, first_tangent + sum(defined))
@@ -182,6 +183,14 @@ def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
     return evaluate
 
 
+def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
+    """Inputs that stay at one address from call to call: parameters and buffers."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return [
+        index for index, node in enumerate(placeholders) if isinstance(node.meta.get("desc"), (ParamInput, BufferInput))
+    ]
+
+
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
     tangents = [
@@ -217,6 +226,7 @@ def compile_joint(
     check_budget(memory_budget)
     check_numerics(numerics)
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
+    chosen = chosen.with_options(options or {})
     log = events if events is not None else EventLog()
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
@@ -256,7 +266,11 @@ def compile_joint(
     with log.span("compile forward", backend=chosen.name):
         examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
         training = any(joint.spec.output_differentiable)
-        forward_settings = {**settings, "user_visible_outputs": list(range(joint.num_forward_outputs))}
+        forward_settings = {
+            **settings,
+            "user_visible_outputs": list(range(joint.num_forward_outputs)),
+            "static_inputs": _static_inputs(parts.forward),
+        }
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
         )

@@ -66,6 +66,7 @@ class Backend:
     ``tolerances``: for "tolerance", how far results may be from eager's in float32: relative and absolute.
     ``takes_symbolic_shapes``: whether sizes may be symbolic in the graphs it is given; if not, every new size is compiled anew.
     ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
+    ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
     'tolerance'
@@ -81,6 +82,11 @@ class Backend:
     tolerances: tuple[float, float] = (1e-4, 1e-5)
     takes_symbolic_shapes: bool = True
     kinds: tuple[Kind, ...] = KINDS
+    for_options: Callable[[Mapping[str, Any]], Backend] | None = None
+
+    def with_options(self, options: Mapping[str, Any]) -> Backend:
+        """The backend as it is with these options: its decompositions and numerics may depend on them."""
+        return self if self.for_options is None else self.for_options(options)
 
     def __str__(self) -> str:
         text = f"backend {self.name!r} ({self.numerics})"

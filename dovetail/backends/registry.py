@@ -26,6 +26,7 @@ from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
 from dovetail.backends.bisect import make_bisect
 from dovetail.backends.check_operators import make_check_operators
+from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
 from dovetail.backends.float64 import make_float64
 from dovetail.backends.inductor import INDUCTOR
@@ -36,7 +37,7 @@ from dovetail.errors import BackendError, UnknownBackendError
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER, INDUCTOR)}
+_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR)}
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 

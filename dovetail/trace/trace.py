@@ -250,7 +250,7 @@ class Trace:
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
-        stack.enter_context(RecordingMode(self.recorder))
+        stack.enter_context(RecordingMode(self.recorder, self._begin_call))
         return self
 
     def _forget_location(self) -> None:
@@ -379,6 +379,12 @@ class Trace:
                 advice="pass the tensor to the function as an argument",
             )
         return slot.proxy.node
+
+    def _begin_call(self) -> None:
+        """Autograd nodes that are made from here on belong to the user's present line."""
+        line = self.locate() if self.phase != "backward" else None
+        if line is not None:
+            self.lines.add(private.autograd_sequence_number(), line)
 
     def backward_line(self) -> UserLocation | None:
         """The user line whose forward made the autograd node that runs now."""
