@@ -1,0 +1,299 @@
+"""The object that the autograd engine talks to while it walks a graph: every visit of a node becomes calls on an ``fx`` graph.
+
+Nothing is computed here. Tensors are empty stand-ins and sizes are objects that refuse to be looked at, so no size, stride or
+scalar can become part of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd import operations
+from dovetail.compiled_autograd.numbers import LiftedNumber, lifted_node
+from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.errors import CaptureError
+
+#: What a captured backward is called with: tensors, sizes, numbers, hooks and contexts, and what saved-tensor hooks packed.
+ARGUMENTS = ("tensors", "sizes", "scalars", "hooks", "packed")
+
+
+class _RecordOperators(door.TorchDispatchMode):
+    """What the engine computes by itself between two nodes (zeros for a gradient that nobody gave) is recorded too."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._recorder.record_operator(function, args, kwargs or {})
+
+
+class Recorder:
+    """Builds one graph of node calls; ``finish(recorder)`` gets it when the engine has seen the last node.
+
+    The methods are called by the engine, which decides their names and arguments.
+    """
+
+    def __init__(self, finish: Callable[[Recorder], Any], roots: Sequence[Any] = ()) -> None:
+        self._finish = finish
+        self.roots = tuple(roots)
+        self.graph = fx.Graph()
+        self.call_names: dict[int, str] = {}
+        self.call = -1
+        self.outputs: list[fx.Node | None] = []
+        self._node_of: dict[int, fx.Node] = {}
+        # Identity is all there is to a stand-in: none may be freed and its address used again.
+        self._alive: list[Any] = []
+        self._mode = _RecordOperators(self)
+        self._mode_is_on = False
+        self._arguments = {name: self.graph.placeholder(name) for name in ARGUMENTS}
+
+    # --- stand-ins ---------------------------------------------------------------------------------------------------
+
+    def _stand_in(self, node: fx.Node, like: torch.Tensor | None = None) -> torch.Tensor:
+        with operations.outside_of(self._mode if self._mode_is_on else None):
+            value = torch.empty(0, dtype=like.dtype if like is not None else None)
+        self._alive.append(value)
+        self._node_of[id(value)] = node
+        return value
+
+    def _reference(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._node_of:
+                raise CaptureError("an autograd node uses a tensor that the engine has not handed over")
+            return self._node_of[id(value)]
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return lifted_node(value)
+        if type(value) in (list, tuple):
+            return type(value)(self._reference(item) for item in value)
+        if type(value) is torch.Size:
+            return [self._reference(item) for item in value]
+        if type(value) is dict:
+            return {key: self._reference(item) for key, item in value.items()}
+        return value
+
+    def _emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, self._reference(args), self._reference(kwargs))
+        node.meta["call"] = self.call
+        return node
+
+    def _item(self, node: fx.Node, index: int) -> fx.Node:
+        item = self.graph.call_function(operator.getitem, (node, index))
+        if node.op != "placeholder":
+            item.meta["call"] = self.call
+        return item
+
+    def _call_list(self, target: Callable[..., Any], count: int, *args: Any) -> list[torch.Tensor]:
+        node = self._emit(target, *args)
+        return [self._stand_in(self._item(node, index)) for index in range(count)]
+
+    # --- what the engine calls ---------------------------------------------------------------------------------------
+
+    def begin_capture(
+        self,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        origins: Any,
+        accumulate_grad: bool,
+        check_nans: bool,
+    ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        """Stand-ins for everything that the nodes have saved."""
+        tensors = [
+            self._stand_in(self._item(self._arguments["tensors"], index), value) for index, value in enumerate(inputs)
+        ]
+        size_numbers = [
+            LiftedNumber(self.graph, self._item(self._arguments["sizes"], index), int).number()
+            for index in range(len(sizes))
+        ]
+        scalar_numbers = []
+        for index, value in enumerate(scalars):
+            if type(value) not in (int, float):
+                raise CaptureError(f"an autograd node has saved a number of type {type(value).__name__}")
+            scalar_numbers.append(
+                LiftedNumber(self.graph, self._item(self._arguments["scalars"], index), type(value)).number()
+            )
+        self._alive += [size_numbers, scalar_numbers]
+        self._mode.__enter__()
+        self._mode_is_on = True
+        return "dovetail", tensors, size_numbers, scalar_numbers
+
+    def close(self) -> None:
+        """The engine is done with this object, whether or not the capture succeeded."""
+        if self._mode_is_on:
+            self._mode_is_on = False
+            self._mode.__exit__(None, None, None)
+
+    def set_node_origin(self, name: str, index: int, context: Any) -> None:
+        """What follows belongs to the engine's visit number ``index``."""
+        self.call = index
+        self.call_names[index] = name
+
+    def log_compile_reasons(self, reasons: Sequence[str]) -> None:
+        """Why the engine asks for another capture; the events of the session say it in Dovetail's words."""
+
+    def bind_function(self, name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
+        """The functional form of a kind of node, told once in a process."""
+        return door.bind_node_function(name, function, is_custom, is_traceable)
+
+    def apply_functional(
+        self, name: str, gradients: Sequence[Any], args: Any, output_metadata: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """A native node: its formula on the gradients and on what it saved."""
+        return self._call_list(NodeFunction.named(name), len(output_metadata), gradients, *args)
+
+    def validate_outputs(
+        self, _: Any, outputs: Sequence[Any], args: Any, output_metadata: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
+        """Each gradient is brought to the shape, type and device of what it is the gradient of."""
+        return self._arrivals(self._emit(NodeFunction.named("validate_outputs"), outputs, *args), outputs)
+
+    def _arrivals(self, node: fx.Node, outputs: Sequence[Any]) -> list[torch.Tensor | None]:
+        """The outputs of a visit on their way along the node's edges, which their numbers say."""
+        results: list[torch.Tensor | None] = []
+        for index, value in enumerate(outputs):
+            item = None if value is None else self._item(node, index)
+            if item is not None:
+                item.meta["arrival"] = (self.call, index)
+            results.append(None if item is None else self._stand_in(item))
+        return results
+
+    def _arrived(self, node: fx.Node, *values: Any) -> None:
+        """A step between the visits: it belongs to the node at which the values have arrived."""
+        for value in values:
+            arrival = None if value is None else self._node_of[id(value)].meta.get("arrival")
+            if arrival is not None:
+                node.meta["arrival_of_input"] = node.meta["arrival"] = arrival
+                return
+
+    def accumulate(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Two gradients arrive at the same input of a node."""
+        node = self._emit(operations.add_gradients, old, new)
+        self._arrived(node, old)
+        return self._stand_in(node)
+
+    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
+        """A gradient arrives at a leaf. Before torch 2.13 the leaf's own gradient was not an argument."""
+        gradient = rest[1] if len(rest) == 3 else rest[0]
+        self._emit(operations.accumulate_grad, variable, gradient)
+        return self._stand_in(self._node_of[id(variable)]) if len(rest) == 3 else None
+
+    def proxy_call_backward(
+        self,
+        inputs: Sequence[Any],
+        output_metadatas: Sequence[Any],
+        saved_tensors: Sequence[Any],
+        backward_index: int,
+        context: Any,
+        backward_state_index: int | None,
+        opaque_indices: Sequence[int] = (),
+    ) -> tuple[torch.Tensor | None, ...]:
+        """A ``torch.autograd.Function``: its backward is one call in the graph."""
+        kind = context._forward_cls
+        if backward_state_index is not None or opaque_indices or hasattr(kind, "_aot_id"):
+            raise CaptureError(f"{kind.__name__} was compiled by torch.compile, whose own compiled autograd is for it")
+        if getattr(kind, "boxed_grads_call", False):
+            raise CaptureError(f"{kind.__name__} takes its gradients as one list (boxed_grads_call)")
+        hook = self._item(self._arguments["hooks"], backward_index)
+        is_tensor = [metadata is not None for metadata in output_metadatas]
+        node = self.graph.call_function(
+            operations.call_backward,
+            (hook, is_tensor, self._reference(list(saved_tensors)), *self._reference(list(inputs))),
+        )
+        node.meta["call"] = self.call
+        return tuple(
+            None if metadata is None else self._stand_in(self._item(node, index))
+            for index, metadata in enumerate(output_metadatas)
+        )
+
+    def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
+        """An in-place write to a view: the gradient of the base is split."""
+        return self._call_list(operations.copy_slices_prologue, 3, inputs, *geometry)
+
+    def call_copy_slices_epilogue(
+        self, needs_input_grad: Sequence[bool], result: Any, gradients: Sequence[Any], part: Any
+    ) -> list[torch.Tensor]:
+        """An in-place write to a view: the gradients after the write's own node."""
+        return self._call_list(
+            operations.copy_slices_epilogue, len(needs_input_grad), list(needs_input_grad), result, gradients, part
+        )
+
+    def unpack_hook(self, hook_index: int, data_index: int) -> torch.Tensor:
+        """A tensor that was saved through saved-tensor hooks (checkpointing is one of them)."""
+        hook = self._item(self._arguments["hooks"], hook_index)
+        data = self._item(self._arguments["packed"], data_index)
+        node = self.graph.call_function(operations.unpack_saved, (hook, data))
+        node.meta["call"] = self.call
+        return self._stand_in(node)
+
+    def _hook(self, target: Callable[..., Any], hook_index: int, *args: Any) -> fx.Node:
+        hook = self._item(self._arguments["hooks"], hook_index)
+        node = self.graph.call_function(target, (hook, *self._reference(args)))
+        node.meta["call"] = self.call
+        return node
+
+    def tensor_pre_hook(self, inputs: list[Any], hook_index: int, position: int) -> list[Any]:
+        """``Tensor.register_hook``."""
+        inputs = list(inputs)
+        node = self._hook(operations.call_tensor_hook, hook_index, inputs[position])
+        self._arrived(node, inputs[position])
+        inputs[position] = self._stand_in(node)
+        return inputs
+
+    def cpp_tensor_pre_hook(self, inputs: list[Any], hook_index: int, position: int) -> list[Any]:
+        """A hook of native code, ``retain_grad`` for example."""
+        inputs = list(inputs)
+        node = self._emit(operations.call_native_tensor_hooks, hook_index, inputs[position])
+        self._arrived(node, inputs[position])
+        inputs[position] = self._stand_in(node)
+        return inputs
+
+    def pre_hook(self, inputs: Sequence[Any], hook_index: int) -> list[Any]:
+        """``Node.register_prehook``."""
+        node = self._hook(operations.call_node_pre_hook, hook_index, list(inputs))
+        self._arrived(node, *inputs)
+        results = []
+        for index in range(len(inputs)):
+            item = self._item(node, index)
+            item.meta.update(node.meta)
+            results.append(self._stand_in(item))
+        return results
+
+    def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_index: int) -> list[Any]:
+        """``Node.register_hook``."""
+        return self._arrivals(
+            self._hook(operations.call_node_post_hook, hook_index, list(outputs), list(inputs)), outputs
+        )
+
+    def post_acc_grad_hook(self, variable: torch.Tensor, hook_index: int) -> list[Any]:
+        """``Tensor.register_post_accumulate_grad_hook``."""
+        self._hook(operations.call_post_accumulate_hook, hook_index, variable)
+        return [variable]
+
+    def record_operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that the engine runs by itself."""
+        returns = function._schema.returns
+        if any(str(entry.type) != "Tensor" for entry in returns) or not returns:
+            raise CaptureError(f"the engine runs {function} while it hands over the graph")
+        if any(
+            argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments
+        ):
+            raise CaptureError(f"the engine runs {function}, which writes to a tensor, while it hands over the graph")
+        node = self._emit(function, *args, **kwargs)
+        if len(returns) == 1:
+            return self._stand_in(node)
+        return tuple(self._stand_in(self._item(node, index)) for index in range(len(returns)))
+
+    def end_capture(self, outputs: Sequence[Any]) -> Any:
+        """The last node was seen; ``outputs`` are the gradients that were asked for."""
+        self.close()
+        self.outputs = [None if value is None else self._node_of[id(value)] for value in outputs]
+        return self._finish(self)
