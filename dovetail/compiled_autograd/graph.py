@@ -92,38 +92,31 @@ class CapturedBackward:
 
     def _build(self, order: tuple[int, ...]) -> fx.GraphModule:
         steps: dict[int, list[fx.Node]] = defaultdict(list)
-        first: list[fx.Node] = []
+        before_all: list[fx.Node] = []
         for node in self._recorder.graph.nodes:
             if node.op != "placeholder":
-                steps[node.meta["call"]].append(node) if "call" in node.meta else first.append(node)
+                (steps[node.meta["call"]] if "call" in node.meta else before_all).append(node)
         rank = {index: place for place, index in enumerate(order)}
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
         for name, node in zip(ARGUMENTS, self._recorder.graph.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
-        names: dict[int, int] = defaultdict(int)
-        for node in (*first, *(step for index in order for step in steps[index])):
-            if node.target is operations.add_gradients:
-                if node in self._chains:
-                    leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
-                    total = new[leaves[0]]
-                    for leaf in leaves[1:]:
-                        total = graph.call_function(operations.add_gradients, (total, new[leaf]))
-                        total.meta.update(node.meta)
-                    new[node] = total
-                continue
-            new[node] = graph.node_copy(node, lambda argument: new[argument])
-            names[node.meta.get("call", -1)] += 1
+        for node in (*before_all, *(step for index in order for step in steps[index])):
+            if node.target is not operations.add_gradients:
+                new[node] = graph.node_copy(node, lambda argument: new[argument])
+            elif node in self._chains:
+                leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
+                total = new[leaves[0]]
+                for leaf in leaves[1:]:
+                    total = graph.call_function(operations.add_gradients, (total, new[leaf]))
+                    total.meta.update(node.meta)
+                new[node] = total
         graph.output([None if node is None else new[node] for node in self._recorder.outputs])
-        self._remove_unused(graph)
-        graph.lint()
-        return fx.GraphModule({}, graph, "CapturedBackward")
-
-    @staticmethod
-    def _remove_unused(graph: fx.Graph) -> None:
         graph.eliminate_dead_code(
             lambda node: node.op in ("placeholder", "output") or node.target in operations.EFFECTS
         )
+        graph.lint()
+        return fx.GraphModule({}, graph, "CapturedBackward")
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it operator by operator on what the engine has collected, in the order of its first run."""

@@ -6,6 +6,8 @@ Each is eager's own step, with eager's checks and eager's messages.
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -27,6 +29,8 @@ class NodeFunction:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
+        #: A node of a C++ extension, whose code nobody can look into.
+        self.is_custom = name.startswith("CppNode")
         self.function = function
         self.__name__ = name
         self.__qualname__ = name
@@ -45,6 +49,56 @@ class NodeFunction:
 
     def __repr__(self) -> str:
         return self.name
+
+
+_TRACING_PREFIX = "[Compiled Autograd Tracing:]"
+
+
+class OutputCheck(NodeFunction):
+    """What the engine does with the gradients of every node: check them against what they are the gradients of."""
+
+    def __init__(self, node_name: str) -> None:
+        super().__init__("validate_outputs", door.node_function("validate_outputs"))
+        self.node_name = node_name
+
+    def __call__(self, *args: Any) -> Any:
+        """The gradients, summed to the right shape and cast to the right type."""
+        try:
+            return self.function(*args)
+        except RuntimeError as error:
+            text = str(error)
+            if not text.startswith(_TRACING_PREFIX):
+                raise
+            words = text.removeprefix(_TRACING_PREFIX).strip()
+        raise RuntimeError(f"Function {self.node_name} returned an {words}")
+
+
+def is_traceable(hook: Any) -> bool:
+    """Whether a hook, or the backward behind a context, is code of the user's that can become a part of a graph.
+
+    Hooks of torch itself ask the engine where it is, and keep books about it.
+    """
+    kind = getattr(hook, "_forward_cls", None)
+    if kind is not None:
+        return not _is_torchs(kind)
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = getattr(hook, "__func__", hook)
+    if isinstance(function, types.FunctionType):
+        return not _is_torchs(function) and not any(_holds_torchs(cell) for cell in function.__closure__ or ())
+    return False
+
+
+def _is_torchs(value: Any) -> bool:
+    return str(getattr(value, "__module__", None) or "torch").split(".", 1)[0] in ("torch", "torchgen", "functorch")
+
+
+def _holds_torchs(cell: types.CellType) -> bool:
+    try:
+        inside = cell.cell_contents
+    except ValueError:
+        return True
+    return isinstance(inside, types.FunctionType) and _is_torchs(inside)
 
 
 def add_gradients(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -122,7 +176,7 @@ def call_backward(context: Any, is_tensor: Sequence[bool], saved: Sequence[Any],
         results = (results,)
     if len(results) > count and all(item is None for item in results[count:]):
         results = results[:count]
-    name = context.name()
+    name = f"{kind.__name__}Backward"
     if len(results) != count:
         raise RuntimeError(
             f"function {name} returned an incorrect number of gradients (expected {count}, got {len(results)})"
@@ -134,7 +188,7 @@ def call_backward(context: Any, is_tensor: Sequence[bool], saved: Sequence[Any],
                 "but the corresponding forward input was not a Variable"
             )
         if item is not None and not isinstance(item, torch.Tensor):
-            raise TypeError(f"expected Variable or None (got {type(item).__name__})")
+            raise RuntimeError(f"expected Variable or None (got {type(item).__name__})")
     return tuple(item if needed else None for item, needed in zip(results, context.needs_input_grad, strict=True))
 
 

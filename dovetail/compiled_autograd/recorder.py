@@ -16,7 +16,7 @@ from torch import fx
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.numbers import LiftedNumber, lifted_node
-from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.compiled_autograd.operations import NodeFunction, OutputCheck
 from dovetail.errors import CaptureError
 
 #: What a captured backward is called with: tensors, sizes, numbers, hooks and contexts, and what saved-tensor hooks packed.
@@ -154,7 +154,7 @@ class Recorder:
         self, _: Any, outputs: Sequence[Any], args: Any, output_metadata: Sequence[Any]
     ) -> list[torch.Tensor | None]:
         """Each gradient is brought to the shape, type and device of what it is the gradient of."""
-        return self._arrivals(self._emit(NodeFunction.named("validate_outputs"), outputs, *args), outputs)
+        return self._arrivals(self._emit(OutputCheck(self.call_names.get(self.call, "")), outputs, *args), outputs)
 
     def _arrivals(self, node: fx.Node, outputs: Sequence[Any]) -> list[torch.Tensor | None]:
         """The outputs of a visit on their way along the node's edges, which their numbers say."""

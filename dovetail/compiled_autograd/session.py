@@ -14,8 +14,9 @@ import torch
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.operations import inside_the_engine
+from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, will_execute
+from dovetail.compiled_autograd.parts import cut, run_parts
 from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
@@ -39,7 +40,7 @@ class BackwardSession:
     runs: int = 0
 
     def __post_init__(self) -> None:
-        self._compiled: dict[tuple[int, tuple[int, ...]], Callable[..., Any]] = {}
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._warned = False
 
     def __str__(self) -> str:
@@ -58,17 +59,24 @@ class BackwardSession:
         if captured not in self.captures:
             self.captures.append(captured)
         order = captured.order(call)
-        key = (id(captured), order)
+        traceable = tuple(is_traceable(hook) for hook in arguments[3]) if captured.runs_user_code else ()
+        key = (id(captured), order, traceable)
         compiled = self._compiled.get(key)
         if compiled is None:
-            graph = captured.graph_for(order)
-            compiled = graph.forward if self.compile_graph is None else self.compile_graph(graph.forward)
-            self._compiled[key] = compiled
+            compiled = self._compiled[key] = self._compile(captured.graph_for(order), traceable)
         self.runs += 1
         with torch.no_grad():
             if captured.runs_user_code:
                 return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, arguments)))
             return list(compiled(*arguments))
+
+    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
+        compile_graph = self.compile_graph
+        if compile_graph is None:
+            return graph.forward
+        parts = cut(graph, traceable)
+        run = [part.graph.forward if part.in_eager else compile_graph(part.graph.forward) for part in parts.parts]
+        return lambda *arguments: run_parts(parts, run, arguments)
 
     def leave_to_eager(self, reason: str) -> None:
         """Note why a backward is eager's, and warn the first time."""
@@ -146,12 +154,14 @@ def _node_of(value: Any) -> Any:
     return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else door.gradient_node(value)
 
 
-def _why_not(create_graph: bool) -> str | None:
+def _why_not(create_graph: bool, gradients: Any) -> str | None:
     """Why a backward is eager's from the start."""
     if create_graph:
         return "create_graph=True records the backward itself, which only eager's engine does"
     if torch.is_anomaly_enabled():
         return "anomaly mode looks at the result of every single operator"
+    if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
+        return "the gradients are batched by vmap"
     return None
 
 
@@ -177,7 +187,7 @@ def _run_backward(
             pass
         return eager()
     session = _state.sessions[-1]
-    reason = _why_not(create_graph)
+    reason = _why_not(create_graph, gradients)
     if reason is not None:
         session.leave_to_eager(reason)
         return eager()

@@ -487,7 +487,7 @@ def gradient_edges(run: Run) -> Any:
     return list(torch.autograd.grad(h.exp().sum(), [edge]))
 
 
-@scenario
+@scenario(eager="vmap")
 def batched_gradients(run: Run) -> Any:
     x = leaf(3)
     y = x.sin() * 2
