@@ -21,6 +21,7 @@ class Options:
     ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
+    ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph
@@ -34,6 +35,7 @@ class Options:
     entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
+    compiled_autograd: bool = False
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +56,8 @@ def make_options(**given: Any) -> Options:
     options = Options(**given)
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
+    if not isinstance(options.compiled_autograd, bool):
+        raise OptionError(f"compiled_autograd must be True or False, not {options.compiled_autograd!r}")
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic must be True, False or None, not {options.dynamic!r}")
     limit = options.recompile_limit

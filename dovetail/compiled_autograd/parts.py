@@ -148,7 +148,7 @@ def _build(
             number.setdefault(item, len(number))
         parts.append(
             Part(
-                fx.GraphModule({}, graph, "BackwardPart"),
+                named_module(graph),
                 in_eager[index],
                 tuple(number[item] for item in takes),
                 tuple(number[item] for item in kept),
@@ -159,6 +159,14 @@ def _build(
             )
         )
     return Parts(tuple(parts), tuple(None if item is None else number[item] for item in asked))
+
+
+def named_module(graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose function has a name that says what it is in warnings and reports."""
+    module = fx.GraphModule({}, graph, "CapturedBackward")
+    function = type(module).forward
+    function.__name__ = function.__qualname__ = "captured_backward"
+    return module
 
 
 def run_parts(parts: Parts, compiled: Sequence[Callable[..., Any]], arguments: Sequence[Any]) -> list[Any]:
