@@ -41,9 +41,22 @@ def node_function(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+#: Where a context keeps what ``set_materialize_grads`` was told; torch's own note of it cannot be read.
+MATERIALIZE_NOTE = "_dovetail_materialize_grads"
+
+
+@functools.cache
 def prepare_engine_hook() -> None:
-    """Import what the engine hook needs, at a moment when waiting for it surprises nobody."""
+    """Import what the engine hook needs, and keep note of ``ctx.set_materialize_grads`` from now on."""
     _node_functions()
+    original = torch.autograd.function.FunctionCtx.set_materialize_grads
+
+    @functools.wraps(original)
+    def set_materialize_grads(self: Any, value: bool) -> None:
+        original(self, value)
+        setattr(self, MATERIALIZE_NOTE, bool(value))
+
+    torch.autograd.function.FunctionCtx.set_materialize_grads = set_materialize_grads  # type: ignore[method-assign]
 
 
 def set_engine_compiler(factory: Callable[[], Any] | None) -> Callable[[], Any] | None:
@@ -127,3 +140,14 @@ def will_execute() -> Callable[[Any], bool]:
 def replace_will_execute(function: Callable[[Any], bool]) -> None:
     """Let torch ask ``function`` whether the running backward will come to a node."""
     torch._C._will_engine_execute_node = function  # type: ignore[assignment]
+
+
+def has_freed_its_saved_tensors(node: Any) -> bool:
+    """Whether a node of a ``torch.autograd.Function`` has run before, without ``retain_graph``."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    try:
+        node._raw_saved_tensors  # type: ignore[attr-defined]  # noqa: B018
+    except RuntimeError:
+        return True
+    return False

@@ -11,30 +11,65 @@ import torch
 from torch import fx
 
 from dovetail import torch_private_autograd as door
-from dovetail.errors import CaptureError
 
-_BINARY: dict[str, tuple[Callable[..., Any], bool]] = {
-    # name that torch asks for: function, and whether the operands come in the other order
-    "add": (operator.add, False),
-    "sub": (operator.sub, False),
-    "mul": (operator.mul, False),
-    "int_floordiv": (operator.floordiv, False),
-    "floordiv": (operator.floordiv, False),
-    "mod": (operator.mod, False),
+#: Arithmetic that torch asks for by these names.
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "int_floordiv": operator.floordiv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "neg": operator.neg,
 }
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+    "and_": lambda left, right: left and right,
+    "or_": lambda left, right: left or right,
+    "sym_not": operator.not_,
+}
+#: Questions whose answer becomes a part of what torch does next.
+_LOOKS = frozenset(
+    {
+        "guard_int",
+        "guard_float",
+        "guard_bool",
+        "guard_size_oblivious",
+        "guard_or_false",
+        "guard_or_true",
+        "bool_",
+        "int_",
+    }
+)
+#: Checks: the program is wrong where they fail, and nothing else depends on them.
+_CHECKS = frozenset({"expect_true", "expect_size", "statically_known_true"})
 
 
 class LiftedNumber:
     """A number in the graph under construction, in the shape that torch expects behind a ``SymInt``.
 
-    Arithmetic with it becomes nodes of the graph. Whatever would need its value raises :class:`CaptureError`: such a graph
-    would be right for one value only.
+    Arithmetic with it becomes nodes of the graph. Whoever looks at its value gets it, because the engine cannot stop half way,
+    and ``looked_at`` is told: such a graph would be right for one value only.
     """
 
-    def __init__(self, graph: fx.Graph, node: fx.Node | int | float, kind: type) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        node: fx.Node | int | float,
+        kind: type,
+        value: Any,
+        looked_at: Callable[[str], None],
+    ) -> None:
         self.graph = graph
         self.node = node
         self.kind = kind
+        self.value = value
+        self.looked_at = looked_at
 
     def number(self) -> torch.SymInt | torch.SymFloat:
         """The number as torch passes it around."""
@@ -50,7 +85,7 @@ class LiftedNumber:
 
     def is_bool(self) -> bool:
         """Asked by torch."""
-        return False
+        return self.kind is bool
 
     def is_symbolic(self) -> bool:
         """Asked by torch."""
@@ -69,6 +104,10 @@ class LiftedNumber:
         return None
 
     def maybe_as_float(self) -> None:
+        """Asked by torch: the value, if it can never be another one."""
+        return None
+
+    def maybe_as_bool(self) -> None:
         """Asked by torch: the value, if it can never be another one."""
         return None
 
@@ -91,36 +130,40 @@ class LiftedNumber:
     def _graph_repr(self) -> Any:
         return self.str()
 
+    def _plain(self, value: Any, kind: type) -> LiftedNumber:
+        return LiftedNumber(self.graph, value, kind, value, self.looked_at)
+
     def wrap_int(self, value: int) -> LiftedNumber:
         """A plain number among lifted ones."""
-        return LiftedNumber(self.graph, value, int)
+        return self._plain(value, int)
 
     def wrap_float(self, value: float) -> LiftedNumber:
         """A plain number among lifted ones."""
-        return LiftedNumber(self.graph, value, float)
+        return self._plain(value, float)
+
+    def wrap_bool(self, value: bool) -> LiftedNumber:
+        """A plain truth value among lifted ones."""
+        return self._plain(value, bool)
 
     def clone(self) -> LiftedNumber:
         """Asked by torch."""
         return self
 
     def __getattr__(self, name: builtins.str) -> Any:
-        if name.startswith("__"):
+        if name in _CHECKS:
+            return lambda *_: bool(self.value)
+        if name in _LOOKS:
+            self.looked_at(name)
+            return lambda *_: self.value
+        function = _ARITHMETIC.get(name) or _COMPARISONS.get(name)
+        if function is None:
+            if not name.startswith("_"):
+                self.looked_at(name)
             raise AttributeError(name)
-        if name in _BINARY:
-            function, reverse = _BINARY[name]
 
-            def apply(other: LiftedNumber) -> LiftedNumber:
-                operands = (other.node, self.node) if reverse else (self.node, other.node)
-                kind = float if float in (self.kind, other.kind) else int
-                return LiftedNumber(self.graph, self.graph.call_function(function, operands), kind)
+        def apply(*others: LiftedNumber) -> LiftedNumber:
+            value = function(self.value, *(other.value for other in others))
+            node = self.graph.call_function(function, (self.node, *(other.node for other in others)))
+            return LiftedNumber(self.graph, node, type(value), value, self.looked_at)
 
-            return apply
-        raise CaptureError(f"torch looks at a saved size or number ({name}) while the backward is captured")
-
-
-def lifted_node(value: Any) -> fx.Node | int | float:
-    """The graph's node of a number; raises :class:`CaptureError` for a number from elsewhere."""
-    number = value.node
-    if not isinstance(number, LiftedNumber):
-        raise CaptureError("an autograd node has saved a symbolic number of another trace")
-    return number.node
+        return apply

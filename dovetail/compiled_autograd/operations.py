@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail import torch_private_autograd as door
+from dovetail.errors import CaptureError
 
 
 def outside_of(mode: Any) -> AbstractContextManager[Any]:
@@ -101,8 +102,10 @@ def _holds_torchs(cell: types.CellType) -> bool:
     return isinstance(inside, types.FunctionType) and _is_torchs(inside)
 
 
-def add_gradients(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The sum of two gradients that arrive at the same place."""
+def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients that arrive at the same place; a function of the user's may have given none."""
+    if old is None or new is None:
+        return new if old is None else old
     # A sparse gradient can be added to a dense one, not the other way around.
     return new + old if old.layout is not torch.strided else old + new
 
@@ -166,11 +169,22 @@ class SavedContext:
         setattr(self._context, name, value)
 
 
-def call_backward(context: Any, is_tensor: Sequence[bool], saved: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
-    """The backward of a ``torch.autograd.Function``, one result for each argument of the forward."""
+def call_backward(
+    context: Any, is_tensor: Sequence[bool], was_defined: Sequence[bool], saved: Sequence[Any], *gradients: Any
+) -> tuple[Any, ...]:
+    """The backward of a ``torch.autograd.Function``, one result for each argument of the forward.
+
+    ``was_defined`` says which gradients there were at the capture: for those the engine has not decided between None and
+    zeros, should there be none this time.
+    """
     kind = context._forward_cls
     count = len(context.needs_input_grad)
     backward = kind.vjp if kind.vjp is not torch.autograd.Function.vjp else kind.backward
+    if any(item is None for item in gradients):
+        gradients = tuple(
+            item if item is not None or not known else _materialized(context, index)
+            for index, (item, known) in enumerate(zip(gradients, was_defined, strict=True))
+        )
     results = backward(SavedContext(context, saved), *gradients)
     if not isinstance(results, tuple):
         results = (results,)
@@ -190,6 +204,23 @@ def call_backward(context: Any, is_tensor: Sequence[bool], saved: Sequence[Any],
         if item is not None and not isinstance(item, torch.Tensor):
             raise RuntimeError(f"expected Variable or None (got {type(item).__name__})")
     return tuple(item if needed else None for item, needed in zip(results, context.needs_input_grad, strict=True))
+
+
+def _materialized(context: Any, index: int) -> torch.Tensor | None:
+    """What stands for a gradient that did not come: zeros, unless the forward said ``set_materialize_grads(False)``."""
+    kind = context._forward_cls
+    wanted = getattr(context, door.MATERIALIZE_NOTE, None)
+    if wanted is None:
+        codes = [getattr(getattr(kind, name), "__code__", None) for name in ("forward", "setup_context")]
+        if any(code is not None and "set_materialize_grads" in code.co_names for code in codes):
+            raise CaptureError(
+                f"{kind.__name__} got no gradient, and whether it wants zeros was decided before the block was entered",
+                advice="run the forward inside of the compiled_autograd block too",
+            )
+    if wanted is False:
+        return None
+    like = context._input_metadata[index]
+    return torch.zeros(tuple(like.shape), dtype=like.dtype, device=like.device)
 
 
 def _hook_name(hook: Any) -> str:
@@ -232,7 +263,8 @@ def call_tensor_hook(hook: Callable[[Any], Any], gradient: Any) -> Any:
 
 def call_native_tensor_hooks(identifier: int, gradient: Any) -> Any:
     """Hooks that native code has registered on a tensor."""
-    return door.call_native_tensor_hooks(identifier, gradient)
+    # retain_grad, the only one in torch itself, does nothing without a gradient.
+    return None if gradient is None else door.call_native_tensor_hooks(identifier, gradient)
 
 
 def call_node_pre_hook(hook: Callable[..., Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
@@ -255,8 +287,10 @@ def call_node_post_hook(hook: Callable[..., Any], outputs: Sequence[Any], inputs
     return tuple(result)
 
 
-def call_post_accumulate_hook(hook: Callable[[Any], Any], variable: torch.Tensor) -> None:
-    """A hook of ``Tensor.register_post_accumulate_grad_hook``."""
+def call_post_accumulate_hook(hook: Callable[[Any], Any], variable: torch.Tensor, gradient: Any) -> None:
+    """A hook of ``Tensor.register_post_accumulate_grad_hook``; nothing has been accumulated where no gradient came."""
+    if gradient is None:
+        return
     result = hook(variable)
     if result is not None and result is not variable:
         raise RuntimeError("Tensor post accumulate grad hooks should return None.")

@@ -15,7 +15,7 @@ from torch import fx
 
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
-from dovetail.compiled_autograd.numbers import LiftedNumber, lifted_node
+from dovetail.compiled_autograd.numbers import LiftedNumber
 from dovetail.compiled_autograd.operations import NodeFunction, OutputCheck
 from dovetail.errors import CaptureError
 
@@ -45,6 +45,9 @@ class Recorder:
     def __init__(self, finish: Callable[[Recorder], Any], roots: Sequence[Any] = ()) -> None:
         self._finish = finish
         self.roots = tuple(roots)
+        self.failure: str | None = None
+        #: Whether the engine has begun and not ended to walk; an error then leaves a node with stand-ins.
+        self.walking = False
         self.graph = fx.Graph()
         self.call_names: dict[int, str] = {}
         self.call = -1
@@ -52,9 +55,16 @@ class Recorder:
         self._node_of: dict[int, fx.Node] = {}
         # Identity is all there is to a stand-in: none may be freed and its address used again.
         self._alive: list[Any] = []
+        self._accumulated: Any = None
         self._mode = _RecordOperators(self)
         self._mode_is_on = False
         self._arguments = {name: self.graph.placeholder(name) for name in ARGUMENTS}
+
+    def fail(self, reason: str) -> None:
+        """The graph will be of no use, and the capture goes on: an engine that is stopped half way leaves stand-ins in the
+        node that it is at.
+        """
+        self.failure = self.failure or reason
 
     # --- stand-ins ---------------------------------------------------------------------------------------------------
 
@@ -68,10 +78,13 @@ class Recorder:
     def _reference(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in self._node_of:
-                raise CaptureError("an autograd node uses a tensor that the engine has not handed over")
-            return self._node_of[id(value)]
+                self.fail("an autograd node uses a tensor that the engine has not handed over")
+            return self._node_of.get(id(value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return lifted_node(value)
+            if not isinstance(value.node, LiftedNumber):
+                self.fail("an autograd node has saved a symbolic number of another trace")
+                return None
+            return value.node.node
         if type(value) in (list, tuple):
             return type(value)(self._reference(item) for item in value)
         if type(value) is torch.Size:
@@ -110,21 +123,22 @@ class Recorder:
         tensors = [
             self._stand_in(self._item(self._arguments["tensors"], index), value) for index, value in enumerate(inputs)
         ]
-        size_numbers = [
-            LiftedNumber(self.graph, self._item(self._arguments["sizes"], index), int).number()
-            for index in range(len(sizes))
-        ]
-        scalar_numbers = []
-        for index, value in enumerate(scalars):
-            if type(value) not in (int, float):
-                raise CaptureError(f"an autograd node has saved a number of type {type(value).__name__}")
-            scalar_numbers.append(
-                LiftedNumber(self.graph, self._item(self._arguments["scalars"], index), type(value)).number()
-            )
+        size_numbers = [self._number("sizes", index, value) for index, value in enumerate(sizes)]
+        scalar_numbers = [self._number("scalars", index, value) for index, value in enumerate(scalars)]
         self._alive += [size_numbers, scalar_numbers]
         self._mode.__enter__()
-        self._mode_is_on = True
+        self._mode_is_on = self.walking = True
         return "dovetail", tensors, size_numbers, scalar_numbers
+
+    def _number(self, argument: str, index: int, value: Any) -> Any:
+        if type(value) not in (int, float):
+            raise CaptureError(f"an autograd node has saved a number of type {type(value).__name__}")
+        node = self._item(self._arguments[argument], index)
+
+        def looked_at(question: str) -> None:
+            self.fail(f"torch looks at a saved size or number ({question}) while the backward is captured")
+
+        return LiftedNumber(self.graph, node, type(value), value, looked_at).number()
 
     def close(self) -> None:
         """The engine is done with this object, whether or not the capture succeeded."""
@@ -184,6 +198,7 @@ class Recorder:
         """A gradient arrives at a leaf. Before torch 2.13 the leaf's own gradient was not an argument."""
         gradient = rest[1] if len(rest) == 3 else rest[0]
         self._emit(operations.accumulate_grad, variable, gradient)
+        self._accumulated = gradient
         return self._stand_in(self._node_of[id(variable)]) if len(rest) == 3 else None
 
     def proxy_call_backward(
@@ -199,14 +214,20 @@ class Recorder:
         """A ``torch.autograd.Function``: its backward is one call in the graph."""
         kind = context._forward_cls
         if backward_state_index is not None or opaque_indices or hasattr(kind, "_aot_id"):
-            raise CaptureError(f"{kind.__name__} was compiled by torch.compile, whose own compiled autograd is for it")
+            self.fail(f"{kind.__name__} was compiled by torch.compile, whose own compiled autograd is for it")
         if getattr(kind, "boxed_grads_call", False):
-            raise CaptureError(f"{kind.__name__} takes its gradients as one list (boxed_grads_call)")
+            self.fail(f"{kind.__name__} takes its gradients as one list (boxed_grads_call)")
         hook = self._item(self._arguments["hooks"], backward_index)
         is_tensor = [metadata is not None for metadata in output_metadatas]
         node = self.graph.call_function(
             operations.call_backward,
-            (hook, is_tensor, self._reference(list(saved_tensors)), *self._reference(list(inputs))),
+            (
+                hook,
+                is_tensor,
+                [value is not None for value in inputs],
+                self._reference(list(saved_tensors)),
+                *self._reference(list(inputs)),
+            ),
         )
         node.meta["call"] = self.call
         return tuple(
@@ -275,18 +296,20 @@ class Recorder:
 
     def post_acc_grad_hook(self, variable: torch.Tensor, hook_index: int) -> list[Any]:
         """``Tensor.register_post_accumulate_grad_hook``."""
-        self._hook(operations.call_post_accumulate_hook, hook_index, variable)
+        self._hook(operations.call_post_accumulate_hook, hook_index, variable, self._accumulated)
         return [variable]
 
     def record_operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that the engine runs by itself."""
         returns = function._schema.returns
         if any(str(entry.type) != "Tensor" for entry in returns) or not returns:
-            raise CaptureError(f"the engine runs {function} while it hands over the graph")
+            self.fail(f"the engine runs {function} while it hands over the graph")
+            with operations.outside_of(self._mode):
+                return function(*args, **kwargs)
         if any(
             argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments
         ):
-            raise CaptureError(f"the engine runs {function}, which writes to a tensor, while it hands over the graph")
+            self.fail(f"the engine runs {function}, which writes to a tensor, while it hands over the graph")
         node = self._emit(function, *args, **kwargs)
         if len(returns) == 1:
             return self._stand_in(node)
@@ -295,5 +318,8 @@ class Recorder:
     def end_capture(self, outputs: Sequence[Any]) -> Any:
         """The last node was seen; ``outputs`` are the gradients that were asked for."""
         self.close()
+        self.walking = False
+        if self.failure is not None:
+            raise CaptureError(self.failure)
         self.outputs = [None if value is None else self._node_of[id(value)] for value in outputs]
         return self._finish(self)

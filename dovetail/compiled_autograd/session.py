@@ -15,7 +15,7 @@ from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
-from dovetail.compiled_autograd.order import BackwardCall, will_execute
+from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
 from dovetail.compiled_autograd.parts import cut, run_parts
 from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.errors import CaptureError, EagerFallbackWarning
@@ -100,6 +100,7 @@ class _State(threading.local):
 
     sessions: tuple[BackwardSession, ...] = ()
     call: BackwardCall | None = None
+    recorder: Recorder | None = None
     running = False
     hooked = False
     #: The number by which torch knows the captured backward that runs.
@@ -147,7 +148,11 @@ def _will_execute(node: Any) -> bool:
 
 def _new_recorder() -> Recorder:
     assert _state.call is not None
-    return Recorder(_finish, _state.call.roots)
+    for node in hook_order(_state.call):
+        if node is not None and door.has_freed_its_saved_tensors(node):
+            raise CaptureError(f"{node.name()} has run before and let go of what it saved")
+    _state.recorder = Recorder(_finish, _state.call.roots)
+    return _state.recorder
 
 
 def _node_of(value: Any) -> Any:
@@ -221,11 +226,17 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         _unhook()
         if _state.running:
             raise
+        if _state.recorder is not None and _state.recorder.walking:
+            raise CaptureError(
+                f"the capture of a backward was stopped half way ({type(error).__name__}: {error})",
+                advice="this autograd graph can no longer be used: run the forward again, and its backward without "
+                "compiled autograd",
+            ) from error
         failure = error
     finally:
         _unhook()
         _state.running = False
-        _state.call = None
+        _state.call = _state.recorder = None
         _state.task = -1
     result = eager()
     # Had eager raised, the error was the program's own.

@@ -225,6 +225,25 @@ def function_results_of_every_kind(run: Run) -> Any:
     return grads(x)
 
 
+@scenario(eager="has run before")
+def function_that_gives_no_gradient(run: Run) -> Any:
+    x, y = leaf(run.size), leaf(run.size)
+    for gives in (True, False, True):
+
+        def what(gradient: torch.Tensor, gives: bool = gives) -> Any:
+            return gradient if gives else None, None
+
+        h = Scale.apply(x, 2.0)
+        h.register_hook(lambda gradient: run.note(gradient))
+        first, second = Unmaterialized.apply(h)
+        (Bad.apply(first, what) * y + second).sum().backward()
+        Bad.apply(h.sin() * y, what).sum().backward()
+        (Bad.apply(Scale.apply(x, 3.0), what).sum() + Bad.apply(x.exp(), what).sum() + x.sum()).backward()
+        values, _ = TwoResults.apply(x, y)
+        Bad.apply(values, what).sum().backward()
+    return grads(x, y)
+
+
 @scenario
 def function_that_keeps_state(run: Run) -> Any:
     x = leaf(run.size)
