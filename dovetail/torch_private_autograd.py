@@ -151,3 +151,8 @@ def has_freed_its_saved_tensors(node: Any) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """How many hold a tensor's memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

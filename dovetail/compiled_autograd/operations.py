@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -143,6 +144,32 @@ def accumulate_grad(variable: torch.Tensor, gradient: torch.Tensor | None) -> No
         old += gradient
 
 
+def _references(holder: list[torch.Tensor]) -> tuple[int, int]:
+    tensor = holder[0]
+    return sys.getrefcount(tensor), door.storage_references(tensor)
+
+
+_ALONE = _references([torch.empty(1)])
+
+
+def accumulate_owned(variable: torch.Tensor, holder: list[torch.Tensor]) -> None:
+    """:func:`accumulate_grad` for a gradient that only ``holder`` holds, if nobody else does: it can become ``.grad`` itself."""
+    gradient = holder[0]
+    ours = (
+        variable.grad is None
+        and variable.requires_grad
+        and type(gradient) is torch.Tensor
+        and gradient.layout is variable.layout is torch.strided
+        and not gradient.requires_grad
+        and _obeys_layout_contract(gradient, variable)
+    )
+    del gradient
+    if ours and _references(holder) <= _ALONE and _references(holder)[1] <= _ALONE[1]:
+        variable.grad = holder.pop()
+    else:
+        accumulate_grad(variable, holder.pop())
+
+
 class SavedContext:
     """The ``ctx`` of a ``torch.autograd.Function`` in a captured backward: the real one, with the saved tensors in hand.
 
@@ -204,6 +231,17 @@ def call_backward(
         if item is not None and not isinstance(item, torch.Tensor):
             raise RuntimeError(f"expected Variable or None (got {type(item).__name__})")
     return tuple(item if needed else None for item, needed in zip(results, context.needs_input_grad, strict=True))
+
+
+def compiled_prologue(context: Any, was_defined: Sequence[bool], saved: Sequence[Any], *gradients: Any) -> list[Any]:
+    """What the backward graph of one of Dovetail's own compiled functions is called with."""
+    if [item is not None for item in gradients] != list(was_defined):
+        raise CaptureError(
+            "other results of a compiled function get gradients than when the backward was captured, although the autograd "
+            "graph is the same",
+            advice="a torch.autograd.Function gives None in some calls only: let it give zeros, or run this backward eagerly",
+        )
+    return context._forward_cls.prologue(context, saved, gradients)  # type: ignore[no-any-return]
 
 
 def _materialized(context: Any, index: int) -> torch.Tensor | None:
@@ -366,6 +404,7 @@ EFFECTS = frozenset(
     {
         accumulate_grad,
         call_backward,
+        compiled_prologue,
         call_tensor_hook,
         call_native_tensor_hooks,
         call_node_pre_hook,

@@ -189,5 +189,8 @@ def run_parts(parts: Parts, compiled: Sequence[Callable[..., Any]], arguments: S
             if gradient is None:
                 continue
             later = last_use[gradient] > index or sum(number == gradient for _, number in part.accumulate) > 1
-            operations.accumulate_grad(tensors[place], values[gradient] if later else values.pop(gradient))
+            if later or values[gradient] is None:
+                operations.accumulate_grad(tensors[place], values[gradient])
+            else:
+                operations.accumulate_owned(tensors[place], [values.pop(gradient)])
     return [None if number is None else values[number] for number in parts.results]

@@ -218,6 +218,10 @@ class Recorder:
         if getattr(kind, "boxed_grads_call", False):
             self.fail(f"{kind.__name__} takes its gradients as one list (boxed_grads_call)")
         hook = self._item(self._arguments["hooks"], backward_index)
+        found: Any = kind.backward_graph(inputs) if hasattr(kind, "backward_graph") else None
+        if found is not None and not any(node.op in ("get_attr", "call_module") for node in found[0].graph.nodes):
+            graph_module, order = found
+            return self._compiled_function(hook, graph_module, order, inputs, output_metadatas, saved_tensors)
         is_tensor = [metadata is not None for metadata in output_metadatas]
         node = self.graph.call_function(
             operations.call_backward,
@@ -233,6 +237,48 @@ class Recorder:
         return tuple(
             None if metadata is None else self._stand_in(self._item(node, index))
             for index, metadata in enumerate(output_metadatas)
+        )
+
+    def _compiled_function(
+        self,
+        hook: fx.Node,
+        graph_module: fx.GraphModule,
+        order: Sequence[int],
+        inputs: Sequence[Any],
+        output_metadatas: Sequence[Any],
+        saved_tensors: Sequence[Any],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """A function that Dovetail has compiled: one call that prepares, then its backward graph, node by node."""
+        values = self.graph.call_function(
+            operations.compiled_prologue,
+            (
+                hook,
+                [value is not None for value in inputs],
+                self._reference(list(saved_tensors)),
+                *self._reference(list(inputs)),
+            ),
+        )
+        values.meta["call"] = self.call
+        places = iter(order)
+        new: dict[fx.Node, fx.Node] = {}
+        for node in graph_module.graph.nodes:
+            if node.op == "placeholder":
+                new[node] = self._item(values, next(places))
+            elif node.op != "output":
+                copied = new[node] = self.graph.create_node(
+                    node.op,
+                    node.target,
+                    fx.map_arg(node.args, new.__getitem__),  # type: ignore[arg-type]
+                    fx.map_arg(node.kwargs, new.__getitem__),  # type: ignore[arg-type]
+                    name=node.name,
+                )
+                copied.meta["call"] = self.call
+                if "user_line" in node.meta:
+                    copied.meta["user_line"] = node.meta["user_line"]
+        results = graph_module.graph.output_node().args[0]
+        return tuple(
+            None if metadata is None or result is None else self._stand_in(new[result])  # type: ignore[index]
+            for metadata, result in zip(output_metadatas, results, strict=True)  # type: ignore[arg-type]
         )
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:

@@ -133,7 +133,10 @@ def _run_captured(captured: CapturedBackward, *arguments: Any) -> list[Any]:
     """Called by the engine, the first time and whenever it meets a graph of the same shape again."""
     _unhook()
     call = _state.call
-    assert call is not None and _state.sessions and _engine_run is not None
+    if call is None or _engine_run is None:
+        # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
+        with torch.no_grad():
+            return list(captured(*arguments))
     _state.running = True
     return _state.sessions[-1].run(captured, call, arguments, _engine_run)
 

@@ -15,7 +15,7 @@ from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
 
 #: Scenarios without a backward that could be captured.
 NEVER_CAPTURED = {"anomaly_mode", "batched_gradients", "nothing_requires_grad", "saved_value_was_written_to"}
-SIZES = (3, 5, 3)
+SIZES = (3, 5)
 
 
 def run_scenario(name: str, size: int) -> tuple[Any, list[Any], str]:
