@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.order import BackwardCall, eager_order, hook_order
@@ -141,23 +142,51 @@ def _forward_line(node: Any) -> str:
 
 
 def render(graph_module: fx.GraphModule, names: dict[int, str], lines: dict[int, str]) -> str:
-    """The graph as Python, each part under the forward node that it is the backward of."""
+    """The graph as Python, each part under the forward node that it is the backward of.
+
+    What the engine does after every node, comparing shapes and types, is left out.
+    """
     text = ["def backward(tensors, sizes, scalars, hooks, packed):"]
+    spelled: dict[fx.Node, str] = {}
     last: int | None = None
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
-            continue
-        call = node.meta.get("call")
-        if node.op != "output" and call != last and call is not None:
-            place = f", {lines[call]}" if call in lines else ""
-            text.append(f"    # {call}: {names.get(call, 'a gradient that was asked for')}{place}")
-            last = call
-        if node.op == "output":
-            text.append(f"    return {node.args[0]}")
+            spelled[node] = node.name
+        elif node.op == "output":
+            text.append(f"    return {_spell(node.args[0], spelled)}")
         elif node.target is operator.getitem:
-            text.append(f"    {node.name} = {node.args[0]}[{node.args[1]!r}]")
+            of, index = node.args
+            if isinstance(of.target, operations.OutputCheck):
+                spelled[node] = _spell(of.args[0][index], spelled)
+            else:
+                spelled[node] = f"{_spell(of, spelled)}[{index!r}]"
+        elif isinstance(node.target, operations.OutputCheck):
+            continue
         else:
-            arguments = ", ".join([*(str(item) for item in node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-            target = getattr(node.target, "__name__", str(node.target)) if node.op == "call_function" else node.target
-            text.append(f"    {node.name} = {target}({arguments})")
+            call = node.meta.get("call")
+            if call is not None and call != last:
+                place = f", {lines[call]}" if call in lines else ""
+                name = names.get(call, "a gradient that was asked for").removeprefix("torch::autograd::")
+                text.append(f"    # {call}: {name}{place}")
+                last = call
+            arguments = [_spell(item, spelled) for item in node.args]
+            arguments += [f"{key}={_spell(item, spelled)}" for key, item in node.kwargs.items()]
+            where = f"  # {node.meta['user_line']}" if "user_line" in node.meta else ""
+            operator_name = isinstance(node.target, private.OpOverload)
+            target = str(node.target) if operator_name else getattr(node.target, "__name__", str(node.target))
+            spelled[node] = node.name
+            result = "" if node.target in _NO_RESULT else f"{node.name} = "
+            text.append(f"    {result}{target}({', '.join(arguments)}){where}")
     return "\n".join(text)
+
+
+_NO_RESULT = frozenset({operations.accumulate_grad, operations.call_post_accumulate_hook})
+
+
+def _spell(value: Any, spelled: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return spelled.get(value, value.name)
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(_spell(item, spelled) for item in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    return repr(value)
