@@ -24,6 +24,7 @@ from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
 from dovetail.backends import Backend
+from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import (
     BackendError,
     CaptureError,
@@ -140,7 +141,7 @@ class CompiledFunction:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """Itself for a plain function, which is its own copy too; else the copy compiled anew, with no entries yet."""
         original = copy.deepcopy(self.original, memo)
-        return self if original is self.original else CompiledFunction(original, self.options)
+        return self if original is self.original else type(self)(original, self.options)
 
     def __reduce__(self) -> Any:
         """Pickled by name where the name leads here, as after ``@dovetail.compile``; else as the original and the options."""
@@ -148,7 +149,7 @@ class CompiledFunction:
         found: Any = sys.modules.get(getattr(self.original, "__module__", None) or "")
         for part in name.split("."):
             found = getattr(found, part, None)
-        return name if found is self else (CompiledFunction, (self.original, self.options))
+        return name if found is self else (type(self), (self.original, self.options))
 
     def _ask_first(self, entry: Entry) -> None:
         """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
@@ -479,11 +480,48 @@ def compile(function: Any = None, **options: Any) -> Any:
         )
     if isinstance(function, torch.nn.Module):
         return CompiledModule(function, functools.partial(_compiled_call, options=chosen))
-    return CompiledFunction(function, chosen)
+    return _compiled_call(function, chosen)
 
 
-def _compiled_call(module: torch.nn.Module, options: Options) -> CompiledFunction:
-    return CompiledFunction(module, options)
+def _compiled_call(function: Callable[..., Any], options: Options) -> CompiledFunction:
+    return (_WithBackwards if options.compiled_autograd else CompiledFunction)(function, options)
+
+
+class _WithBackwards(CompiledFunction):
+    """A compiled function whose calls capture the backwards that run in them."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        super().__init__(function, options)
+        self.backwards = _backward_session(options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As without backwards of its own, and those are captured."""
+        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or _inside.active:
+            return self.original(*args, **kwargs)
+        with open_session(self.backwards):
+            return super().__call__(*args, **kwargs)
+
+
+def _backward_session(options: Options) -> BackwardSession:
+    # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
+    chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
+    return BackwardSession(lambda function: CompiledFunction(function, chosen))
+
+
+def compiled_autograd(**options: Any) -> contextlib.AbstractContextManager[BackwardSession]:
+    """A block in which ``.backward()`` and ``torch.autograd.grad`` run as graphs, whatever ran in the forward.
+
+    The autograd graph is captured as it is when the backward runs, with its hooks, its ``torch.autograd.Function`` and its
+    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it.
+
+    >>> import torch, dovetail
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> with dovetail.compiled_autograd(backend="aten") as backwards:
+    ...     (x * x).backward()
+    >>> x.grad, backwards.runs
+    (tensor(6.), 1)
+    """
+    return open_session(_backward_session(make_options(**options)))
 
 
 def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:

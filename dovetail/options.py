@@ -25,6 +25,7 @@ class Options:
     without a budget), or a number of bytes; the rest is computed again.
     ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
     default one is "aten". "fast" leaves the choice to the backend.
+    ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph
@@ -40,6 +41,7 @@ class Options:
     dynamic: bool | None = None
     memory_budget: float | int | None = None
     numerics: str = "fast"
+    compiled_autograd: bool = False
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,6 +62,8 @@ def make_options(**given: Any) -> Options:
     options = Options(**given)
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
+    if not isinstance(options.compiled_autograd, bool):
+        raise OptionError(f"compiled_autograd must be True or False, not {options.compiled_autograd!r}")
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic must be True, False or None, not {options.dynamic!r}")
     limit = options.recompile_limit

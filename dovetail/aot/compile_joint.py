@@ -116,11 +116,11 @@ class _Backward:
                     found = self._compiled[defined] = self._compile(defined)
         return found
 
-    def _compile(self, defined: tuple[bool, ...]) -> Callable_:
+    def graph_of(self, defined: tuple[bool, ...]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """The graph for a pattern of defined tangents, and which of the saved values and tangents it takes, in order."""
         graph = self._partitioned.backward
         if graph is None or not any(defined):
-            # Eager's outputs require a gradient here too, and no gradient reaches any input.
-            return lambda values: [None] * self._count
+            return None
         placeholders = graph.graph.find_nodes(op="placeholder")
         first_tangent = len(placeholders) - len(defined)
         keep = list(range(first_tangent))
@@ -128,6 +128,14 @@ class _Backward:
             positions = list(range(first_tangent, len(placeholders)))
             graph, unused = specialise_tangents(graph, positions, defined)
             keep = [position for position in keep if position not in unused]
+        return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
+
+    def _compile(self, defined: tuple[bool, ...]) -> Callable_:
+        found = self.graph_of(defined)
+        if found is None:
+            # Eager's outputs require a gradient here too, and no gradient reaches any input.
+            return lambda values: [None] * self._count
+        graph, order = found
         examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         backend = self._backend
         if self.sealed and any(map(private.has_symbols, examples)):
@@ -136,10 +144,8 @@ class _Backward:
         options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
             compiled = compile_with(backend, graph, examples, "backward", options)
-        if len(keep) == first_tangent:
+        if order == list(range(len(order))):
             return compiled
-        extra = range(first_tangent, first_tangent + sum(defined))
-        order = [*keep, *extra]
 
         def run(values: list[Any]) -> list[Any]:
             picked = [values[position] for position in order]

@@ -128,16 +128,35 @@ def _autograd_function(
                 ctx.kept = None
             return tuple(plain(ctx, tangents))
 
+        # For compiled autograd, which puts the backward's graph into its own.
+
+        @staticmethod
+        def prologue(ctx: Any, saved: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[Any]:
+            """What the backward's graph is called with."""
+            for hooks, output in getattr(ctx, "watched", ()):
+                _refuse_partial_gradient(hooks, output())
+            return graph_inputs(ctx, saved, [gradients[index] for index in differentiable])
+
+        @staticmethod
+        def backward_graph(gradients: Sequence[Any]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+            """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
+            graph_of = getattr(backward_for, "graph_of", None)
+            defined = tuple(gradients[index] is not None for index in differentiable)
+            return None if graph_of is None else graph_of(defined)  # type: ignore[no-any-return]
+
     def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
-        values: list[Any] = list(ctx.saved_tensors)
+        return backward_for(defined)(graph_inputs(ctx, ctx.saved_tensors, tangents))
+
+    def graph_inputs(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
+        values: list[Any] = list(saved)
         if ctx.saved_constants is not None:
             tensors = iter(values)
             values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
         for position, tangent in enumerate(tangents):
             if tangent is not None:
                 values.append(_with_strides(tangent, ctx.tangent_strides[position]))
-        return backward_for(defined)(values)
+        return values
 
     private.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
