@@ -413,8 +413,36 @@ class Trace:
         for expression in assumed:
             with private.no_torch_function():
                 condition = private.symbolic_truth(self.shape_env, expression)
+                if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
+                    self._assert_settled(expression)
+                    continue
                 torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
         return len(assumed)
+
+    def _assert_settled(self, expression: Any) -> None:
+        """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
+        relation, *sides = private.parts_of_relation(expression)
+        places: dict[Any, tuple[torch.fx.Node, int]] = {}
+        for node in self.graph.nodes:
+            value = node.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if private.is_symbolic(size):
+                    places.setdefault(private.first_expression(size), (node, dim))
+        if relation is None or not all(type(side) is int or side in places for side in sides):
+            raise CaptureError(
+                f"the graph is right only if {expression}, which depends on data and cannot be checked",
+                advice="keep sizes and indices independent of the data",
+            )
+        arguments = [
+            side if type(side) is int else self.graph.call_function(torch.ops.aten.sym_size.int, places[side])
+            for side in sides
+        ]
+        condition = self.graph.call_function(relation, tuple(arguments))
+        message = f"{ASSUMPTION}{expression}"
+        asserted = self.graph.call_function(torch.ops.aten._assert_scalar.default, (condition, message))
+        for node in (*arguments, condition, asserted):
+            if isinstance(node, torch.fx.Node):
+                node.meta["phase"] = self.phase
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""
