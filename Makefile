@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-overhead conformance-opinfo conformance-modules conformance-models clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-modules conformance-models clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-overhead, conformance-opinfo, conformance-modules, conformance-models, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-modules, conformance-models, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -68,6 +68,9 @@ format: $(VENV)/.test
 
 bench-overhead: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_overhead.py $(BENCH_ARGS)
+
+bench-memory: $(VENV)/.test
+	$(BIN)/python benchmarks/memory_budget.py $(BENCH_ARGS)
 
 bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)

@@ -19,11 +19,12 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
-from dovetail.aot.compile_joint import compile_joint, make_entry
+from dovetail.aot.compile_joint import choose_backend, compile_joint, make_entry
 from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends import Backend
+from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import (
     BackendError,
     CaptureError,
@@ -96,7 +97,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
-        self.backend: Backend = lookup_backend(options.backend)
+        self.backend: Backend = choose_backend(options.backend, options.numerics)
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False
@@ -140,7 +141,7 @@ class CompiledFunction:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """Itself for a plain function, which is its own copy too; else the copy compiled anew, with no entries yet."""
         original = copy.deepcopy(self.original, memo)
-        return self if original is self.original else CompiledFunction(original, self.options)
+        return self if original is self.original else type(self)(original, self.options)
 
     def __reduce__(self) -> Any:
         """Pickled by name where the name leads here, as after ``@dovetail.compile``; else as the original and the options."""
@@ -148,7 +149,7 @@ class CompiledFunction:
         found: Any = sys.modules.get(getattr(self.original, "__module__", None) or "")
         for part in name.split("."):
             found = getattr(found, part, None)
-        return name if found is self else (CompiledFunction, (self.original, self.options))
+        return name if found is self else (type(self), (self.original, self.options))
 
     def _ask_first(self, entry: Entry) -> None:
         """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
@@ -193,7 +194,8 @@ class CompiledFunction:
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
-        policy = self._changes.policy(self.options.dynamic, self.backend.takes_program, args, kwargs)
+        no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
+        policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
         if self.backend.data_sizes:
             policy = dataclasses.replace(policy, data_sizes="ask")
         plan: tuple[int, ...] = ()
@@ -221,7 +223,9 @@ class CompiledFunction:
                 stop, following = Break(error.what, error.advice, error.where), ()
             except (CaptureError, BackendError) as error:
                 if isinstance(error, BackendError) and not policy.has_symbols:
-                    raise
+                    if not self._go_without_default_backend(error):
+                        raise
+                    continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
                 if policy.has_symbols:
@@ -257,6 +261,19 @@ class CompiledFunction:
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         return functools.partial(self._run, entry, args, kwargs, tensors)
+
+    def _go_without_default_backend(self, error: BackendError) -> bool:
+        """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
+        if self.options.backend is not None or self.backend.name == "aten":
+            return False
+        self.events.note("backend given up", instead="aten", reason=error.what)
+        _warn(
+            f'{_name_of(self.original)} runs the captured ATen operators one by one (backend="aten"), because {error.what}'
+            "\n  what to do: run `dovetail doctor`, which says what is missing here",
+            EagerFallbackWarning,
+        )
+        self.backend = choose_backend("aten", self.options.numerics)
+        return True
 
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
@@ -315,7 +332,13 @@ class CompiledFunction:
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(
-                None, joint, self.backend, options=self.options.backend_options, events=self.events
+                None,
+                joint,
+                self.backend,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
             )
             return make_entry(compiled)
 
@@ -383,6 +406,7 @@ class _Continuation(CompiledFunction):
 
     def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
         super().__init__(resumption, owner.options)
+        self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
 
@@ -456,11 +480,48 @@ def compile(function: Any = None, **options: Any) -> Any:
         )
     if isinstance(function, torch.nn.Module):
         return CompiledModule(function, functools.partial(_compiled_call, options=chosen))
-    return CompiledFunction(function, chosen)
+    return _compiled_call(function, chosen)
 
 
-def _compiled_call(module: torch.nn.Module, options: Options) -> CompiledFunction:
-    return CompiledFunction(module, options)
+def _compiled_call(function: Callable[..., Any], options: Options) -> CompiledFunction:
+    return (_WithBackwards if options.compiled_autograd else CompiledFunction)(function, options)
+
+
+class _WithBackwards(CompiledFunction):
+    """A compiled function whose calls capture the backwards that run in them."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        super().__init__(function, options)
+        self.backwards = _backward_session(options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As without backwards of its own, and those are captured."""
+        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or _inside.active:
+            return self.original(*args, **kwargs)
+        with open_session(self.backwards):
+            return super().__call__(*args, **kwargs)
+
+
+def _backward_session(options: Options) -> BackwardSession:
+    # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
+    chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
+    return BackwardSession(lambda function: CompiledFunction(function, chosen))
+
+
+def compiled_autograd(**options: Any) -> contextlib.AbstractContextManager[BackwardSession]:
+    """A block in which ``.backward()`` and ``torch.autograd.grad`` run as graphs, whatever ran in the forward.
+
+    The autograd graph is captured as it is when the backward runs, with its hooks, its ``torch.autograd.Function`` and its
+    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it.
+
+    >>> import torch, dovetail
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> with dovetail.compiled_autograd(backend="aten") as backwards:
+    ...     (x * x).backward()
+    >>> x.grad, backwards.runs
+    (tensor(6.), 1)
+    """
+    return open_session(_backward_session(make_options(**options)))
 
 
 def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:

@@ -118,3 +118,7 @@ class EagerFallbackWarning(UserWarning):
 
 class GraphBreakWarning(EagerFallbackWarning):
     """One instruction runs eagerly between two compiled graphs, with the reason, the user's line and what to do."""
+
+
+class RecordingWarning(UserWarning):
+    """Something that CUDA graphs cannot record, or can no longer, runs as it would without them: the reason and what to do."""

@@ -21,6 +21,11 @@ class Options:
     ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
+    ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 (the least that is possible) to 1.0 (as
+    without a budget), or a number of bytes; the rest is computed again.
+    ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
+    default one is "aten". "fast" leaves the choice to the backend.
+    ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph
@@ -34,6 +39,9 @@ class Options:
     entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
+    memory_budget: float | int | None = None
+    numerics: str = "fast"
+    compiled_autograd: bool = False
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +62,8 @@ def make_options(**given: Any) -> Options:
     options = Options(**given)
     if not isinstance(options.fullgraph, bool):
         raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
+    if not isinstance(options.compiled_autograd, bool):
+        raise OptionError(f"compiled_autograd must be True or False, not {options.compiled_autograd!r}")
     if options.dynamic not in (None, True, False):
         raise OptionError(f"dynamic must be True, False or None, not {options.dynamic!r}")
     limit = options.recompile_limit
@@ -62,8 +72,28 @@ def make_options(**given: Any) -> Options:
     for name, choices in (("at_recompile_limit", ("eager", "error")), ("entry_order", ("recent", "newest"))):
         if getattr(options, name) not in choices:
             raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, not {getattr(options, name)!r}")
+    check_numerics(options.numerics)
+    check_budget(options.memory_budget)
     if not isinstance(options.backend_options, Mapping):
         raise OptionError(f"backend_options must be a mapping, not {type(options.backend_options).__name__}")
     if not all(callable(item) for item in options.passes):
         raise OptionError("every entry of passes must be callable: (JointGraph) -> JointGraph")
     return options
+
+
+def check_budget(budget: object) -> None:
+    """Raise :class:`OptionError` for something that is no budget: a fraction from 0.0 to 1.0, or a number of bytes."""
+    if budget is None:
+        return
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not is_number or not budget >= 0 or (isinstance(budget, float) and budget > 1.0):  # type: ignore[operator]
+        raise OptionError(
+            f"memory_budget must be a fraction from 0.0 to 1.0 or a whole number of bytes, not {budget!r}",
+            advice="memory_budget=0.5 saves half of what can be spared; memory_budget=2**30 saves at most 1 GiB",
+        )
+
+
+def check_numerics(numerics: object) -> None:
+    """Raise :class:`OptionError` for anything but "exact" and "fast"."""
+    if numerics not in ("exact", "fast"):
+        raise OptionError(f"numerics must be 'exact' or 'fast', not {numerics!r}")

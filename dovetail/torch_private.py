@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
@@ -16,6 +17,8 @@ from typing import Any  # noqa: E402
 
 import math  # noqa: E402
 import operator  # noqa: E402
+import sys  # noqa: E402
+import types  # noqa: E402
 
 import sympy  # type: ignore[import-untyped]  # noqa: E402
 import torch  # noqa: E402
@@ -166,9 +169,13 @@ def is_tensor_view(value: torch.Tensor) -> bool:
     return value._is_view()
 
 
-def is_composite_implicit(overload: OpOverload) -> bool:
+def is_composite(overload: OpOverload) -> bool:
     """Whether the operator has a kernel made of other operators, whose results may be views unknown to its schema."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(
+        has_kernel(overload.name(), f"Composite{kind}")
+        for kind in ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
+    )
 
 
 def torch_backend_names() -> list[str]:
@@ -440,7 +447,9 @@ def effects_as_plain_operators() -> Iterator[None]:
 
 
 def view_replay(view: torch.Tensor) -> Any:
-    """The view operators between a tensor and its base, as a function of another base."""
+    """The view operators between a tensor and its base, as a function of another base; and of another way to read each size
+    in it, given as a second argument.
+    """
     return view._view_func_unsafe
 
 
@@ -450,6 +459,14 @@ def is_recorded_view(view: torch.Tensor) -> bool:
         return False
     autograd: Any = torch._C._autograd
     return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.DEFAULT)
+
+
+def is_view_of_custom_function(view: torch.Tensor) -> bool:
+    """Whether a custom ``autograd.Function`` returned this view: its backward is not that of the view operators."""
+    if view._base is None or view.grad_fn is None:
+        return False
+    autograd: Any = torch._C._autograd
+    return bool(autograd._get_creation_meta(view) == autograd.CreationMeta.IN_CUSTOM_FUNCTION)
 
 
 TensorBase = torch._C.TensorBase
@@ -581,6 +598,17 @@ def symbolic_fake(
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
     return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
+    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    span = ValueRanges(low, int_oo if high is None else high)
+    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
+    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
 
 
 def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
@@ -932,3 +960,83 @@ def has_data_geometry(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value._base is None:
         return False
     return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
+
+
+def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether autograd counts writes to two tensors together; the counters are left as they were."""
+    before, other = left._version, right._version
+    torch.autograd.graph.increment_version(left)
+    try:
+        return right._version != other
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((left,), (before,))
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a hook of any kind is registered on a tensor's gradient."""
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
+    """A block in which no transform of ``torch.func`` is active."""
+    if functorch_level() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
+    """Make a view one that a custom ``autograd.Function`` has returned: a write to it raises autograd's error."""
+    autograd: Any = torch._C._autograd
+    autograd._set_creation_meta(view, autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def wanted_gradients() -> list[Any]:
+    """The tensors, or edges of the autograd graph, that running backwards were asked for by name (``inputs``).
+
+    The engine tells its nodes nothing about that. A backward on the CPU runs in the thread that asked; one on another device
+    does not, and then all threads are looked at.
+    """
+    found = _wanted_in(sys._getframe())
+    if found is None:
+        found = [item for frame in sys._current_frames().values() for item in _wanted_in(frame) or ()]
+    return found
+
+
+def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
+    found: list[Any] | None = None
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            # (gradients, retain_graph, create_graph, inputs, ...), as torch.autograd.grad and backward hand them over
+            found = [*(found or ()), *frame.f_locals["args"][3]]
+        frame = frame.f_back
+    return found
+
+
+_ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
+# --- recordings (CUDA graphs) -----------------------------------------------------------------------------------------
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
+
+
+def storage_users(value: torch.Tensor) -> int:
+    """How many references to the memory of this tensor there are, on the C++ side too (saved for a backward, say)."""
+    return int(torch._C._storage_Use_Count(value.untyped_storage()._cdata))
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What two Python objects for the same memory, fake or real, have in common while it lives."""
+    return int(storage._cdata)
+
+
+def last_line_of_generated_code(error: BaseException) -> str:
+    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty."""
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if name.startswith("<dovetail"):
+            found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
+        traceback = traceback.tb_next
+    return found

@@ -14,6 +14,7 @@ from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
@@ -21,53 +22,106 @@ from dovetail.trace.exact import differing_nodes, use_exact_formulas
 
 
 class AutogradView:
-    """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too."""
+    """Makes a view of a base again by the view operators that autograd recorded, so that its backward is eager's too.
 
-    def __init__(self, view: torch.Tensor) -> None:
+    The sizes in it are computed from the inputs where they are symbolic.
+    """
+
+    def __init__(self, view: torch.Tensor, bindings: Bindings) -> None:
         self._replay = private.view_replay(view)
+        sizes: list[Any] = []
+
+        def note(size: Any) -> Any:
+            sizes.append(private.expression_of(size) if private.is_symbolic(size) else size)
+            return size
+
+        with torch.no_grad():
+            again = self._replay(view._base, note)
+        # Writes to the view's own sizes (``t_``) are not always recorded.
+        self.is_exact = _layout(again) == _layout(view)
+        self._compute = None if all(type(size) is int for size in sizes) else bindings.function(sizes)
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
-        view: torch.Tensor = self._replay(base)
+        if self._compute is None:
+            view: torch.Tensor = self._replay(base)
+            return view
+        sizes = iter(self._compute(inputs))
+        view = self._replay(base, lambda size: next(sizes))
         return view
 
 
 class StridedView:
-    """Makes a view of a base again: same size, stride, offset and, for a bit-cast view, dtype."""
+    """Makes a view of a base again: same size, stride and offset.
+
+    A tensor that autograd does not know as a view of the base is made from ``base.detach()``, or from ``base.data`` if it
+    counts its own versions.
+    """
 
     def __init__(self, view: torch.Tensor, base: torch.Tensor) -> None:
-        self.size = tuple(view.shape)
-        self.stride = view.stride()
-        self.offset = view.storage_offset() - base.storage_offset()
-        self.same = self.size == tuple(base.shape) and self.stride == base.stride() and self.offset == 0
+        self.size: tuple[Any, ...] = tuple(view.shape)
+        self.stride: tuple[Any, ...] = view.stride()
+        self.offset: Any = view.storage_offset() - base.storage_offset()
+        self.same = _layout(view) == _layout(base)
+        self.detached = view._base is not base and not view.requires_grad
+        self.counts_own_versions = self.detached and not private.share_version_counter(view, base)
+        self.is_view = view._base is not None
+
+    def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
+        """Size, stride and offset from the base's."""
+        return self.size, self.stride, self.offset
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
-        if self.same:
-            return base.view_as(base) if torch.is_grad_enabled() else base.detach()
-        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+        if not self.detached:
+            if self.same:
+                return base.view_as(base) if torch.is_grad_enabled() else base.detach()
+            return self._part(base, inputs)
+        apart = base.data if self.counts_own_versions else base.detach()
+        if not self.same:
+            apart = self._part(apart, inputs)
+        elif self.is_view:
+            apart = apart.view_as(apart)
+        return apart if self.is_view or apart._base is None else apart.detach()
+
+    def _part(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        size, stride, offset = self.geometry(inputs)
+        return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
-class SymbolicView:
-    """Makes a view of a base again whose size, stride and offset follow from the sizes of the inputs."""
+class SymbolicView(StridedView):
+    """The same, where size, stride and offset follow from the sizes of the inputs."""
 
     def __init__(self, view: torch.Tensor, base: torch.Tensor, bindings: Bindings) -> None:
-        numbers = (*view.shape, *view.stride(), view.storage_offset() - base.storage_offset())
-        self._compute = bindings.function(
-            [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
-        )
+        super().__init__(view, base)
+        self._compute = bindings.function(_expressions((*self.size, *self.stride, self.offset)))
         self._count = view.dim()
 
-    def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The view, of another base."""
+    def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
+        """Size, stride and offset from the base's."""
         numbers = self._compute(inputs)
-        size, stride = numbers[: self._count], numbers[self._count : -1]
-        return base.as_strided(size, stride, base.storage_offset() + numbers[-1])
+        return numbers[: self._count], numbers[self._count : -1], numbers[-1]
 
 
 def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """All of a tensor, as a view."""
     return base.view_as(base)
+
+
+def _view_of_custom_function(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All of a tensor, as a view that may not be written to."""
+    view = base.view_as(base)
+    private.mark_as_view_of_custom_function(view)
+    return view
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    numbers = _expressions((*value.shape, *value.stride(), value.storage_offset()))
+    return (value.dtype, value.is_conj(), value.is_neg(), *numbers)
+
+
+def _expressions(numbers: Sequence[Any]) -> list[Any]:
+    return [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -104,6 +158,12 @@ class _Outputs:
                 raise CaptureError(
                     f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor"
                 )
+            if value.is_inference() and not torch.is_inference_mode_enabled():
+                raise CaptureError(
+                    "a tensor made under torch.inference_mode leaves the function",
+                    where=self.trace.locate(),
+                    advice="use torch.no_grad() inside of the function, or inference_mode around it",
+                )
             sharing[_storage(value)] = sharing.get(_storage(value), 0) + 1
         bases: dict[int, int] = {}
         for position, value in enumerate(self.returned):
@@ -115,15 +175,20 @@ class _Outputs:
             source = self._input_storages.get(storage)
             if source is not None:
                 self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
-            elif sharing[storage] == 1:
+            elif sharing[storage] == 1 and (
+                value._base is None or _is_new_leaf(value) or private.is_view_of_custom_function(value)
+            ):
                 leaf = _is_new_leaf(value)
                 output = FreshOutput(self._add(value, UserOutput(str(position))), leaf)
-                # A view made without recording says that it requires a gradient, and takes none.
-                is_view = leaf and value._base is not None
-                self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
+                if private.is_view_of_custom_function(value):
+                    self.outputs.append(ViewOutput(output, _view_of_custom_function, True, True))
+                else:
+                    # A view made without recording says that it requires a gradient, and takes none.
+                    is_view = leaf and value._base is not None
+                    self.outputs.append(ViewOutput(output, _whole_view, False, True) if is_view else output)
             else:
                 if storage not in bases:
-                    base = value._base if value._base is not None else self._root(storage)
+                    base = self._root(storage)
                     is_returned = any(base is other for other in self.returned)
                     descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(bases))
                     bases[storage] = self._add(base, descriptor)
@@ -132,41 +197,40 @@ class _Outputs:
                 self.outputs.append(fresh if value is base else self._view(value, base, fresh))
 
     def _root(self, storage: int) -> torch.Tensor:
-        """Among returned tensors of one storage: the differentiable one of which the others are views or detached copies."""
+        """Among returned tensors of one storage and their bases: the one that the others are best made from."""
         members = [value for value in self.returned if _storage(value) == storage]
-        for member in members:
-            if member._base is not None:
-                return member._base
-        ordered = sorted(members, key=lambda member: (member.requires_grad, member.numel()), reverse=True)
-        return ordered[0]
+        candidates = [member if member._base is None else member._base for member in members]
+        return max(candidates, key=lambda item: (item.requires_grad, private.has_symbols(item) or item.numel()))
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
-        if value._base is not base and (
-            value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg()
-        ):
-            raise CaptureError(
-                "a returned tensor is a bit-cast or conjugate view of another tensor",
-                where=self.trace.locate(),
-                advice="return a clone of it",
-            )
         if value.requires_grad and not base.requires_grad:
             raise CaptureError(
                 "a returned view requires a gradient but its base does not", advice="return a clone of it"
             )
-        replay: Any
-        if private.has_symbols(value) or private.has_symbols(base):
-            if value.dtype != base.dtype or value.is_conj() or value.is_neg():
-                raise CaptureError(
-                    "a returned view of another dtype has a symbolic size", advice="return a clone of it"
-                )
-            replay = SymbolicView(value, base, self.trace.bindings())
-        else:
-            # A view made before its base was changed in place must not be made again by the same operators.
-            is_changed = isinstance(output, InputOutput) and any(
-                change.input_index == output.index for change in self.trace.metadata_changes
+        if private.is_view_of_custom_function(value):
+            raise CaptureError(
+                "a custom autograd.Function returns its input or a view of it, and the result is returned beside that input",
+                where=self.trace.locate(),
+                advice="return a clone of it",
             )
-            replay = StridedView(value, base) if is_changed or value._base is not base else AutogradView(value)
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
+        # A view made before its base was changed in place must not be made again by the same operators.
+        is_changed = isinstance(output, InputOutput) and any(
+            change.input_index == output.index for change in self.trace.metadata_changes
+        )
+        is_replayed = value._base is base and not is_changed
+        replay: Any = AutogradView(value, self.trace.bindings()) if is_replayed else None
+        if replay is None or not replay.is_exact:
+            if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
+                raise CaptureError(
+                    "a returned tensor is a bit-cast or conjugate view of another tensor",
+                    where=self.trace.locate(),
+                    advice="return a clone of it",
+                )
+            if private.has_symbols(value) or private.has_symbols(base):
+                replay = SymbolicView(value, base, self.trace.bindings())
+            else:
+                replay = StridedView(value, base)
         return ViewOutput(output, replay, recorded, value.requires_grad)
 
     def _find_mutations(self) -> None:
@@ -174,7 +238,7 @@ class _Outputs:
         mutated = [
             item
             for item in self.trace.inputs
-            if self.trace.node_of(item.value) is not item.original_node
+            if self.trace.node_of(item.value) is not item.node
             and (item.index not in changed or private.is_written(item.value))
         ]
         if not mutated:
@@ -189,7 +253,8 @@ class _Outputs:
                     advice="write to a clone, or under torch.no_grad()",
                 )
             index = self._add(item.value, MutatedInput(UserOutput(item.name)))
-            self.mutations.append(Mutation(item.index, index, differentiable))
+            counted = item.value._version != item.original_version
+            self.mutations.append(Mutation(item.index, index, differentiable, counted))
 
     def _check_mutation(self, item: TracedInput) -> None:
         value = item.value
@@ -282,6 +347,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         for position, value in enumerate(found.graph_values)
     )
     program = trace.program(tuple(found.graph_values))
+    ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.
     leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
@@ -310,6 +376,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
                     f"the gradient of {item.name} has the layout {gradient.layout}",
                     advice="use dense gradients (sparse=False)",
                 )
+    trace.random.finish()
     gradient_nodes = [None if gradient is None else trace.node_of(gradient) for gradient in gradients]
     output_descriptors.extend(
         None if gradient is None else Gradient(descriptor)
@@ -319,7 +386,6 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph = trace.graph
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
-    _remove_input_clones(trace)
     graph.eliminate_dead_code(is_impure_node=must_stay)
     if trace.metadata_changes and any(map(assumes, graph.nodes)):
         raise CaptureError(
@@ -335,6 +401,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         tuple(outputs),
         tuple(found.mutations),
         _feeding(found.graph_values, differentiable),
+        ties,
         tuple(trace.metadata_changes),
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
@@ -422,10 +489,3 @@ def _placeholders_first(graph: torch.fx.Graph) -> None:
         if node is not first:
             first.prepend(node)
             first = node
-
-
-def _remove_input_clones(trace: Trace) -> None:
-    """The clone that shields a non-leaf input is no part of the program: the graph is functional without it."""
-    for item in trace.inputs:
-        if item.original_node is not item.node:
-            item.original_node.replace_all_uses_with(item.node)

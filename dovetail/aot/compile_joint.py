@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import threading
@@ -13,16 +14,18 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
-from dovetail.aot.descriptors import Tangent
+from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent
 from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
+from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
 from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.backends import Backend, compile_with, lookup_backend
-from dovetail.errors import CaptureError, InputError
+from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
 from dovetail.guards import compile_checker
+from dovetail.options import check_budget, check_numerics
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.trace import shape_guards
@@ -39,6 +42,15 @@ class CompiledGraph:
     backend: Backend
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     events: EventLog = field(default_factory=EventLog)
+    measured: list[int] = field(default_factory=list)
+
+    @property
+    def memory(self) -> MemoryReport | None:
+        """What the memory budget came to, with the bytes that the last run has kept; None without a budget."""
+        report = None if self.partitioned is None else self.partitioned.memory
+        if report is None or not self.measured:
+            return report
+        return dataclasses.replace(report, measured=self.measured[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it like the original function; raises :class:`InputError` for inputs that the graph was not captured for."""
@@ -54,7 +66,8 @@ class CompiledGraph:
         return entry.call(function, args, kwargs, tensors)
 
     def __str__(self) -> str:
-        return f"compiled by {self.backend.name}: {self.partitioned}"
+        text = f"compiled by {self.backend.name}: {self.partitioned}"
+        return f"{text}\nthe last run has kept {mebibytes(self.measured[0])}" if self.measured else text
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,11 +116,11 @@ class _Backward:
                     found = self._compiled[defined] = self._compile(defined)
         return found
 
-    def _compile(self, defined: tuple[bool, ...]) -> Callable_:
+    def graph_of(self, defined: tuple[bool, ...]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """The graph for a pattern of defined tangents, and which of the saved values and tangents it takes, in order."""
         graph = self._partitioned.backward
         if graph is None or not any(defined):
-            # Eager's outputs require a gradient here too, and no gradient reaches any input.
-            return lambda values: [None] * self._count
+            return None
         placeholders = graph.graph.find_nodes(op="placeholder")
         first_tangent = len(placeholders) - len(defined)
         keep = list(range(first_tangent))
@@ -115,17 +128,24 @@ class _Backward:
             positions = list(range(first_tangent, len(placeholders)))
             graph, unused = specialise_tangents(graph, positions, defined)
             keep = [position for position in keep if position not in unused]
+        return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
+
+    def _compile(self, defined: tuple[bool, ...]) -> Callable_:
+        found = self.graph_of(defined)
+        if found is None:
+            # Eager's outputs require a gradient here too, and no gradient reaches any input.
+            return lambda values: [None] * self._count
+        graph, order = found
         examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         backend = self._backend
         if self.sealed and any(map(private.has_symbols, examples)):
             # The guards are installed: only a backend that assumes nothing about sizes can still be asked.
             backend = lookup_backend("aten")
+        options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
-            compiled = compile_with(backend, graph, examples, "backward", dict(self._options))
-        if len(keep) == first_tangent:
+            compiled = compile_with(backend, graph, examples, "backward", options)
+        if order == list(range(len(order))):
             return compiled
-        extra = range(first_tangent, first_tangent + sum(defined))
-        order = [*keep, *extra]
 
         def run(values: list[Any]) -> list[Any]:
             picked = [values[position] for position in order]
@@ -169,6 +189,14 @@ def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
     return evaluate
 
 
+def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
+    """Inputs that stay at one address from call to call: parameters and buffers."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return [
+        index for index, node in enumerate(placeholders) if isinstance(node.meta.get("desc"), (ParamInput, BufferInput))
+    ]
+
+
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
     tangents = [
@@ -180,6 +208,11 @@ def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
 
 
+def choose_backend(backend: str | Callable[..., Any] | None, numerics: str) -> Backend:
+    """The backend of this name; where none is named, the one that keeps what ``numerics`` asks for."""
+    return lookup_backend("aten" if backend is None and numerics == "exact" else backend)
+
+
 def compile_joint(
     state: AOTState | None,
     joint: JointGraph,
@@ -187,43 +220,69 @@ def compile_joint(
     *,
     options: Mapping[str, Any] | None = None,
     events: EventLog | None = None,
+    memory_budget: float | int | None = None,
+    numerics: str = "fast",
 ) -> CompiledGraph:
     """Compile a joint graph with a backend, by name or as a callable.
 
-    ``state`` may be None or closed: a joint graph stands on its own. Raises :class:`BackendError` if the backend fails and
-    :class:`GraphInvalidError` if the graph does not lint.
+    ``state`` may be None or closed: a joint graph stands on its own. ``memory_budget`` and ``numerics`` are those of
+    :class:`dovetail.options.Options`. Raises :class:`BackendError` if the backend fails, :class:`GraphInvalidError` if the
+    graph does not lint, and :class:`OptionError` for a budget that cannot be kept.
     """
-    chosen = backend if isinstance(backend, Backend) else lookup_backend(backend)
+    check_budget(memory_budget)
+    check_numerics(numerics)
+    chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
+    chosen = chosen.with_options(options or {})
     log = events if events is not None else EventLog()
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
         # Nothing to compile: before a graph break at the very start, say.
         chosen = lookup_backend("aten")
     if chosen.takes_program:
+        if memory_budget is not None:
+            raise OptionError(
+                f"the backend {chosen.name} runs under torch's own autograd, which saves what it saves",
+                advice='use memory_budget with backend="aten" or "inductor"',
+            )
         return CompiledGraph(joint, None, chosen, _program_runner(joint), log)
-    if chosen.numerics == "bitwise" and joint.inexact and joint.order == 1:
+    if (chosen.numerics == "bitwise" or numerics == "exact") and joint.inexact and joint.order == 1:
+        promise = 'numerics="exact"' if chosen.numerics != "bitwise" else f"the backend {chosen.name}"
         raise CaptureError(
             f"while tracing, torch computes the gradient of {', '.join(joint.inexact)} by another formula than in eager, "
-            f"and the backend {chosen.name} promises eager's numbers to the last bit",
-            advice='use backend="inductor", whose numbers agree up to rounding',
+            f"and {promise} promises eager's numbers to the last bit",
+            advice='use backend="inductor" and numerics="fast", whose numbers agree up to rounding',
         )
     table = chosen.decompositions()
+    if table and numerics == "exact":
+        raise OptionError(
+            f"the backend {chosen.name} runs decompositions of the captured operators, whose numbers are not eager's",
+            advice='use backend="aten" with numerics="exact", or numerics="fast"',
+        )
     if table:
         with log.span("decompose"):
             module = decompose_graph(joint.graph_module, table, joint.fake_mode)
             joint = joint.with_graph(module)
     with log.span("partition") as details:
         # Without fusion, computing twice costs time and saves only memory; a bitwise backend keeps eager's trade.
-        parts = partition(joint, "save_all" if chosen.numerics == "bitwise" else "minimum_cut")
+        parts = partition(joint, "save_all" if chosen.numerics == "bitwise" else "minimum_cut", memory_budget)
         details["saved_bytes"] = parts.saved_bytes
+        if parts.memory is not None:
+            details["memory"] = str(parts.memory)
     settings = dict(options or {})
     with log.span("compile forward", backend=chosen.name):
         examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
         training = any(joint.spec.output_differentiable)
-        forward_settings = {**settings, "user_visible_outputs": list(range(joint.num_forward_outputs))}
+        forward_settings = {
+            **settings,
+            "user_visible_outputs": list(range(joint.num_forward_outputs)),
+            "static_inputs": _static_inputs(parts.forward),
+        }
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
         )
+    measured: list[int] = []
+    if parts.memory is not None:
+        forward = _measuring(forward, joint, measured)
     backward_for = None
     if training:
         visible = {**settings, "user_visible_outputs": list(range(joint.num_primals))}
@@ -236,10 +295,26 @@ def compile_joint(
     if training:
 
         def compile_next(following: JointGraph) -> Callable_:
-            return compile_joint(None, following, chosen, options=options, events=log).run
+            return compile_joint(None, following, chosen, options=options, events=log, numerics=numerics).run
 
         derivatives = differentiable_backward(joint, compile_next, log, settings)
     run = make_runtime_function(
         joint.spec, forward, backward_for, tangent_strides=tangent_strides, derivatives=derivatives
     )
-    return CompiledGraph(joint, parts, chosen, run, log)
+    return CompiledGraph(joint, parts, chosen, run, log, measured)
+
+
+def _measuring(forward: Callable_, joint: JointGraph, measured: list[int]) -> Callable_:
+    """The forward, which notes how many bytes its last run has kept for the backward."""
+    count = joint.num_forward_outputs
+    places = [
+        place for place, item in enumerate(joint.input_descriptors) if isinstance(item, (ParamInput, BufferInput))
+    ]
+
+    def run(values: list[Any]) -> list[Any]:
+        free = [values[place] for place in places]
+        results = forward(values)
+        measured[:] = [measured_bytes(results[count:], free)]
+        return results
+
+    return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail.aot.compile_joint import CompiledGraph
+
+# Marks in a node's ``meta``. The first: it is computed in the backward, though no tangent is needed for it. The second: it is
+# computed in the forward and saved, not computed again.
+IN_BACKWARD = "checkpointed"
+SAVE = "save"
 
 Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
 
@@ -116,6 +121,27 @@ class JointGraph:
         results = self.results
         results[position] = node
         self.graph.output_node().args = (results,)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """A new node, put right after the last of the nodes that it reads; it belongs to the phase of that node.
+
+        Its shape is computed when the pass is over (see :meth:`apply`).
+        """
+        nodes: list[torch.fx.Node] = []
+        torch.fx.node.map_arg((args, kwargs), nodes.append)
+        last = max(nodes, key=lambda node: node._sort_key) if nodes else None
+        inputs = self.graph.find_nodes(op="placeholder")
+        if last is None or last.op == "placeholder":
+            phase = "backward" if any(node in inputs[self.num_primals :] for node in nodes) else "forward"
+            last = inputs[-1] if inputs else None
+        else:
+            phase = last.meta.get("phase", "backward")
+        with self.graph.inserting_after(last):
+            made = self.graph.call_function(target, args, kwargs)
+        made.meta["phase"] = phase
+        if last is not None and "user_line" in last.meta:
+            made.meta["user_line"] = last.meta["user_line"]
+        return made
 
     def nodes_of(self, phase: str) -> list[torch.fx.Node]:
         """The operators of one phase, ``"forward"`` or ``"backward"``."""
@@ -242,17 +268,26 @@ class JointGraph:
             node.meta.setdefault("phase", "backward")
             stale.add(node)
 
-    def compile(self, backend: str | Callable[..., Any] | None = None, **options: Any) -> CompiledGraph:
+    def compile(
+        self,
+        backend: str | Callable[..., Any] | None = None,
+        *,
+        memory_budget: float | int | None = None,
+        numerics: str = "fast",
+        **options: Any,
+    ) -> CompiledGraph:
         """Stage 2: compile, and get something that is called like the captured function. See ``aot.compile_joint``."""
         from dovetail.aot.compile_joint import compile_joint
 
-        return compile_joint(None, self, backend, options=options)
+        return compile_joint(None, self, backend, options=options, memory_budget=memory_budget, numerics=numerics)
 
-    def export(self, path: str | os.PathLike[str]) -> Path:
-        """The other stage 2: write the graph to a folder as data. See ``aot.export_joint``."""
+    def export(self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None) -> Path:
+        """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
+        See ``aot.export_joint``; ``dovetail.load`` reads it.
+        """
         from dovetail.aot.export_joint import export_joint
 
-        return export_joint(None, self, path)
+        return export_joint(None, self, path, values=values)
 
     def __str__(self) -> str:
         from dovetail.aot.graph_printer import print_joint

@@ -17,7 +17,8 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
-from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.aot.joint_graph import IN_BACKWARD, SAVE, JointGraph, must_stay
+from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
 
 Strategy = Literal["minimum_cut", "save_all"]
 CHEAP_NAMES = frozenset(
@@ -67,6 +68,7 @@ class PartitionedGraph:
     """Forward and backward graph. ``saved`` describes what goes between them, in the order of the backward's inputs.
 
     ``saved_bytes`` counts memory that is kept for the backward and is neither a parameter nor a buffer, each storage once.
+    ``memory`` is there where a budget was given.
     """
 
     forward: torch.fx.GraphModule
@@ -74,12 +76,14 @@ class PartitionedGraph:
     saved: tuple[Descriptor, ...]
     saved_bytes: int
     recomputed_nodes: tuple[str, ...]
+    memory: MemoryReport | None = None
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{len(self.saved)} values saved for backward ({self.saved_bytes / 2**20:.2f} MiB), "
             f"{len(self.recomputed_nodes)} operators computed again"
         )
+        return text if self.memory is None else f"{text}; {self.memory}"
 
 
 def value_bytes(node: torch.fx.Node) -> int:
@@ -91,6 +95,8 @@ def value_bytes(node: torch.fx.Node) -> int:
 def _is_cheap(node: torch.fx.Node) -> bool:
     if private.is_symbolic(node.meta.get("val")):
         return True
+    if node.meta.get(SAVE):
+        return False
     if node.meta.get("recompute"):
         return not must_stay(node)
     if node.op == "get_attr" or node.target is operator.getitem:
@@ -116,7 +122,8 @@ class _Split:
         self.gradients = list(results[joint.num_forward_outputs :])
         self.dependent: set[torch.fx.Node] = set(self.tangents)
         for node in self.nodes:
-            if any(argument in self.dependent for argument in node.all_input_nodes):
+            # What torch.utils.checkpoint computes again belongs to the backward, though no tangent is needed for it.
+            if node.meta.get(IN_BACKWARD) or any(argument in self.dependent for argument in node.all_input_nodes):
                 self.dependent.add(node)
         self.needed: set[torch.fx.Node] = set()
         self.read: dict[torch.fx.Node, None] = {}
@@ -139,14 +146,29 @@ class _Split:
                     self.read[argument] = None
 
 
-def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> PartitionedGraph:
-    """Split a joint graph. ``"save_all"`` saves what the backward reads and computes nothing twice."""
+def partition(
+    joint: JointGraph, strategy: Strategy = "minimum_cut", memory_budget: float | int | None = None
+) -> PartitionedGraph:
+    """Split a joint graph. ``"save_all"`` saves what the backward reads and computes nothing twice.
+
+    With a ``memory_budget`` below 1 as much is computed again as it takes to stay within it, whatever the strategy: see
+    :mod:`dovetail.aot.memory_budget`. Raises :class:`OptionError` for a budget that cannot be kept.
+    """
     split = _Split(joint)
     if not any(node is not None for node in split.gradients):
         forward = _extract(joint, split.primals, split.forward_outputs, split.nodes, split.forward_staying)
-        return PartitionedGraph(forward, None, (), 0, ())
-    saved = list(split.read) if strategy == "save_all" else _minimum_cut(split)
-    saved = list(dict.fromkeys(_without_number(_without_tuple(node)) for node in saved))
+        memory = None if memory_budget is None else MemoryReport(0, 0, 0, 0, 0)
+        return PartitionedGraph(forward, None, (), 0, (), memory)
+    saved = _tidy(list(split.read) if strategy == "save_all" else _minimum_cut(split))
+    largest = saved_bytes(saved)
+    smallest, allowed = 0, largest
+    if memory_budget is not None:
+        candidates = collect_candidates(split.read, _never_again)
+        least = _tidy(solve(candidates, None))
+        smallest = saved_bytes(least)
+        allowed = choose_budget(memory_budget, smallest, largest)
+        if allowed < largest:
+            saved = _tidy(solve(candidates, allowed)) if allowed > smallest else least
     order = {node: position for position, node in enumerate(split.nodes)}
     saved.sort(key=lambda node: order[node])
     forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes, split.forward_staying)
@@ -156,9 +178,29 @@ def partition(joint: JointGraph, strategy: Strategy = "minimum_cut") -> Partitio
     again = tuple(
         node.name
         for node in backward.graph.nodes
-        if node.op == "call_function" and node.name in forward_names and node.meta.get("phase") == "forward"
+        if node.op == "call_function"
+        and (node.meta.get(IN_BACKWARD) or (node.name in forward_names and node.meta.get("phase") == "forward"))
     )
-    return PartitionedGraph(forward, backward, described, _saved_bytes(saved), again)
+    predicted = saved_bytes(saved)
+    memory = None
+    if memory_budget is not None:
+        memory = MemoryReport(allowed, predicted, min(smallest, largest), largest, len(again))
+    return PartitionedGraph(forward, backward, described, predicted, again, memory)
+
+
+def _tidy(saved: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    return list(dict.fromkeys(_without_number(_without_tuple(node)) for node in saved))
+
+
+def _never_again(node: torch.fx.Node) -> bool:
+    """Whether a node may not be computed twice: its second result could be another one."""
+    if node.op != "call_function":
+        return False
+    return (
+        must_stay(node)
+        or bool(node.meta.get(SAVE))
+        or torch.Tag.nondeterministic_bitwise in getattr(node.target, "tags", ())
+    )
 
 
 def _without_number(node: torch.fx.Node) -> torch.fx.Node:
@@ -176,16 +218,6 @@ def _without_tuple(node: torch.fx.Node) -> torch.fx.Node:
 def _describe(node: torch.fx.Node) -> Descriptor:
     descriptor = node.meta.get("desc")
     return descriptor if isinstance(descriptor, Descriptor) else SavedForBackward(node.name)
-
-
-def _saved_bytes(saved: list[torch.fx.Node]) -> int:
-    storages: dict[int, int] = {}
-    for node in saved:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
-            storage = value.untyped_storage()
-            storages[storage._cdata] = max(storages.get(storage._cdata, 0), private.hint(storage.nbytes()))
-    return sum(storages.values())
 
 
 def _minimum_cut(split: _Split) -> list[torch.fx.Node]:

@@ -4,6 +4,7 @@
 """
 
 from dovetail.backends.aten import ATEN
+from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
 from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.protocol import Backend, CompiledCallable, CompileFunction, Kind, compile_with
@@ -17,6 +18,7 @@ from dovetail.backends.registry import (
 
 __all__ = [
     "ATEN",
+    "CUDAGRAPHS",
     "EAGER",
     "INDUCTOR",
     "Backend",

@@ -106,7 +106,8 @@ def _may_be_view(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
         return True
     schema = node.target._schema
-    return any(item.alias_info is not None for item in schema.returns) or private.is_composite_implicit(node.target)
+    # The schema of an embedding says that its result is new, but its kernel ends with a view of another operator's result.
+    return any(item.alias_info is not None for item in schema.returns) or private.is_composite(node.target)
 
 
 def generate_source(graph: torch.fx.GraphModule, kind: Kind = "inference") -> tuple[str, dict[str, Any]]:

@@ -73,7 +73,7 @@ def compile_inductor(
 ) -> CompiledCallable:
     """Compile one flat ATen graph with Inductor.
 
-    ``options``: ``static_inputs`` and ``user_visible_outputs`` (indices; all outputs unless given), and any of
+    ``options``: ``user_visible_outputs`` (indices; all outputs unless given), and any of
     Inductor's own settings by name, such as ``max_autotune=True``. Random numbers are eager's unless
     ``fallback_random=False``.
     """
@@ -106,7 +106,8 @@ def compile_inductor(
         own,
         examples,
         fake_mode,
-        static_inputs=list(options.get("static_inputs", ())),
+        # Inductor would no longer look whether these are aligned, and a parameter may become a view of something else.
+        static_inputs=[],
         user_visible_outputs=visible,
         is_backward=kind == "backward",
         is_inference=kind == "inference",

@@ -30,7 +30,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dovetail.errors import BackendError
+from dovetail import torch_private as private
+from dovetail.errors import BackendError, OptionError
 
 Kind = Literal["forward", "backward", "inference"]
 Numerics = Literal["bitwise", "tolerance"]
@@ -62,6 +63,10 @@ class Backend:
     ``takes_program``: run the torch-level program tape instead of ATen graphs (the ``eager`` backend).
     ``data_sizes``: whether graphs may compute sizes from data (``nonzero``, masks), and raise where an assumption about one fails.
     ``numerics``: "bitwise" if results equal eager's to the last bit, else "tolerance".
+    ``tolerances``: for "tolerance", how far results may be from eager's in float32: relative and absolute.
+    ``takes_symbolic_shapes``: whether sizes may be symbolic in the graphs it is given; if not, every new size is compiled anew.
+    ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
+    ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
     'tolerance'
@@ -74,6 +79,14 @@ class Backend:
     numerics: Numerics = "tolerance"
     description: str = ""
     data_sizes: bool = False
+    tolerances: tuple[float, float] = (1e-4, 1e-5)
+    takes_symbolic_shapes: bool = True
+    kinds: tuple[Kind, ...] = KINDS
+    for_options: Callable[[Mapping[str, Any]], Backend] | None = None
+
+    def with_options(self, options: Mapping[str, Any]) -> Backend:
+        """The backend as it is with these options: its decompositions and numerics may depend on them."""
+        return self if self.for_options is None else self.for_options(options)
 
     def __str__(self) -> str:
         text = f"backend {self.name!r} ({self.numerics})"
@@ -112,6 +125,7 @@ def compile_with(
     """
     if kind not in KINDS:
         raise BackendError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    _refuse_unfit(backend, example_inputs, kind)
     expected = output_arguments(graph)
     every = range(len(expected))
     visible = set((options or {}).get("user_visible_outputs", every))
@@ -122,7 +136,7 @@ def compile_with(
     ]
     try:
         compiled = backend.compile(graph, list(example_inputs), kind=kind, options=dict(options or {}))
-    except BackendError:
+    except (BackendError, OptionError):
         raise
     except Exception as error:
         raise BackendError(
@@ -135,6 +149,20 @@ def compile_with(
             advice="return a callable that takes one list of inputs and returns one list of outputs",
         )
     return _checked(compiled, backend.name, kind, promised)
+
+
+def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -> None:
+    """Raise where the backend has said that it does not take such a graph."""
+    if kind not in backend.kinds:
+        raise BackendError(
+            f"backend {backend.name!r} takes {' and '.join(backend.kinds)} graphs only, and this is a {kind} graph",
+            advice='call the function under torch.no_grad(), or use another backend for training, such as backend="aten"',
+        )
+    if not backend.takes_symbolic_shapes and any(map(private.has_symbols, example_inputs)):
+        raise BackendError(
+            f"backend {backend.name!r} takes no symbolic sizes, and the {kind} graph has some",
+            advice="use dynamic=False for this function",
+        )
 
 
 @dataclass(frozen=True)

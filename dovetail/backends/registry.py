@@ -24,16 +24,20 @@ from typing import Any, overload
 
 from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
+from dovetail.backends.bisect import make_bisect
+from dovetail.backends.check_operators import make_check_operators
+from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
+from dovetail.backends.float64 import make_float64
 from dovetail.backends.inductor import INDUCTOR
-from dovetail.backends.protocol import Backend, Numerics
+from dovetail.backends.protocol import KINDS, Backend, Kind, Numerics
 from dovetail.backends.torch_registered import adapt_torch_backend, torch_registered_backend
 from dovetail.errors import BackendError, UnknownBackendError
 
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER, INDUCTOR)}
+_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR)}
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 
@@ -47,6 +51,9 @@ def register_backend(
     takes_program: bool = False,
     numerics: Numerics = "tolerance",
     description: str = "",
+    tolerances: tuple[float, float] = (1e-4, 1e-5),
+    takes_symbolic_shapes: bool = True,
+    kinds: tuple[Kind, ...] = KINDS,
     replace: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
@@ -60,6 +67,9 @@ def register_backend(
     takes_program: bool = False,
     numerics: Numerics = "tolerance",
     description: str = "",
+    tolerances: tuple[float, float] = (1e-4, 1e-5),
+    takes_symbolic_shapes: bool = True,
+    kinds: tuple[Kind, ...] = KINDS,
     replace: bool = False,
 ) -> Backend: ...
 
@@ -72,12 +82,16 @@ def register_backend(
     takes_program: bool = False,
     numerics: Numerics = "tolerance",
     description: str = "",
+    tolerances: tuple[float, float] = (1e-4, 1e-5),
+    takes_symbolic_shapes: bool = True,
+    kinds: tuple[Kind, ...] = KINDS,
     replace: bool = False,
 ) -> Any:
     """Register a backend under ``name``; without ``backend`` it is a decorator.
 
     A callable takes ``(graph, example_inputs, *, kind, options)``; one written for ``torch.compile``, which takes
-    ``(graph, example_inputs)``, works too. A name that is taken is an error unless ``replace`` is true.
+    ``(graph, example_inputs)``, works too. What the other arguments say is described at :class:`Backend`. A name that is
+    taken is an error unless ``replace`` is true.
     """
     if not isinstance(name, str) or not name:
         raise BackendError(f"a backend's name must be a string that is not empty, not {name!r}")
@@ -91,6 +105,9 @@ def register_backend(
                 takes_program=takes_program,
                 numerics=numerics,
                 description=description,
+                tolerances=tolerances,
+                takes_symbolic_shapes=takes_symbolic_shapes,
+                kinds=kinds,
                 replace=replace,
             )
             return function
@@ -107,6 +124,9 @@ def register_backend(
             takes_program,
             numerics,
             description or inspect.getdoc(backend) or "",
+            tolerances=tolerances,
+            takes_symbolic_shapes=takes_symbolic_shapes,
+            kinds=kinds,
         )
     with _lock:
         if name in _own:
@@ -124,6 +144,11 @@ def unregister_backend(name: str) -> None:
     with _lock:
         if _registered.pop(name, None) is None:
             raise UnknownBackendError(f"no backend was registered under {name!r}")
+
+
+def defined_in_this_process(name: str) -> bool:
+    """Whether another process would not find this name: it was registered in code."""
+    return name in _registered
 
 
 def list_backends(*, torch_backends: bool = True) -> list[str]:
@@ -220,3 +245,10 @@ def _from_entry_point(name: str) -> Backend | None:
             advice="it must give a Backend or a callable",
         )
     return _from_callable(name, loaded)
+
+
+# Backends that say something about another one, which the backend option "inner" names.
+_own |= {
+    made.name: made
+    for made in (make_check_operators(lookup_backend), make_float64(lookup_backend), make_bisect(lookup_backend))
+}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.outputs import fresh, guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 
@@ -43,7 +43,8 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
             values = list(inputs)
             inputs.clear()
             with torch.no_grad():
-                return list(compiled(*values))
+                # The first call of aot_eager was seen to return a new tensor where later ones return a view.
+                return [fresh(value) for value in compiled(*values)]
 
         return guard_outputs(call, promised_strides(outputs, range(len(outputs))))
 

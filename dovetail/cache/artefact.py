@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +23,10 @@ from safetensors.torch import save as save_tensors
 from dovetail.errors import ArtefactError
 
 FORMAT = "dovetail-joint-graph"
-VERSION = 1
+VERSION = 2
 GRAPH_FILE = "graph.json"
 TENSOR_FILE = "tensors.safetensors"
+MAXIMUM_GRAPH_BYTES = 1 << 28
 
 
 def write_artefact(
@@ -57,9 +59,18 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[st
     """Read and check an artefact folder; raises :class:`ArtefactError` for anything that is not as it was written."""
     source = Path(path)
     try:
-        document = json.loads((source / GRAPH_FILE).read_text(encoding="utf-8"))
+        for name in (GRAPH_FILE, TENSOR_FILE):
+            # A device or a pipe could be read for ever.
+            if not stat.S_ISREG((source / name).lstat().st_mode):
+                raise ArtefactError(f"{source / name} is not a plain file", advice="export it again")
+        if (source / GRAPH_FILE).stat().st_size > MAXIMUM_GRAPH_BYTES:
+            raise ArtefactError(f"{source / GRAPH_FILE} is too large for a graph", advice="export it again")
+        text = (source / GRAPH_FILE).read_text(encoding="utf-8")
+        document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
         blob = (source / TENSOR_FILE).read_bytes()
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ArtefactError):
+            raise
         raise ArtefactError(f"{source} cannot be read as an artefact: {error}", advice="export it again") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ArtefactError(f"{source} is not a Dovetail artefact", advice="export it again")
@@ -68,6 +79,8 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[st
             f"{source} has format version {document.get('version')!r}, this Dovetail reads {VERSION}",
             advice="export it again with this version",
         )
+    if set(document) != {"format", "version", "graph_sha256", "tensors_sha256", "graph"}:
+        raise ArtefactError(f"{source} has fields that no artefact has, or lacks some", advice="export it again")
     payload = document.get("graph")
     body = json.dumps(payload, sort_keys=True)
     if hashlib.sha256(body.encode()).hexdigest() != document.get("graph_sha256") or not isinstance(payload, dict):
@@ -76,6 +89,17 @@ def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[st
         raise ArtefactError(f"the tensors in {source} are damaged", advice="export it again")
     try:
         tensors = load_tensors(blob)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ArtefactError(f"the tensors in {source} are damaged: {error}", advice="export it again") from error
     return payload, tensors
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
@@ -48,6 +49,9 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.stateless",
+    "torch.nn.utils._named_member_accessor",
+    "torch._functorch.functional_call",
     "torch.utils._pytree",
 )
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
@@ -131,6 +135,7 @@ IMPURE_TORCH = frozenset(
         "fork_rng",
         "backward",
         "retain_grad",
+        "Generator",
     }
 )
 # Methods of a tensor that hand out its memory or its values.
@@ -317,6 +322,8 @@ class Calls:
             return self._call_cached(function, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
+        if isinstance(function, NodeFunction):
+            return self._native(function.function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))

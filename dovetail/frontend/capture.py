@@ -265,6 +265,11 @@ def capture(
         for traced in trace.inputs:
             if traced.leaf.is_leaf and traced.leaf.grad is not None and not interpreter.gradients.is_known(traced):
                 raise Break("native code calls .backward()", "return the loss and call .backward() outside")
+            if private.has_hooks(traced.value):
+                raise Break(
+                    f"a hook is registered on {traced.name}, which existed before the call",
+                    "register it outside of the function, or on a result computed from it",
+                )
             if traced.changes_requires_grad():
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
     finally:

@@ -54,6 +54,10 @@ class Gradients:
         if traced.index in self._before:
             return
         guards, real = self._values.guards, traced.real
+        if not real.is_leaf and real.retains_grad and real.grad is not None:
+            raise Break(
+                "the retained .grad of a tensor that is no leaf is read", "read it outside of the compiled function"
+            )
         if real.is_leaf and real.grad is not None:
             value = self._values.read(real.grad, GradSource(guards.tensor_source(traced.index)))
             # Set under the trace's modes, so that the program tape has it too.

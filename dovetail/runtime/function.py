@@ -6,7 +6,6 @@ The graph is pure; this module writes mutated inputs back, hands inputs through 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
 from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
@@ -84,6 +84,7 @@ def _autograd_function(
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
     constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+    is_apart = not any(spec.input_requires_grad)
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
 
@@ -127,16 +128,35 @@ def _autograd_function(
                 ctx.kept = None
             return tuple(plain(ctx, tangents))
 
+        # For compiled autograd, which puts the backward's graph into its own.
+
+        @staticmethod
+        def prologue(ctx: Any, saved: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[Any]:
+            """What the backward's graph is called with."""
+            for hooks, output in getattr(ctx, "watched", ()):
+                _refuse_partial_gradient(hooks, output())
+            return graph_inputs(ctx, saved, [gradients[index] for index in differentiable])
+
+        @staticmethod
+        def backward_graph(gradients: Sequence[Any]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+            """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
+            graph_of = getattr(backward_for, "graph_of", None)
+            defined = tuple(gradients[index] is not None for index in differentiable)
+            return None if graph_of is None else graph_of(defined)  # type: ignore[no-any-return]
+
     def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
-        values: list[Any] = list(ctx.saved_tensors)
+        return backward_for(defined)(graph_inputs(ctx, ctx.saved_tensors, tangents))
+
+    def graph_inputs(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
+        values: list[Any] = list(saved)
         if ctx.saved_constants is not None:
             tensors = iter(values)
             values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
         for position, tangent in enumerate(tangents):
             if tangent is not None:
                 values.append(_with_strides(tangent, ctx.tangent_strides[position]))
-        return backward_for(defined)(values)
+        return values
 
     private.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
@@ -150,8 +170,14 @@ def _autograd_function(
             # The program may turn gradients on inside of a block that has turned them off.
             with torch.enable_grad():
                 outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
-        if spec.feeding:
+        if spec.feeding and not spec.ties and not is_apart:
             _watch([outputs[index] for index in spec.feeding])
+        if is_apart:
+            for index in differentiable:
+                outputs[index] = require_gradient(outputs[index])
+        elif len(differentiable) > 1:
+            for index in differentiable:
+                prepare_hooks(outputs[index])
         return outputs
 
     return compute
@@ -163,10 +189,7 @@ def _watch(outputs: list[torch.Tensor]) -> None:
         node: Any = output.grad_fn
         if node is None:
             continue
-        hooks: OrderedDict[int, Any] = OrderedDict()
-        # What Tensor.register_hook does at the first hook.
-        output._backward_hooks = hooks
-        node._register_hook_dict(output)
+        hooks = prepare_hooks(output)
         node.watched = [*getattr(node, "watched", ()), (hooks, weakref.ref(output))]
 
 
@@ -190,10 +213,12 @@ class _Epilogue:
     """What happens after the graph: write-backs, then inputs and views as results."""
 
     def __init__(self, spec: RuntimeSpec) -> None:
-        self._mutations = spec.mutations
+        self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
+        self._ties = spec.ties
         self._outputs = spec.outputs
         self._plain = (
             not spec.mutations
+            and not spec.ties
             and not spec.metadata_changes
             and all(
                 isinstance(output, FreshOutput)
@@ -207,7 +232,7 @@ class _Epilogue:
 
     def check(self, inputs: list[torch.Tensor]) -> None:
         """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
-        for mutation in self._mutations:
+        for mutation in self._mutations.values():
             value = inputs[mutation.input_index]
             if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -217,10 +242,35 @@ class _Epilogue:
         if self._plain:
             del outputs[self._count :]
             return outputs
-        for mutation in self._mutations:
-            with torch.set_grad_enabled(mutation.differentiable):
-                inputs[mutation.input_index].copy_(outputs[mutation.output_index])
-        return [self._result(output, inputs, outputs) for output in self._outputs]
+        made: dict[int, torch.Tensor] = {}
+        written: set[int] = set()
+        for item in self._ties:
+            for index in item.inputs:
+                self._write(index, inputs, outputs, written)
+            for position in item.results:
+                output = self._outputs[position]
+                if isinstance(output, ViewOutput) and isinstance(output.base, InputOutput):
+                    self._write(output.base.index, inputs, outputs, written)
+                if position not in made:
+                    made[position] = self._result(output, inputs, outputs)
+            fed = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
+            outputs[item.output] = tie(outputs[item.output], fed)
+        for index in self._mutations:
+            self._write(index, inputs, outputs, written)
+        return [
+            made[position] if position in made else self._result(output, inputs, outputs)
+            for position, output in enumerate(self._outputs)
+        ]
+
+    def _write(self, index: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int]) -> None:
+        """Write an input's new value back, once."""
+        mutation = self._mutations.get(index)
+        if mutation is None or index in written:
+            return
+        written.add(index)
+        target = inputs[index]
+        with torch.set_grad_enabled(mutation.differentiable):
+            (target if mutation.counted else target.data).copy_(outputs[mutation.output_index])
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):

@@ -53,20 +53,34 @@ OutputTensor = FreshOutput | InputOutput | ViewOutput
 class Mutation:
     """Input ``input_index`` was written to; its new value is the graph's forward output ``output_index``.
 
-    ``differentiable``: eager's write was recorded by autograd, so the write-back is too.
+    ``differentiable``: eager's write was recorded by autograd, so the write-back is too. ``counted`` is False where all
+    writes went through ``.data``, which the tensor's version counter does not see.
     """
 
     input_index: int
     output_index: int
     differentiable: bool
+    counted: bool = True
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Forward output ``output`` of the graph was computed from what the function hands out otherwise too: from the results
+    ``results`` and from the new values of the inputs ``inputs``.
+    """
+
+    output: int
+    results: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class RuntimeSpec:
     """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
     ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
-    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones.
-    ``metadata_changes`` are made again, in their order, before the graph runs.
+    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
+    say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
+    before the graph runs.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -74,4 +88,5 @@ class RuntimeSpec:
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
     feeding: tuple[int, ...] = ()
+    ties: tuple[Tie, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()

@@ -24,6 +24,8 @@ def check_overlap(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] 
     schema = operator._schema
     if not schema.is_mutable:
         return
+    if schema.name == "aten::set_":
+        raise OverlapError("set_ makes a tensor lie in the memory of another one", advice="use copy_")
     given: list[tuple[Any, bool]] = []
     for position, argument in enumerate(schema.arguments):
         value = args[position] if position < len(args) else (kwargs or {}).get(argument.name)

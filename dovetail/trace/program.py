@@ -257,16 +257,18 @@ class Recorder:
 
 
 class RecordingMode(TorchFunctionMode):
-    """Hands every torch call of the traced program to a :class:`Recorder`."""
+    """Hands every torch call of the traced program to a :class:`Recorder`; ``before_call`` is told that one begins."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, before_call: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.recorder = recorder
+        self.before_call = before_call
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the call and record it."""
+        self.before_call()
         result = function(*args, **(kwargs or {}))
         self.recorder.record(function, args, kwargs or {}, result)
         return result

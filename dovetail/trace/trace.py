@@ -22,6 +22,7 @@ from dovetail.torch_private import tree_leaves
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
+from dovetail.trace.repeats import RandomOperators, draws_random_numbers
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
 
@@ -37,9 +38,14 @@ class TracedInput:
     leaf: torch.Tensor
     value: torch.Tensor
     node: torch.fx.Node
-    original_node: torch.fx.Node
     name: str = ""
     original_grad_fn: Any = None
+    original_version: int = 0
+
+    @property
+    def original_node(self) -> torch.fx.Node:
+        """The node of the value as it comes in."""
+        return self.node
 
     @property
     def is_written_differentiably(self) -> bool:
@@ -59,9 +65,18 @@ class _Tracer(private.PythonKeyTracer):
     open_trace: Trace
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = super().create_node(*args, **kwargs)
         trace = self.open_trace
+        is_random = draws_random_numbers(args[1])
+        again = trace.random.repeated(args[1]) if is_random else None
+        if again is not None:
+            return again
+        node = super().create_node(*args, **kwargs)
+        if is_random:
+            trace.random.record(node)
         node.meta["phase"] = trace.phase
+        if trace.phase == "backward" and torch.is_grad_enabled():
+            # Autograd's own formulas run without recording; what records is the program, called again.
+            node.meta["checkpointed"] = True
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()
         if line is not None:
             node.meta["user_line"] = line
@@ -145,6 +160,19 @@ def autograd_nodes(roots: Sequence[torch.Tensor]) -> set[Any]:
     return found
 
 
+class _Shield(torch.autograd.Function):
+    """Another traced tensor with the same content, whose gradient is that of the first; nothing is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+        # In a list, so that the result is not taken for a view of an argument.
+        return twin[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
 class _OpenTraces(threading.local):
     """The open traces of a thread, innermost last."""
 
@@ -195,6 +223,7 @@ class Trace:
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
+        self.random = RandomOperators()
         self.lines = private.LineTable()
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
@@ -208,6 +237,7 @@ class Trace:
         """Enter all modes on the caller's stack."""
         # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
         stack.callback(self._forget_location)
+        self.random.open(stack)
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
@@ -220,7 +250,7 @@ class Trace:
         if self.decompositions:
             stack.enter_context(private.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
-        stack.enter_context(RecordingMode(self.recorder))
+        stack.enter_context(RecordingMode(self.recorder, self._begin_call))
         return self
 
     def _forget_location(self) -> None:
@@ -236,7 +266,7 @@ class Trace:
             return found
         if not self._is_own(real):
             self.check_input(real, name)
-        with private.no_torch_function():
+        with private.no_torch_function(), private.outside_of_transforms():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
@@ -277,10 +307,10 @@ class Trace:
             leaf.requires_grad_()
             if not real.is_leaf:
                 # An in-place write on a leaf is an error in eager, on this tensor it is not; and it must not cut the
-                # value off from the leaf that gradients are asked for.
+                # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
-                    value = leaf.clone()
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, self.node_of(value), name, value.grad_fn)
+                    value = _Shield.apply(leaf, [private.to_fun(fake)])  # type: ignore[no-untyped-call]
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, value.grad_fn, value._version)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
@@ -349,6 +379,12 @@ class Trace:
                 advice="pass the tensor to the function as an argument",
             )
         return slot.proxy.node
+
+    def _begin_call(self) -> None:
+        """Autograd nodes that are made from here on belong to the user's present line."""
+        line = self.locate() if self.phase != "backward" else None
+        if line is not None:
+            self.lines.add(private.autograd_sequence_number(), line)
 
     def backward_line(self) -> UserLocation | None:
         """The user line whose forward made the autograd node that runs now."""

@@ -15,7 +15,8 @@ import dovetail
 from dovetail import aot, errors
 from dovetail.aot.compile_joint import default_pattern
 from dovetail.aot.descriptors import Gradient, ParamInput, Tangent, UserInput
-from dovetail.aot.export_joint import export_joint, load
+from dovetail.aot.export_joint import export_joint
+from dovetail.aot.load_joint import load
 from dovetail.aot.partition import partition
 from dovetail.aot.tangents import specialise_tangents
 
@@ -184,7 +185,7 @@ def test_export_runs_in_a_process_without_the_users_code(tmp_path: Path) -> None
     ]
     torch.save(values, tmp_path / "values.pt")
     program = (
-        "import sys, torch; from dovetail.aot.export_joint import load\n"
+        "import sys, torch; from dovetail import load\n"
         "graph = load(sys.argv[1]); values = torch.load(sys.argv[2])\n"
         "torch.save(graph.run(values, [torch.ones(())]), sys.argv[3])"
     )

@@ -9,7 +9,7 @@ from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.backends import INDUCTOR, compile_with
 from dovetail.backends.inductor import wanted_decompositions
-from dovetail.errors import BackendError
+from dovetail.errors import BackendError, OptionError
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 pytestmark = pytest.mark.skipif(private.cpp_compiler() is None, reason="needs a C++ compiler")
@@ -96,7 +96,7 @@ def test_autocast_and_grad_mode_at_run_time_change_nothing():
 
 def test_unknown_setting():
     graph, fakes, _ = make_graph(lambda x: [x + 1], torch.ones(2))
-    with pytest.raises(BackendError, match="no option 'max_autotuned'"):
+    with pytest.raises(OptionError, match="no option 'max_autotuned'"):
         compile_with(INDUCTOR, graph, fakes, "forward", {"max_autotuned": True})
 
 

@@ -1,0 +1,139 @@
+"""The real recorder: ``torch.cuda.CUDAGraph`` on a side stream, one memory pool for each device."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from dovetail.backends.cudagraphs.recorder import Work
+
+
+class _DeviceState:
+    """What all recordings of one device share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool: Any = None
+        self.recordings: weakref.WeakSet[_CudaRecording] = weakref.WeakSet()
+        self.last_stream: torch.cuda.Stream | None = None
+        self.finished = torch.cuda.Event()
+
+
+class _CudaRecording:
+    """One ``CUDAGraph``, and when it may run."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, state: _DeviceState) -> None:
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._state = state
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream, after the last replay of any recording that shares the pool."""
+        if self._graph is None:
+            raise RuntimeError("this recording was released")
+        state = self._state
+        stream = torch.cuda.current_stream(state.stream.device)
+        if state.last_stream is not None and state.last_stream != stream:
+            # Recordings share memory for what lives only during a replay, so no two may run at the same time.
+            stream.wait_event(state.finished)
+        self._graph.replay()
+        state.finished.record(stream)
+        state.last_stream = stream
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the graph was given back."""
+        return self._graph is None
+
+    def release(self) -> None:
+        """Free the graph once the device has finished with it."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            torch.cuda.synchronize(self._state.stream.device)
+            graph.reset()
+
+
+class CudaRecorder:
+    """Records what runs on a CUDA device."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._states: dict[int, _DeviceState] = {}
+        self._lock = threading.Lock()
+
+    def unavailable(self) -> str:
+        """Why nothing can be recorded on this machine, with what to do."""
+        if torch.version.hip is not None and not torch.cuda.is_available():
+            return "torch was built for ROCm and finds no GPU; what to do: check the driver with rocm-smi"
+        if torch.version.cuda is None and torch.version.hip is None:
+            return 'this torch was built without CUDA; what to do: install a CUDA build, or use backend="inductor"'
+        if not torch.cuda.is_available():
+            return 'torch finds no GPU here; what to do: check the driver with nvidia-smi, or use backend="inductor"'
+        return ""
+
+    def records(self, value: torch.Tensor) -> bool:
+        """Whether the tensor lies on a CUDA device."""
+        return value.device.type == "cuda"
+
+    def is_recording(self) -> bool:
+        """Whether the current stream is being captured, by the user for example."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Makes the CUDA device the current one."""
+        return torch.cuda.device(device)
+
+    def warm_up(self, work: Work, inputs: list[Any], device: torch.device) -> list[Any]:
+        """Do the work on the side stream, so that libraries make their workspaces for that stream."""
+        state = self._state(device)
+        current = torch.cuda.current_stream(device)
+        state.stream.wait_stream(current)
+        with torch.cuda.stream(state.stream):
+            results = work(inputs)
+        current.wait_stream(state.stream)
+        for value in results:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                # The caller frees it on its own stream, and the allocator has to know.
+                value.record_stream(current)
+        return results
+
+    def record(self, work: Work, inputs: Sequence[Any], device: torch.device) -> tuple[_CudaRecording, list[Any]]:
+        """Capture the work into a graph; the device's pool is shared by all of its recordings."""
+        state = self._state(device)
+        generator = torch.cuda.default_generators[device.index or 0]
+        before = generator.clone_state()
+        graph = torch.cuda.CUDAGraph()
+        # Python's collector could free a tensor of another stream in the middle of a capture, which ends it.
+        gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        torch.cuda.synchronize(device)
+        try:
+            if all(recording.is_released for recording in state.recordings):
+                state.pool = torch.cuda.graph_pool_handle()
+            # Other threads (pinning a data loader's batches, a collective's watchdog) may go on with their own work.
+            with torch.cuda.graph(graph, pool=state.pool, stream=state.stream, capture_error_mode="thread_local"):
+                outputs = work(list(inputs))
+        except BaseException:
+            # A failed capture can leave the generator waiting for the end of it.
+            generator.graphsafe_set_state(before)
+            raise
+        finally:
+            if enabled:
+                gc.enable()
+        recording = _CudaRecording(graph, state)
+        state.recordings.add(recording)
+        return recording, outputs
+
+    def _state(self, device: torch.device) -> _DeviceState:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with self._lock:
+            if index not in self._states:
+                self._states[index] = _DeviceState(torch.device("cuda", index))
+            return self._states[index]

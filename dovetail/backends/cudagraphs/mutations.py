@@ -1,0 +1,132 @@
+"""Which inputs a graph writes to: by the operators' schemas, and by the memory that values share.
+
+>>> class Add(torch.nn.Module):
+...     def forward(self, x, y):
+...         torch.ops.aten.add_.Tensor(torch.ops.aten.t.default(x), y)
+...         return [y]
+>>> mutated_inputs(torch.fx.symbolic_trace(Add()))
+frozenset({0})
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+
+#: Targets without a schema that are known to write nothing: they take numbers, or pick from a result.
+_PURE_FUNCTIONS = frozenset(
+    {
+        operator.getitem,
+        *(getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pow", "abs")),
+        *(getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_")),
+        torch.sym_int,
+        torch.sym_float,
+        torch.sym_not,
+        torch.sym_max,
+        torch.sym_min,
+        torch.sym_ite,
+        torch.sym_sqrt,
+    }
+)
+
+
+def nodes_in(value: Any) -> Iterator[torch.fx.Node]:
+    """All nodes in an argument, inside of lists, tuples, dictionaries and slices too."""
+    found: list[torch.fx.Node] = []
+    torch.fx.map_arg(value, found.append)
+    return iter(found)
+
+
+def is_pure_function(target: Any) -> bool:
+    """Whether a target that is no operator overload is known to write to nothing."""
+    try:
+        return target in _PURE_FUNCTIONS
+    except TypeError:
+        return False
+
+
+def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that a node writes to, as its operator's schema says; all of them where there is no schema.
+
+    Lists of tensors and nested arguments are looked into.
+    """
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return []
+    target = node.target
+    if not isinstance(target, private.OpOverload):
+        return [] if is_pure_function(target) else list(nodes_in((node.args, node.kwargs)))
+    schema = target._schema
+    written: list[torch.fx.Node] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        written.extend(nodes_in(value))
+    return written
+
+
+def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments whose memory a node's result may be part of."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return []
+    target = node.target
+    everything = list(nodes_in((node.args, node.kwargs)))
+    if not isinstance(target, private.OpOverload):
+        return everything if target is operator.getitem or not is_pure_function(target) else []
+    if private.is_composite(target):
+        # Its result may or may not be a view (reshape, contiguous, to), and its schema does not say.
+        return everything
+    schema = target._schema
+    if not any(item.alias_info is not None for item in schema.returns):
+        return []
+    shared: list[torch.fx.Node] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            shared.extend(nodes_in(value))
+    return shared
+
+
+class Memory:
+    """Which nodes of a graph may share memory, in groups."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        self._parent: dict[torch.fx.Node, torch.fx.Node] = {}
+        # Storages are kept alive: an address that was given away again would join strangers.
+        self._storages: list[Any] = []
+        by_storage: dict[Any, torch.fx.Node] = {}
+        for node in graph.graph.nodes:
+            for other in _may_share_memory(node):
+                self._join(node, other)
+            value = node.meta.get("val")
+            for leaf in private.tree_leaves(value):
+                if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                    storage = leaf.untyped_storage()
+                    self._storages.append(storage)
+                    self._join(node, by_storage.setdefault(private.storage_key(storage), node))
+
+    def group(self, node: torch.fx.Node) -> torch.fx.Node:
+        """One node that stands for all that may share memory with this one."""
+        root = node
+        while (parent := self._parent.get(root, root)) is not root:
+            root = parent
+        self._parent[node] = root
+        return root
+
+    def _join(self, one: torch.fx.Node, other: torch.fx.Node) -> None:
+        first, second = self.group(one), self.group(other)
+        if first is not second:
+            self._parent[first] = second
+
+
+def mutated_inputs(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Indices of the placeholders that running the graph may write to."""
+    memory = Memory(graph)
+    written = {memory.group(value) for node in graph.graph.nodes for value in written_arguments(node)}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return frozenset(index for index, node in enumerate(placeholders) if memory.group(node) in written)

@@ -1,0 +1,70 @@
+"""Numbers that change from call to call, in recorded parts: each is read from the device's memory, never a recorded constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.backends.cudagraphs.obstacles import is_float
+
+_aten = torch.ops.aten
+#: On CUDA these give the same bits for a number from memory as for one in the launch; a division, say, does not.
+_EXACT: dict[Any, Any] = {
+    _aten.add.Tensor: _aten.add.Tensor,
+    _aten.sub.Tensor: _aten.sub.Tensor,
+    _aten.mul.Tensor: _aten.mul.Tensor,
+    _aten.add.Scalar: _aten.add.Tensor,
+    _aten.sub.Scalar: _aten.sub.Tensor,
+    _aten.mul.Scalar: _aten.mul.Tensor,
+}
+_ROUNDED: dict[Any, Any] = {
+    **_EXACT,
+    _aten.div.Tensor: _aten.div.Tensor,
+    _aten.div.Scalar: _aten.div.Tensor,
+    _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
+}
+
+
+def float_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments of a node that are floating-point numbers which may change."""
+    return [value for value in node.all_input_nodes if is_float(value)]
+
+
+def can_read_from_memory(node: torch.fx.Node, *, exact: bool) -> bool:
+    """Whether the node gives the same result if its number comes as a tensor without dimensions.
+
+    With ``exact`` the result must be the same to the last bit.
+    """
+    numbers = float_arguments(node)
+    table = _EXACT if exact else _ROUNDED
+    if len(numbers) != 1 or node.target not in table or node.kwargs or len(node.args) != 2:
+        return False
+    other = next((item for item in node.args if item is not numbers[0]), None)
+    value = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return False
+    if exact:
+        return value.dtype in (torch.float32, torch.float64)
+    return value.is_floating_point() or value.is_complex()
+
+
+def read_from_memory(graph: torch.fx.GraphModule, device: torch.device) -> tuple[int, ...]:
+    """Make a zero-dimensional tensor of every number that ``graph`` takes; which inputs these are."""
+    changed: list[int] = []
+    for index, placeholder in enumerate(graph.graph.find_nodes(op="placeholder")):
+        if not is_float(placeholder):
+            continue
+        changed.append(index)
+        mode = next(
+            leaf.fake_mode
+            for node in graph.graph.nodes
+            for leaf in private.tree_leaves(node.meta.get("val"))
+            if private.is_fake(leaf)
+        )
+        with mode:
+            placeholder.meta["val"] = torch.empty((), dtype=torch.float64, device=device)
+        for user in placeholder.users:
+            user.target = _ROUNDED[user.target]
+    return tuple(changed)

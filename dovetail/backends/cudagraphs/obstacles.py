@@ -1,0 +1,120 @@
+"""Why an operator cannot be part of a recording: it lies on the host, it reads values back, its sizes depend on data …"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.backends.cudagraphs.mutations import is_pure_function
+from dovetail.backends.cudagraphs.recorder import Recorder
+from dovetail.errors import UserLocation
+
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+#: Operators that wait for the device, or look at values, on CUDA. The tags of their schemas do not say so.
+_SYNCHRONISING_NAMES = """
+    _local_scalar_dense item is_nonzero equal allclose nonzero masked_select unique_dim _unique _unique2 unique_consecutive
+    unique_dim_consecutive bincount histc multinomial repeat_interleave linalg_cholesky cholesky linalg_inv linalg_solve
+    inverse linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_lstsq linalg_matrix_rank linalg_det linalg_slogdet
+    _linalg_check_errors _linalg_solve_ex _linalg_slogdet _linalg_det _linalg_eigh _linalg_svd linalg_qr geqrf
+    _ctc_loss _cudnn_ctc_loss ctc_loss _pack_padded_sequence segment_reduce randperm _assert_scalar sym_constrain_range
+    to_sparse _to_dense _sparse_coo_tensor_unsafe _coalesce embedding_bag _embedding_bag quantile nanquantile
+"""
+_SYNCHRONISING = frozenset(f"aten::{name}" for name in _SYNCHRONISING_NAMES.split())
+_HIGHER_ORDER = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl", "call_torchbind"})
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why one operator is left out of a recording, with the user's line."""
+
+    operator: str
+    reason: str
+    where: UserLocation | None = None
+
+    def __str__(self) -> str:
+        return f"{self.operator}{f' at {self.where}' if self.where else ''}: {self.reason}"
+
+
+def node_tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that a node's value consists of."""
+    return (leaf for leaf in private.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor))
+
+
+def is_number(node: torch.fx.Node) -> bool:
+    """Whether the node's value is a number that may differ from call to call."""
+    return isinstance(node.meta.get("val"), (torch.SymFloat, torch.SymInt, torch.SymBool))
+
+
+def is_float(node: torch.fx.Node) -> bool:
+    """Whether the node's value is a floating-point number that may differ from call to call."""
+    return isinstance(node.meta.get("val"), torch.SymFloat)
+
+
+def on_host(node: torch.fx.Node, recorder: Recorder) -> bool:
+    """Whether the node's value is, or holds, a tensor that the device cannot read while it replays."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and private.carried_float(value) is not None:
+        return True
+    return any(not recorder.records(leaf) or leaf.layout is not torch.strided for leaf in node_tensors(node))
+
+
+def find_obstacle(node: torch.fx.Node, recorder: Recorder, device: torch.device | None) -> Obstacle | None:
+    """Why this node cannot be recorded on ``device``; None if it can."""
+    reason = _reason(node, recorder, device)
+    if not reason:
+        return None
+    return Obstacle(str(node.target), reason, node.meta.get("user_line"))
+
+
+def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None) -> str:
+    target = node.target
+    if node.op in ("call_module", "call_method"):
+        return "it is no operator, and what it does is not known"
+    schema = target._schema if isinstance(target, private.OpOverload) else None
+    if schema is not None and schema.name.split("::")[0] in _COLLECTIVES:
+        return "it talks to other processes, and a recording that outlives the communicator hangs at the end"
+    if schema is not None and (schema.name in _SYNCHRONISING or _reads_values(node)):
+        return "the host waits for the device there (a value is read back, or a size depends on data)"
+    if schema is None and not is_pure_function(target) and getattr(target, "__name__", "") in _HIGHER_ORDER:
+        return "its branches or loops are chosen by the host, from data"
+    if any(isinstance(item, torch.Generator) for item in private.tree_leaves((node.args, node.kwargs))):
+        return "it draws from a generator of its own, and a recording knows the default generator only"
+    if "val" not in node.meta and node.users:
+        return "nothing is known about its result"
+    for value in (node, *node.all_input_nodes):
+        for leaf in node_tensors(value):
+            if leaf.layout is not torch.strided:
+                return f"it handles a tensor of layout {leaf.layout}"
+        if on_host(value, recorder):
+            return "it handles a tensor that lies on the CPU" if value is not node else "its result lies on the CPU"
+        for leaf in node_tensors(value):
+            if device is not None and leaf.device != device:
+                return f"it lies on {leaf.device}, and the recording is made on {device}"
+    return ""
+
+
+def _reads_values(node: torch.fx.Node) -> bool:
+    target: Any = node.target
+    if any(tag in target.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)):
+        return True
+    if target._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"):
+        indices = node.args[1] if len(node.args) > 1 else ()
+        found = [item for item in private.tree_leaves(indices) if isinstance(item, torch.fx.Node)]
+        return any(leaf.dtype in (torch.bool, torch.uint8) for item in found for leaf in node_tensors(item))
+    return False
+
+
+def needs_kernel(node: torch.fx.Node) -> bool:
+    """Whether running the node is work for the device, rather than a view or a number."""
+    if node.op != "call_function" or node.target is operator.getitem or is_number(node):
+        return False
+    if isinstance(node.target, private.OpOverload):
+        schema = node.target._schema
+        is_view = any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
+        return not is_view
+    return not is_pure_function(node.target)

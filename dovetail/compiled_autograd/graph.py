@@ -1,0 +1,192 @@
+"""A captured backward: the recorded node calls, put into eager's order."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from dovetail import torch_private as private
+from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd import operations
+from dovetail.compiled_autograd.order import BackwardCall, eager_order, hook_order
+from dovetail.compiled_autograd.recorder import ARGUMENTS, Recorder
+from dovetail.errors import CaptureError
+
+
+class CapturedBackward:
+    """One shape of autograd graph, as the engine handed it over: which formulas, hooks and user functions run on what.
+
+    It holds no size and no scalar: another batch size is the same captured backward. ``graphs`` has one graph for each order
+    in which eager would have run the nodes; nearly always there is one.
+    """
+
+    def __init__(self, recorder: Recorder, call: BackwardCall) -> None:
+        self._recorder = recorder
+        self.names = dict(recorder.call_names)
+        self.graphs: dict[tuple[int, ...], fx.GraphModule] = {}
+        nodes = hook_order(call)
+        self.lines = {
+            index: _forward_line(node) for index, node in enumerate(nodes) if node is not None and _forward_line(node)
+        }
+        self._assign(nodes)
+        self._chains = self._find_chains()
+        #: Whether hooks or functions of the user run in it.
+        self.runs_user_code = any(node.target in operations.USER_CODE for node in recorder.graph.nodes)
+        #: Whether a run can tell in which order the nodes run.
+        self.order_matters = any(
+            node.op == "call_function" and node.target in operations.EFFECTS for node in recorder.graph.nodes
+        ) or any(len(leaves) > 2 for leaves in self._chains.values())
+
+    def _assign(self, nodes: Sequence[Any]) -> None:
+        """Say of each step which node's visit it belongs to; hooks and sums are recorded before their node is named."""
+        index_of = {node: index for index, node in enumerate(nodes)}
+        for index, name in self._recorder.call_names.items():
+            if index >= len(nodes) or (index and nodes[index].name() != name):
+                raise CaptureError(f"the engine visits {name} as number {index}, which is not where it was expected")
+
+        def target_of(arrival: tuple[int, int]) -> int:
+            producer, output = arrival
+            if producer == 0:
+                return index_of[self._roots[output]]
+            return index_of[door.output_edges(nodes[producer])[output][0]]
+
+        self._roots = self._recorder.roots
+        for node in self._recorder.graph.nodes:
+            arrival = node.meta.get("arrival_of_input")
+            if arrival is not None:
+                node.meta["call"] = target_of(arrival)
+
+    def _find_chains(self) -> dict[fx.Node, list[fx.Node]]:
+        """The last sum of each place where gradients meet, and the gradients that meet there."""
+        sums = [node for node in self._recorder.graph.nodes if node.target is operations.add_gradients]
+        inner = {node.args[0] for node in sums if node.args[0].target is operations.add_gradients}
+        chains = {}
+        for node in sums:
+            if node in inner:
+                continue
+            leaves = []
+            at = node
+            while at.target is operations.add_gradients:
+                leaves.append(at.args[1])
+                at = at.args[0]
+            leaves.append(at)
+            chains[node] = leaves[::-1]
+        return chains
+
+    def order(self, call: BackwardCall) -> tuple[int, ...]:
+        """The visits' numbers in the order in which eager would run them now."""
+        if self.graphs and not self.order_matters:
+            return next(iter(self.graphs))
+        position = {node: index for index, node in enumerate(hook_order(call))}
+        return tuple(position[node] for node in eager_order(call))
+
+    def graph_for(self, order: tuple[int, ...]) -> fx.GraphModule:
+        """The graph that runs the visits in this order."""
+        found = self.graphs.get(order)
+        if found is None:
+            found = self.graphs[order] = self._build(order)
+        return found
+
+    def _build(self, order: tuple[int, ...]) -> fx.GraphModule:
+        steps: dict[int, list[fx.Node]] = defaultdict(list)
+        before_all: list[fx.Node] = []
+        for node in self._recorder.graph.nodes:
+            if node.op != "placeholder":
+                (steps[node.meta["call"]] if "call" in node.meta else before_all).append(node)
+        rank = {index: place for place, index in enumerate(order)}
+        graph = fx.Graph()
+        new: dict[fx.Node, fx.Node] = {}
+        for name, node in zip(ARGUMENTS, self._recorder.graph.find_nodes(op="placeholder"), strict=True):
+            new[node] = graph.placeholder(name)
+        for node in (*before_all, *(step for index in order for step in steps[index])):
+            if node.target is not operations.add_gradients:
+                new[node] = graph.node_copy(node, lambda argument: new[argument])
+            elif node in self._chains:
+                leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
+                total = new[leaves[0]]
+                for leaf in leaves[1:]:
+                    total = graph.call_function(operations.add_gradients, (total, new[leaf]))
+                    total.meta.update(node.meta)
+                new[node] = total
+        graph.output([None if node is None else new[node] for node in self._recorder.outputs])
+        graph.eliminate_dead_code(
+            lambda node: node.op in ("placeholder", "output") or node.target in operations.EFFECTS
+        )
+        graph.lint()
+        return fx.GraphModule({}, graph, "CapturedBackward")
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it operator by operator on what the engine has collected, in the order of its first run."""
+        return next(iter(self.graphs.values()))(*arguments)
+
+    def __str__(self) -> str:
+        graph = next(iter(self.graphs.values()), None)
+        if graph is None:
+            return "captured backward of " + " -> ".join(self.names.values())
+        return render(graph, self.names, self.lines)
+
+
+def _arrival_rank(leaf: fx.Node, rank: dict[int, int]) -> tuple[int, int]:
+    producer, output = leaf.meta["arrival"]
+    return rank[producer], output
+
+
+def _forward_line(node: Any) -> str:
+    """The user's line that made an autograd node, which torch notes in anomaly mode only."""
+    traceback = node.metadata.get("traceback_") if hasattr(node, "metadata") else None
+    return traceback[-1].strip().splitlines()[0] if traceback else ""
+
+
+def render(graph_module: fx.GraphModule, names: dict[int, str], lines: dict[int, str]) -> str:
+    """The graph as Python, each part under the forward node that it is the backward of.
+
+    What the engine does after every node, comparing shapes and types, is left out.
+    """
+    text = ["def backward(tensors, sizes, scalars, hooks, packed):"]
+    spelled: dict[fx.Node, str] = {}
+    last: int | None = None
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            spelled[node] = node.name
+        elif node.op == "output":
+            text.append(f"    return {_spell(node.args[0], spelled)}")
+        elif node.target is operator.getitem:
+            of, index = node.args
+            if isinstance(of.target, operations.OutputCheck):
+                spelled[node] = _spell(of.args[0][index], spelled)
+            else:
+                spelled[node] = f"{_spell(of, spelled)}[{index!r}]"
+        elif isinstance(node.target, operations.OutputCheck):
+            continue
+        else:
+            call = node.meta.get("call")
+            if call is not None and call != last:
+                place = f", {lines[call]}" if call in lines else ""
+                name = names.get(call, "a gradient that was asked for").removeprefix("torch::autograd::")
+                text.append(f"    # {call}: {name}{place}")
+                last = call
+            arguments = [_spell(item, spelled) for item in node.args]
+            arguments += [f"{key}={_spell(item, spelled)}" for key, item in node.kwargs.items()]
+            where = f"  # {node.meta['user_line']}" if "user_line" in node.meta else ""
+            operator_name = isinstance(node.target, private.OpOverload)
+            target = str(node.target) if operator_name else getattr(node.target, "__name__", str(node.target))
+            spelled[node] = node.name
+            result = "" if node.target in _NO_RESULT else f"{node.name} = "
+            text.append(f"    {result}{target}({', '.join(arguments)}){where}")
+    return "\n".join(text)
+
+
+_NO_RESULT = frozenset({operations.accumulate_grad, operations.call_post_accumulate_hook})
+
+
+def _spell(value: Any, spelled: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return spelled.get(value, value.name)
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(_spell(item, spelled) for item in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    return repr(value)

@@ -1,0 +1,196 @@
+"""A captured backward cut into parts that are compiled, with the accumulation into ``.grad`` between them.
+
+Writing ``.grad`` is nothing that a graph can hold, and it can wait: until the next hook or function of the user's runs, which
+could look. So a backward without such code is one part, and what it leaves to do is adding up the leaves' gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from dovetail.compiled_autograd import operations
+from dovetail.compiled_autograd.recorder import ARGUMENTS
+from dovetail.trace.exact import OTHER_FORMULA
+
+CARRIED = "carried"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: ``graph(tensors, sizes, scalars, hooks, packed, carried) -> values`` and what happens after it.
+
+    ``in_eager`` is set for steps that nothing may trace: hooks of native code and of torch itself, which look at the engine.
+    ``keeps`` says which of the values later parts read, under which number; ``accumulate`` has pairs of a place among the
+    tensors (a leaf) and a number (its gradient).
+    """
+
+    graph: fx.GraphModule
+    in_eager: bool
+    takes: tuple[int, ...]
+    keeps: tuple[int, ...]
+    accumulate: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All parts of a backward in order; ``results`` are the numbers of the gradients that were asked for."""
+
+    parts: tuple[Part, ...]
+    results: tuple[int | None, ...]
+
+
+def hook_index(node: fx.Node) -> int | None:
+    """Which of the captured backward's hooks and contexts a step calls."""
+    if node.target not in operations.USER_CODE or node.target is operations.call_native_tensor_hooks:
+        return None
+    return node.args[0].args[1]  # type: ignore[union-attr,return-value]
+
+
+def must_be_eager(node: fx.Node, traceable: Sequence[bool]) -> bool:
+    """Whether a step cannot be traced; ``traceable`` says it of each hook and context."""
+    if isinstance(node.target, operations.NodeFunction):
+        return node.target.name in OTHER_FORMULA or node.target.is_custom
+    if node.target is operations.call_native_tensor_hooks:
+        return True
+    index = hook_index(node)
+    return index is not None and not traceable[index]
+
+
+def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
+    """Cut a captured backward around the steps that must be eager, and in front of each that could see a ``.grad`` that is
+    still to be written.
+    """
+    steps: list[list[fx.Node]] = [[]]
+    writes: list[list[fx.Node]] = [[]]
+    in_eager = [False]
+    arguments: dict[fx.Node, fx.Node] = {}
+    eager_values: set[fx.Node] = set()
+    for node in graph_module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
+            arguments[node] = node.args[0]
+        elif node.target is operations.accumulate_grad:
+            writes[-1].append(node)
+        else:
+            # What is picked out of a result stays with it.
+            eager = must_be_eager(node, traceable) or (node.target is operator.getitem and node.args[0] in eager_values)
+            if eager:
+                eager_values.add(node)
+            looks = writes[-1] and node.target in operations.USER_CODE
+            if looks or (eager != in_eager[-1] and steps[-1]):
+                steps.append([])
+                writes.append([])
+                in_eager.append(eager)
+            elif not steps[-1]:
+                in_eager[-1] = eager
+            steps[-1].append(node)
+    asked = graph_module.graph.output_node().args[0]
+    return _build(steps, writes, in_eager, arguments, asked)  # type: ignore[arg-type]
+
+
+def _build(
+    steps: Sequence[Sequence[fx.Node]],
+    writes: Sequence[Sequence[fx.Node]],
+    in_eager: Sequence[bool],
+    arguments: dict[fx.Node, fx.Node],
+    asked: Sequence[fx.Node | None],
+) -> Parts:
+    made_in = {node: index for index, nodes in enumerate(steps) for node in nodes}
+    number = {node: place for place, node in enumerate(node for nodes in steps for node in nodes)}
+    needed_later: list[dict[fx.Node, None]] = [{} for _ in steps]
+    for index, nodes in enumerate(steps):
+        for node in nodes:
+            for item in node.all_input_nodes:
+                if item in made_in and made_in[item] != index:
+                    needed_later[made_in[item]][item] = None
+    written: list[dict[fx.Node, None]] = [{} for _ in steps]
+    for written_nodes in writes:
+        for node in written_nodes:
+            gradient = node.args[1]
+            if isinstance(gradient, fx.Node) and gradient in made_in:
+                written[made_in[gradient]][gradient] = None
+    for wanted in asked:
+        if wanted is not None and wanted in made_in:
+            written[made_in[wanted]][wanted] = None
+    extra: list[Any] = [item for item in (*asked, *(n.args[1] for nodes in writes for n in nodes)) if item in arguments]
+    parts = []
+    for index, nodes in enumerate(steps):
+        takes: dict[fx.Node, None] = {}
+        graph = fx.Graph()
+        new: dict[fx.Node, fx.Node] = {}
+        lists = {name: graph.placeholder(name) for name in (*ARGUMENTS, CARRIED)}
+
+        def find(
+            item: fx.Node, graph: fx.Graph = graph, new: Any = new, lists: Any = lists, takes: Any = takes
+        ) -> fx.Node:
+            if item not in new:
+                if item in arguments:
+                    new[item] = graph.node_copy(item, lambda argument: lists[argument.name])
+                else:
+                    new[item] = graph.call_function(operator.getitem, (lists[CARRIED], len(takes)))
+                    takes[item] = None
+            return new[item]
+
+        for node in nodes:
+            new[node] = graph.node_copy(node, find)
+        kept: list[Any] = [*{**needed_later[index], **written[index]}, *(extra if index == 0 else ())]
+        for item in kept:
+            find(item)
+        graph.output([new[item] for item in kept])
+        graph.lint()
+        for item in extra if index == 0 else ():
+            number.setdefault(item, len(number))
+        parts.append(
+            Part(
+                named_module(graph),
+                in_eager[index],
+                tuple(number[item] for item in takes),
+                tuple(number[item] for item in kept),
+                tuple(
+                    (node.args[0].args[1], None if node.args[1] is None else number[node.args[1]])  # type: ignore[union-attr,index,misc]
+                    for node in writes[index]
+                ),
+            )
+        )
+    return Parts(tuple(parts), tuple(None if item is None else number[item] for item in asked))
+
+
+def named_module(graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose function has a name that says what it is in warnings and reports."""
+    module = fx.GraphModule({}, graph, "CapturedBackward")
+    function = type(module).forward
+    function.__name__ = function.__qualname__ = "captured_backward"
+    return module
+
+
+def run_parts(parts: Parts, compiled: Sequence[Callable[..., Any]], arguments: Sequence[Any]) -> list[Any]:
+    """Run the parts one after the other; a value is let go of after its last use."""
+    tensors = arguments[0]
+    values: dict[int, Any] = {}
+    last_use: dict[int, int] = {}
+    for index, part in enumerate(parts.parts):
+        for number in (*part.takes, *(gradient for _, gradient in part.accumulate if gradient is not None)):
+            last_use[number] = index
+    last_use.update((number, len(parts.parts)) for number in parts.results if number is not None)
+    for index, (part, function) in enumerate(zip(parts.parts, compiled, strict=True)):
+        carried = [values[number] for number in part.takes]
+        for number in part.takes:
+            if last_use[number] == index and all(number != gradient for _, gradient in part.accumulate):
+                values.pop(number, None)
+        values.update(zip(part.keeps, function(*arguments, carried), strict=True))
+        del carried
+        for place, gradient in part.accumulate:
+            if gradient is None:
+                continue
+            later = last_use[gradient] > index or sum(number == gradient for _, number in part.accumulate) > 1
+            if later or values[gradient] is None:
+                operations.accumulate_grad(tensors[place], values[gradient])
+            else:
+                operations.accumulate_owned(tensors[place], [values.pop(gradient)])
+    return [None if number is None else values[number] for number in parts.results]

@@ -1,0 +1,279 @@
+"""When a backward is captured, and how it runs: the context manager, the way into torch's engine and the way back to eager."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd.graph import CapturedBackward
+from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
+from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
+from dovetail.compiled_autograd.parts import cut, run_parts
+from dovetail.compiled_autograd.recorder import Recorder
+from dovetail.errors import CaptureError, EagerFallbackWarning
+from dovetail.events import EventLog
+
+#: ``compile_graph(function) -> function``: what happens to the graph of a captured backward.
+GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass
+class BackwardSession:
+    """What one ``compiled_autograd`` block, or one compiled function, has captured.
+
+    ``captures`` are the captured backwards, in the order in which they were first needed; ``runs`` says how often a captured
+    graph ran, ``fallbacks`` why a backward was left to eager.
+    """
+
+    compile_graph: GraphCompiler | None = None
+    events: EventLog = field(default_factory=EventLog)
+    captures: list[CapturedBackward] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._warned = False
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.captures)} captured backward(s), {self.runs} run(s)"]
+        lines += [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
+        return "\n".join([*lines, *(str(capture) for capture in self.captures)])
+
+    def run(
+        self,
+        captured: CapturedBackward,
+        call: BackwardCall,
+        arguments: tuple[Any, ...],
+        engine_run: Callable[..., Any],
+    ) -> list[Any]:
+        """Run a captured backward on what the engine has collected from the nodes."""
+        if captured not in self.captures:
+            self.captures.append(captured)
+        order = captured.order(call)
+        traceable = tuple(is_traceable(hook) for hook in arguments[3]) if captured.runs_user_code else ()
+        key = (id(captured), order, traceable)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._compile(captured.graph_for(order), traceable)
+        self.runs += 1
+        with torch.no_grad():
+            if captured.runs_user_code:
+                return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, arguments)))
+            return list(compiled(*arguments))
+
+    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
+        compile_graph = self.compile_graph
+        if compile_graph is None:
+            return graph.forward
+        parts = cut(graph, traceable)
+        run = [part.graph.forward if part.in_eager else compile_graph(part.graph.forward) for part in parts.parts]
+        return lambda *arguments: run_parts(parts, run, arguments)
+
+    def leave_to_eager(self, reason: str) -> None:
+        """Note why a backward is eager's, and warn the first time."""
+        self.fallbacks.append(reason)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"dovetail leaves a backward to eager: {reason} (said once; see .fallbacks)",
+                EagerFallbackWarning,
+                stacklevel=4,
+            )
+
+
+def _noted(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    _state.task = door.current_backward()
+    return compiled(*arguments)
+
+
+class _State(threading.local):
+    """What this thread is doing."""
+
+    sessions: tuple[BackwardSession, ...] = ()
+    call: BackwardCall | None = None
+    recorder: Recorder | None = None
+    running = False
+    hooked = False
+    #: The number by which torch knows the captured backward that runs.
+    task = -1
+
+
+_state = _State()
+# The engine's hook is one pointer for all threads.
+_hook_lock = threading.RLock()
+_door_lock = threading.Lock()
+_open_sessions = 0
+_engine_run: Callable[..., Any] | None = None
+_engine_will_execute: Callable[[Any], bool] | None = None
+_foreign = "count(0)"
+
+
+def _unhook() -> None:
+    if _state.hooked:
+        _state.hooked = False
+        door.set_engine_compiler(None)
+        _hook_lock.release()
+
+
+def _finish(recorder: Recorder) -> tuple[Callable[..., Any], CapturedBackward]:
+    assert _state.call is not None
+    return _run_captured, CapturedBackward(recorder, _state.call)
+
+
+def _run_captured(captured: CapturedBackward, *arguments: Any) -> list[Any]:
+    """Called by the engine, the first time and whenever it meets a graph of the same shape again."""
+    _unhook()
+    call = _state.call
+    if call is None or _engine_run is None:
+        # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
+        with torch.no_grad():
+            return list(captured(*arguments))
+    _state.running = True
+    return _state.sessions[-1].run(captured, call, arguments, _engine_run)
+
+
+def _will_execute(node: Any) -> bool:
+    """What torch asks from inside of hooks, while a session is open."""
+    assert _engine_will_execute is not None
+    if _state.call is not None and _state.task >= 0 and _state.task == door.current_backward():
+        return will_execute(_state.call, node)
+    return _engine_will_execute(node)
+
+
+def _new_recorder() -> Recorder:
+    assert _state.call is not None
+    for node in hook_order(_state.call):
+        if node is not None and door.has_freed_its_saved_tensors(node):
+            raise CaptureError(f"{node.name()} has run before and let go of what it saved")
+    _state.recorder = Recorder(_finish, _state.call.roots)
+    return _state.recorder
+
+
+def _node_of(value: Any) -> Any:
+    return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else door.gradient_node(value)
+
+
+def _why_not(create_graph: bool, gradients: Any) -> str | None:
+    """Why a backward is eager's from the start."""
+    if create_graph:
+        return "create_graph=True records the backward itself, which only eager's engine does"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode looks at the result of every single operator"
+    if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
+        return "the gradients are batched by vmap"
+    return None
+
+
+def _run_backward(
+    outputs: Any,
+    gradients: Any,
+    keep_graph: Any,
+    create_graph: Any,
+    inputs: Any = (),
+    allow_unreachable: bool = False,
+    accumulate_grad: bool = False,
+) -> Any:
+    """What ``torch.autograd.backward`` and ``grad`` call while a session is open, in this thread or in another one."""
+    assert _engine_run is not None
+
+    def eager() -> Any:
+        return _engine_run(outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+
+    if not _state.sessions or _state.running or private.dispatch_mode_count() or private.functorch_level() is not None:
+        if _state.running or _state.hooked:
+            return eager()
+        with _hook_lock:  # another thread may have its compiler in the hook
+            pass
+        return eager()
+    session = _state.sessions[-1]
+    reason = _why_not(create_graph, gradients)
+    if reason is not None:
+        session.leave_to_eager(reason)
+        return eager()
+    return _captured_backward(
+        session, eager, outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
+    )
+
+
+def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *arguments: Any) -> Any:
+    global _foreign
+    outputs, inputs, accumulate = arguments[0], arguments[4], arguments[6]
+    assert _engine_run is not None
+    try:
+        roots = tuple(_node_of(value) for value in outputs)
+        targets = tuple(_node_of(value) for value in inputs)
+    except (RuntimeError, AttributeError, AssertionError):
+        return eager()  # a root or an input without a gradient: eager has the words for it
+    if None in roots or None in targets:
+        return eager()
+    _state.call = BackwardCall(roots, targets, accumulate, arguments[2])
+    _hook_lock.acquire()
+    _state.hooked = True
+    if door.foreign_captures() != _foreign:
+        _foreign = door.foreign_captures()
+        door.clear_engine_cache()
+    door.set_engine_compiler(_new_recorder)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            return _engine_run(*arguments)
+    except Exception as error:
+        _unhook()
+        if _state.running:
+            raise
+        if _state.recorder is not None and _state.recorder.walking:
+            raise CaptureError(
+                f"the capture of a backward was stopped half way ({type(error).__name__}: {error})",
+                advice="this autograd graph can no longer be used: run the forward again, and its backward without "
+                "compiled autograd",
+            ) from error
+        failure = error
+    finally:
+        _unhook()
+        _state.running = False
+        _state.call = _state.recorder = None
+        _state.task = -1
+    result = eager()
+    # Had eager raised, the error was the program's own.
+    session.leave_to_eager(_words(failure))
+    return result
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, CaptureError):
+        return str(error)
+    return f"the engine cannot hand it over ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+
+
+@contextlib.contextmanager
+def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
+    """Within the block, the backwards of this thread go through ``session``."""
+    global _open_sessions, _engine_run, _engine_will_execute
+    door.prepare_engine_hook()
+    with _door_lock:
+        if _open_sessions == 0:
+            _engine_run = door.engine_run_backward()
+            door.replace_engine_run_backward(_run_backward)
+            _engine_will_execute = door.will_execute()
+            door.replace_will_execute(_will_execute)
+        _open_sessions += 1
+    before = _state.sessions
+    _state.sessions = (*before, session)
+    try:
+        yield session
+    finally:
+        _state.sessions = before
+        with _door_lock:
+            _open_sessions -= 1
+            if _open_sessions == 0:
+                assert _engine_run is not None and _engine_will_execute is not None
+                door.replace_engine_run_backward(_engine_run)
+                door.replace_will_execute(_engine_will_execute)

@@ -1,0 +1,106 @@
+"""Results that other results were computed from: autograd outside of the graph is told, so that nothing is asked in vain.
+
+A graph is one node of autograd, whatever is computed from what inside. Of ``y, z = f(x)`` with ``z = y.exp()`` inside,
+``torch.autograd.grad(z.sum(), y, allow_unused=True)`` would give None, and a hook on ``y`` would miss what comes from ``z``.
+So ``z`` is tied to ``y``: its node leads to that of ``y`` too, passes nothing there, and refuses when something is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import PartialGradientError
+
+
+class GradientHooks(OrderedDict[int, Any]):
+    """The hooks of a result. With several results in one node, autograd calls those of all whenever one has a gradient.
+
+    Those of a result that has none are called with None; in eager, they are not called.
+    """
+
+    def __setitem__(self, key: int, hook: Callable[[torch.Tensor], Any]) -> None:
+        super().__setitem__(key, functools.partial(_unless_none, hook))
+
+
+def _unless_none(hook: Callable[[torch.Tensor], Any], gradient: torch.Tensor | None) -> Any:
+    return None if gradient is None else hook(gradient)
+
+
+def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
+    """The table of a result's hooks, which is there before the first one is registered (1 us)."""
+    hooks = result._backward_hooks
+    if hooks is None:
+        hooks = GradientHooks()
+        # What Tensor.register_hook does at the first hook.
+        result._backward_hooks = hooks
+        node: Any = result.grad_fn
+        node._register_hook_dict(result)
+    return hooks
+
+
+class Tied(torch.autograd.Function):
+    """The first tensor, with edges to the others."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *fed: torch.Tensor) -> torch.Tensor:
+        """A tensor in the same memory, with the same version counter, that is no view for autograd."""
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The gradient as it comes, for the first tensor only."""
+        edges = ctx.next_functions[1:]
+        fed = getattr(ctx, "fed", ())
+        if gradient is not None:
+            for edge, (hooks, count, reference) in zip(edges, fed, strict=False):
+                _refuse_partial_gradient(edge, len(hooks) > count, reference())
+        return gradient, *[None] * len(edges)
+
+
+def tie(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``value``, which was computed from ``fed`` inside of the same graph."""
+    noted = []
+    for tensor in fed:
+        hooks = prepare_hooks(tensor)
+        noted.append((hooks, len(hooks), weakref.ref(tensor)))
+    with torch.enable_grad():
+        tied: torch.Tensor = Tied.apply(value, *fed)  # type: ignore[no-untyped-call]
+    node: Any = tied.grad_fn
+    node.fed = noted
+    return tied
+
+
+_anchor = torch.empty(0, requires_grad=True)
+
+
+def require_gradient(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as the result of what requires a gradient, though no input does: a tensor made inside did."""
+    with torch.enable_grad():
+        tied: torch.Tensor = Tied.apply(value, _anchor)  # type: ignore[no-untyped-call]
+    return tied
+
+
+def _refuse_partial_gradient(edge: tuple[Any, int], has_hooks: bool, fed: torch.Tensor | None) -> None:
+    node, number = edge
+    is_current = fed is not None and fed.grad_fn is node and fed.output_nr == number
+    wanted = has_hooks or (fed is not None and is_current and fed.retains_grad)
+    if wanted or any(_is_edge(item, node, number) for item in private.wanted_gradients()):
+        raise PartialGradientError(
+            "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
+            "the same graph was computed from it",
+            advice="ask for it inside the compiled function, or return only one of the two outputs",
+        )
+
+
+def _is_edge(wanted: Any, node: Any, number: int) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return wanted.grad_fn is node and wanted.output_nr == number
+    return wanted.node is node and wanted.output_nr == number  # type: ignore[no-any-return]

@@ -1,0 +1,94 @@
+"""Whether a backend works on this machine: one small training step, in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.backends import children, lookup_backend
+from dovetail.backends.registry import defined_in_this_process
+from dovetail.errors import DovetailError
+from dovetail.testing.cases import Case, Compile, run_case
+
+#: A C++ compiler that starts cold on a busy machine takes up to half a minute for the first graph.
+PROBE_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of trying one backend: whether it ``works``, how long the first step took, or why it does not."""
+
+    name: str
+    works: bool
+    reason: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name}: " + (f"works ({self.seconds:.1f} s)" if self.works else self.reason)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _training(compile: Compile) -> Any:
+    compiled = compile(lambda x, w: (x @ w).tanh().sum())
+    w = torch.ones(3, 2, device=_device(), requires_grad=True)
+    compiled(torch.ones(4, 3, device=_device()), w).backward()
+    return [w.grad]
+
+
+def _inference(compile: Compile) -> Any:
+    with torch.no_grad():
+        return [compile(lambda x: (x @ x.t()).tanh())(torch.ones(4, 3, device=_device()))]
+
+
+def probe_here(name: str) -> Probe:
+    """Try one backend in this process."""
+    try:
+        backend = lookup_backend(name)
+    except DovetailError as error:
+        return Probe(name, False, error.what)
+    except Exception as error:  # noqa: BLE001  (loading a backend runs anybody's code)
+        return Probe(name, False, f"{type(error).__name__}: {error}")
+    trains = "backward" in backend.kinds
+    case = Case("models", "a small step", _training if trains else _inference, trains)
+    result = run_case(case, backend)
+    reason = " ".join(result.problem.split("\n  what to do")[0].split())
+    return Probe(name, result.status == "passed", reason, result.seconds)
+
+
+def probe_backends(names: Sequence[str], seconds: float = PROBE_SECONDS) -> Iterator[Probe]:
+    """Try backends one after another in a child process, and in a new one after a crash or a hang.
+
+    >>> [str(probe).split(" (")[0] for probe in probe_backends(["aten", "no_such_backend"])]
+    ['aten: works', "no_such_backend: there is no backend named 'no_such_backend'"]
+    """
+    left = list(names)
+    while left:
+        if defined_in_this_process(left[0]):
+            yield _probe_fork(left.pop(0), seconds)
+            continue
+        batch = list(itertools.takewhile(lambda name: not defined_in_this_process(name), left))
+        before = len(left)
+        for row in children.rows_of_module("dovetail.testing.child", {"probe": batch}, seconds):
+            name = left.pop(0)
+            yield _lost(name, row) if isinstance(row, children.Lost) else Probe(**row)
+        if len(left) == before:
+            yield Probe(left.pop(0), False, "the process ended without a word")
+
+
+def _probe_fork(name: str, seconds: float) -> Probe:
+    if not children.can_fork():
+        return Probe(name, False, "was registered in this process, which uses CUDA and cannot be forked")
+    for row in children.rows_of_fork(lambda write: write(vars(probe_here(name))), seconds):
+        return _lost(name, row) if isinstance(row, children.Lost) else Probe(**row)
+    return Probe(name, False, "the process ended without a word")
+
+
+def _lost(name: str, lost: children.Lost) -> Probe:
+    return Probe(name, False, str(lost))

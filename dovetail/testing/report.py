@@ -1,0 +1,82 @@
+"""What a run of the suite found, as a table for the terminal and for a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.backends import Backend
+from dovetail.testing.cases import GROUPS, CaseResult
+
+_WORDS = ("passed", "refused", "failed", "crashed", "timed out")
+_WRONG = ("failed", "crashed", "timed out")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all cases; ``passed`` if none is wrong. A case that is refused, by name, is not wrong."""
+
+    backend: Backend
+    results: tuple[CaseResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no case failed, crashed or timed out."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[CaseResult, ...]:
+        """The cases that are wrong."""
+        return tuple(result for result in self.results if result.status in _WRONG)
+
+    @property
+    def refusals(self) -> tuple[CaseResult, ...]:
+        """The cases that the backend, or Dovetail, says it cannot do."""
+        return tuple(result for result in self.results if result.status == "refused")
+
+    @property
+    def seconds(self) -> float:
+        """Time in all cases together."""
+        return sum(result.seconds for result in self.results)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """For each group: its name, how many passed of all, how many were refused, and how many were wrong."""
+        found: list[tuple[str, str, str, str]] = []
+        for group in GROUPS:
+            mine = [result for result in self.results if result.group == group]
+            if mine:
+                counts = {word: sum(result.status == word for result in mine) for word in _WORDS}
+                wrong = ", ".join(f"{counts[word]} {word}" for word in _WRONG if counts[word])
+                found.append((group, f"{counts['passed']}/{len(mine)}", str(counts["refused"] or "-"), wrong or "-"))
+        return found
+
+    def promise(self) -> str:
+        """What the backend says about itself, in one line."""
+        relative, absolute = self.backend.tolerances
+        numbers = "to the last bit" if self.backend.numerics == "bitwise" else f"within {relative:g} and {absolute:g}"
+        table = self.backend.decompositions()
+        return (
+            f"eager's numbers {numbers}; {'symbolic sizes' if self.backend.takes_symbolic_shapes else 'static sizes'}; "
+            f"{f'{len(table)} decompositions' if table else 'no decompositions'}; {', '.join(self.backend.kinds)} graphs"
+        )
+
+    def __str__(self) -> str:
+        rows = [("", "passed", "refused", "wrong"), *self.rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        verdict = "conforms" if self.passed else "does not conform"
+        lines = [f"backend {self.backend.name!r} {verdict} ({self.promise()})"]
+        lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines += [f"  {_shortened(result)}" for result in (*self.failures, *self.refusals)]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def markdown(self) -> str:
+        """The table for a page, with the wrong and the refused cases below it."""
+        lines = [f"### `{self.backend.name}`", "", f"Promises {self.promise()}.", ""]
+        lines += ["| group | passed | refused | wrong |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(row)} |" for row in self.rows()]
+        lines += ["", *(f"- {_shortened(result)}" for result in (*self.failures, *self.refusals))]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _shortened(result: CaseResult, width: int = 200) -> str:
+    text = " ".join(str(result).split())
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,158 @@
+"""The second door to torch's private names: what compiled autograd needs of the autograd engine.
+
+Checked on torch 2.13 (CPU). Everything else of torch's that is private comes through :mod:`dovetail.torch_private`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo import compiled_autograd as engine_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
+
+EngineCall = Callable[..., Any]
+
+__all__ = ["TorchDispatchMode", "without_dispatch_modes"]
+
+
+@functools.cache
+def _node_functions() -> Any:
+    """The table of functional backward formulas. The engine binds each formula once in a process, so it has to be torch's own:
+    in a second table, one of the two compilers would miss what the other one was told.
+    """
+    from torch._dynamo import compiled_autograd  # takes seconds, and few programs need it
+
+    return compiled_autograd.ops
+
+
+def bind_node_function(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
+    """Remember the functional form of a kind of autograd node; returns the name that it is found by."""
+    return str(_node_functions().add(name, function, is_custom, is_traceable))
+
+
+def node_function(name: str) -> Callable[..., Any]:
+    """The functional form of a kind of autograd node: ``function(gradients, *saved values) -> gradients``."""
+    entry = _node_functions().get(name)
+    function = getattr(entry, "fn", entry)
+    return function  # type: ignore[no-any-return]
+
+
+#: Where a context keeps what ``set_materialize_grads`` was told; torch's own note of it cannot be read.
+MATERIALIZE_NOTE = "_dovetail_materialize_grads"
+
+
+@functools.cache
+def prepare_engine_hook() -> None:
+    """Import what the engine hook needs, and keep note of ``ctx.set_materialize_grads`` from now on."""
+    _node_functions()
+    original = torch.autograd.function.FunctionCtx.set_materialize_grads
+
+    @functools.wraps(original)
+    def set_materialize_grads(self: Any, value: bool) -> None:
+        original(self, value)
+        setattr(self, MATERIALIZE_NOTE, bool(value))
+
+    torch.autograd.function.FunctionCtx.set_materialize_grads = set_materialize_grads  # type: ignore[method-assign]
+
+
+def set_engine_compiler(factory: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """From now on the autograd engine hands graphs to ``factory()`` instead of running them; returns what was set before."""
+    previous, _ = engine_hook.set_autograd_compiler(factory, factory is not None)
+    return previous  # type: ignore[no-any-return]
+
+
+def foreign_captures() -> str:
+    """Changes whenever torch's own compiled autograd has captured a graph; it shares the engine's cache with ours."""
+    from torch._dynamo import compiled_autograd
+
+    return repr(compiled_autograd.COMPILE_COUNTER)
+
+
+def clear_engine_cache() -> None:
+    """Forget every graph that the engine hook has captured."""
+    engine_hook.clear_cache()
+
+
+def engine_cache_is_empty() -> bool:
+    """Whether the engine hook holds no captured graph."""
+    return bool(engine_hook.is_cache_empty())
+
+
+def call_native_tensor_hooks(identifier: int, gradient: torch.Tensor) -> torch.Tensor:
+    """Run the hooks that native code registered on a tensor (``retain_grad`` is one)."""
+    return engine_hook.call_cpp_tensor_pre_hooks(identifier, gradient)  # type: ignore[no-any-return]
+
+
+def engine_run_backward() -> EngineCall:
+    """What ``torch.autograd.backward`` and ``torch.autograd.grad`` call."""
+    return torch.autograd._engine_run_backward
+
+
+def replace_engine_run_backward(function: EngineCall) -> None:
+    """Let ``torch.autograd.backward`` and ``torch.autograd.grad`` call ``function``."""
+    torch.autograd._engine_run_backward = function  # type: ignore[assignment]
+
+
+def gradient_node(tensor: torch.Tensor) -> Any:
+    """The autograd node that a tensor's gradient arrives at."""
+    return torch.autograd.graph._get_grad_fn_or_grad_acc(tensor)
+
+
+def sequence_number(node: Any) -> int:
+    """The order in which a node was made; the engine runs ready nodes from the newest to the oldest."""
+    return int(node._sequence_nr())
+
+
+def output_edges(node: Any) -> Sequence[tuple[Any, int]]:
+    """Where a node's outputs go: next node (None where no gradient is needed) and which of its inputs."""
+    return node.next_functions  # type: ignore[no-any-return]
+
+
+def symbolic_integer(node: Any) -> torch.SymInt:
+    """A symbolic integer around an object that answers what torch asks of one."""
+    return torch.SymInt(node)
+
+
+def symbolic_float(node: Any) -> torch.SymFloat:
+    """A symbolic float around an object that answers what torch asks of one."""
+    return torch.SymFloat(node)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill its memory without gaps or overlaps."""
+    return bool(torch._C._nn and torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+
+
+def current_backward() -> int:
+    """The number of the backward that runs in this thread, -1 outside of one."""
+    return int(torch._C._current_graph_task_id())
+
+
+def will_execute() -> Callable[[Any], bool]:
+    """What torch asks whether the running backward will come to a node."""
+    return torch._C._will_engine_execute_node
+
+
+def replace_will_execute(function: Callable[[Any], bool]) -> None:
+    """Let torch ask ``function`` whether the running backward will come to a node."""
+    torch._C._will_engine_execute_node = function  # type: ignore[assignment]
+
+
+def has_freed_its_saved_tensors(node: Any) -> bool:
+    """Whether a node of a ``torch.autograd.Function`` has run before, without ``retain_graph``."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    try:
+        node._raw_saved_tensors  # type: ignore[attr-defined]  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """How many hold a tensor's memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

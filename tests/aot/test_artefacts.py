@@ -1,0 +1,377 @@
+"""Exported graphs run without the user's code; files that are not as they were written are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dovetail
+from dovetail import aot, errors
+from dovetail.cache.schema import make_schema, validate
+
+ROOT = Path(__file__).parents[2]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.second = torch.nn.Linear(8, 3)
+        self.register_buffer("scale", torch.full((3,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        hidden = torch.nn.functional.dropout(torch.tanh(self.norm(self.first(x))), 0.25, self.training)
+        y = self.second(hidden) * self.scale
+        return {"loss": y.square().mean(), "parts": [y, 3], "shape": "kept"}
+
+
+def train(call: Any, parameters: list[torch.Tensor], batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    torch.manual_seed(4)
+    found: list[torch.Tensor] = []
+    for x in batches:
+        result = call(x)
+        gradients = torch.autograd.grad(result["loss"], parameters)
+        found += [result["loss"].detach(), result["parts"][0].detach(), *gradients]
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 0.1 * gradient
+    return [*found, *[parameter.detach() for parameter in parameters], torch.rand(1)]
+
+
+OTHER_PROCESS = """
+import sys, torch, dovetail
+sys.path.insert(0, sys.argv[4])
+from tests.aot.test_artefacts import train
+step = dovetail.load(sys.argv[1])
+batches = torch.load(sys.argv[2])
+names = [name for name, value in step.state.items() if value.requires_grad]
+torch.save((names, train(step, [step.state[name] for name in names], batches)), sys.argv[3])
+"""
+
+
+def test_training_in_another_process_with_other_batch_sizes(tmp_path: Path) -> None:
+    net = Net()
+    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)
+    joint = dovetail.capture(net, (x,))
+    path = joint.export(tmp_path / "step", values=net.state_dict())
+    batches = [torch.randn(rows, 4) for rows in (6, 2, 17, 64)]
+    torch.save(batches, tmp_path / "batches.pt")
+    command = [sys.executable, "-c", OTHER_PROCESS, path, tmp_path / "batches.pt", tmp_path / "out.pt", ROOT]
+    subprocess.run([str(item) for item in command], check=True, cwd=ROOT)
+    names, actual = torch.load(tmp_path / "out.pt")
+    parameters = [dict(net.named_parameters())[name] for name in names]
+    assert len(names) == len(list(net.parameters()))
+    expected = train(net, parameters, batches)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+
+
+def test_the_result_keeps_its_form_and_the_bounds_hold(tmp_path: Path) -> None:
+    net = Net().eval()
+    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)
+    joint = dovetail.capture(net, (x,))
+    loaded = dovetail.load(joint.export(tmp_path / "step", values=net.state_dict()))
+    assert loaded.open_inputs == ("L['x']",) and loaded.derivative_order == 1
+    result = loaded(x)
+    assert set(result) == {"loss", "parts", "shape"} and result["parts"][1] == 3 and result["shape"] == "kept"
+    for bad in (torch.randn(65, 4), torch.randn(1, 4), torch.randn(6, 5), torch.randn(6), torch.randn(6, 4).double()):
+        with pytest.raises(errors.InputError):
+            loaded(bad)
+    with pytest.raises(errors.InputError, match="requires a gradient"):
+        loaded(torch.randn(6, 4, requires_grad=True))
+    with pytest.raises(errors.InputError, match="strides"):
+        loaded(torch.randn(4, 6).t())
+    with pytest.raises(errors.InputError):
+        loaded()
+    gradient = torch.autograd.grad(result["loss"], loaded.state["first.weight"], create_graph=False)[0]
+    assert gradient.shape == (8, 4)
+    again = dovetail.load(loaded.joint.export(tmp_path / "again", values=loaded.state))
+    assert torch.equal(again(x)["parts"][0], net(x)["parts"][0])
+
+
+def test_without_values_they_are_given_by_name(tmp_path: Path) -> None:
+    net, x = Net().eval(), torch.randn(6, 4)
+    loaded = dovetail.load(dovetail.capture(net, (x,)).export(tmp_path / "step"))
+    assert set(loaded.open_inputs) >= {"first.weight", "scale", "L['x']"}
+    assert torch.equal(loaded.bind(dict(net.state_dict(keep_vars=True)))(x)["loss"], net(x)["loss"])
+    with pytest.raises(errors.InputError, match="no input"):
+        loaded.bind({"third.weight": x})
+
+
+def test_a_whole_step_with_writes_and_views(tmp_path: Path) -> None:
+    def step(weight: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = (x @ weight).sin().square().mean()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            momentum.mul_(0.9).add_(gradient)
+            weight.sub_(0.1 * momentum)
+        return loss.detach(), gradient[0], gradient
+
+    def values() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        weight, x = torch.randn(4, 3, generator=generator), torch.randn(5, 4, generator=generator)
+        return weight.requires_grad_(), torch.zeros(4, 3), x
+
+    path = dovetail.capture(step, values()).export(tmp_path / "step")
+    loaded = dovetail.load(path)
+    expected, actual = values(), values()
+    for _ in range(3):
+        left, right = step(*expected), loaded(*actual)
+        assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+        assert right[1]._base is right[2]._base or right[1].data_ptr() == right[2].data_ptr()
+    assert all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True))
+    with pytest.raises(errors.InputError, match="shares memory"):
+        loaded(actual[0], actual[0].detach(), actual[2])
+
+
+def test_a_loaded_graph_is_a_joint_graph(tmp_path: Path) -> None:
+    net = Net().eval()
+    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2)
+    loaded = dovetail.load(dovetail.capture(net, (x,)).export(tmp_path / "step", values=net.state_dict()))
+    other = loaded.compile("aten", memory_budget=0.0)
+    for rows in (6, 9):
+        batch = torch.randn(rows, 4)
+        assert torch.equal(other(batch)["loss"], loaded(batch)["loss"])
+    assert other.compiled is not None and other.compiled.memory is not None
+    assert "parameter 'first.weight'" in str(loaded.joint)
+    with pytest.raises(errors.InputError, match="does not know the function"):
+        loaded.joint.compile("aten")(x)
+    with pytest.raises(errors.CaptureError, match="loaded from a file"):
+        loaded.compile("eager")
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    class Counter(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return x * 2
+
+    with torch.library._scoped_library("dovetailtest", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        custom = dovetail.capture(lambda x: torch.ops.dovetailtest.twice(x), (torch.ones(3),))
+        for joint in (dovetail.capture(Counter(), (torch.ones(3),)), custom):
+            with pytest.raises(errors.ArtefactError):
+                joint.export(tmp_path / "step")
+    with pytest.raises(errors.ArtefactError, match="was captured for"):
+        dovetail.capture(Net(), (torch.randn(2, 4),)).export(tmp_path / "step", values={"scale": torch.ones(4)})
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    net = Net()
+    x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)
+    return dovetail.capture(net, (x,)).export(tmp_path_factory.mktemp("good") / "step", values=net.state_dict())
+
+
+def write(folder: Path, good: Path, edit: Any) -> Path:
+    """A copy of the artefact with another graph and the checksum that fits it: what somebody malicious would write."""
+    document = json.loads((good / "graph.json").read_text())
+    edit(document["graph"])
+    body = json.dumps(document["graph"], sort_keys=True)
+    document["graph_sha256"] = hashlib.sha256(body.encode()).hexdigest()
+    folder.mkdir(parents=True)
+    (folder / "graph.json").write_text(json.dumps(document, sort_keys=True))
+    (folder / "tensors.safetensors").write_bytes((good / "tensors.safetensors").read_bytes())
+    return folder
+
+
+def call(graph: dict[str, Any]) -> dict[str, Any]:
+    return next(node for node in graph["nodes"] if node["op"] == "call_function" and node["args"])
+
+
+def first_placeholder(graph: dict[str, Any]) -> dict[str, Any]:
+    return graph["nodes"][0]
+
+
+def gradient_place(graph: dict[str, Any]) -> int:
+    count = graph["num_forward_outputs"]
+    return next(place for place, name in enumerate(graph["results"]) if place >= count and name is not None)
+
+
+EDITS: dict[str, Any] = {
+    "a file is read": lambda g: call(g).update(target="aten::from_file.default", args=["/etc/passwd", False, 10]),
+    "an operator that writes": lambda g: call(g).update(target="aten::add_.Tensor"),
+    "an operator of another namespace": lambda g: call(g).update(target="debugprims::load_tensor.default"),
+    "a python function": lambda g: call(g).update(target="os.system"),
+    "a dunder": lambda g: call(g).update(target="aten::__class__.default"),
+    "code in an operator's name": lambda g: call(g).update(target="aten::mul.Tensor;import os"),
+    "code in a keyword": lambda g: call(g).update(kwargs=[["x=__import__('os').system('true')", 1]]),
+    "code in a node's name": lambda g: call(g).update(name="x\nimport os"),
+    "a keyword for a name": lambda g: call(g).update(name="class"),
+    "a path for a constant": lambda g: g["nodes"].insert(8, {"op": "get_attr", "name": "c", "target": "../../x"}),
+    "a method for a constant": lambda g: g["nodes"].insert(8, {"op": "get_attr", "name": "c", "target": "forward"}),
+    "an unknown kind of node": lambda g: call(g).update(op="call_method"),
+    "an unknown field": lambda g: call(g).update(extra=1),
+    "a missing field": lambda g: g.pop("spec"),
+    "a later node": lambda g: call(g).update(args=[{"node": g["nodes"][-1]["name"]}]),
+    "two nodes of one name": lambda g: g["nodes"].append(dict(g["nodes"][-1])),
+    "another shape": lambda g: first_placeholder(g).update(shape=[7, 7]),
+    "a huge shape": lambda g: first_placeholder(g).update(shape=[1 << 39, 1 << 39, 1 << 39]),
+    "a negative shape": lambda g: first_placeholder(g).update(shape=[-1, 4]),
+    "a symbol that is not there": lambda g: first_placeholder(g).update(shape=[{"symbol": 9}, 4]),
+    "a power": lambda g: g["guards"].append({"call": "Pow", "args": [10, 1 << 39]}),
+    "a function of sizes": lambda g: g["guards"].append({"call": "eval", "args": [1]}),
+    "a guard that does not hold": lambda g: g["guards"].append({"call": "Equality", "args": [{"symbol": 0}, 5]}),
+    "another dtype": lambda g: first_placeholder(g).update(dtype="torch.float16"),
+    "no dtype": lambda g: first_placeholder(g).update(dtype="torch.os"),
+    "another device": lambda g: first_placeholder(g).update(device="meta"),
+    "a lost gradient": lambda g: g["results"].__setitem__(gradient_place(g), None),
+    "a swapped gradient": lambda g: g["results"].__setitem__(gradient_place(g), g["results"][0]),
+    "a forward output of the backward": lambda g: g["results"].__setitem__(0, g["nodes"][-1]["name"]),
+    "fewer outputs": lambda g: g["results"].pop(),
+    "fewer inputs": lambda g: g["inputs"].pop(),
+    "an output that is not there": lambda g: g["spec"]["outputs"][0].update(index=99),
+    "a write that is not there": lambda g: g["spec"]["mutations"].append(
+        {"input_index": 99, "output_index": 0, "differentiable": False}
+    ),
+    "a result that is not there": lambda g: g.update(result={"tensor": 99}),
+    "another order": lambda g: g.update(derivative_order=2),
+    "more primals": lambda g: g.update(num_primals=99),
+    "a value for no input": lambda g: g["state"].append(["other", "state.1"]),
+    "a value twice": lambda g: g["state"].append(g["state"][0]),
+    "true for a number": lambda g: g.update(num_primals=True),
+    "deep nesting": lambda g: call(g).update(args=json.loads("[" * 900 + "]" * 900)),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_malicious_graph_is_refused(name: str, good: Path, tmp_path: Path, capfd: Any) -> None:
+    dovetail.load(good)
+    path = write(tmp_path / "bad", good, EDITS[name])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.ArtefactError):
+        dovetail.load(path)
+    assert sorted(tmp_path.rglob("*")) == before and capfd.readouterr().out == ""
+
+
+def test_only_plain_files_are_read(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "graph.json").symlink_to(good / "graph.json")
+    (folder / "tensors.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(errors.ArtefactError, match="not a plain file"):
+        dovetail.load(folder)
+    with pytest.raises(errors.ArtefactError):
+        dovetail.load(tmp_path / "nowhere")
+
+
+def test_the_schema_is_what_is_written(good: Path) -> None:
+    document = json.loads((good / "graph.json").read_text())
+    assert document["version"] == 2
+    validate(document["graph"], make_schema())
+    json.dumps(make_schema())
+
+
+def test_edits_that_break_a_descriptor_are_refused() -> None:
+    joint = dovetail.capture(Net().eval(), (torch.randn(2, 4),))
+    nodes = joint.graph.find_nodes(op="placeholder")
+    nodes[0].meta["desc"], nodes[1].meta["desc"] = nodes[1].meta["desc"], nodes[0].meta["desc"]
+    with pytest.raises(errors.GraphInvalidError):
+        aot.export_joint(None, joint, "never-written")
+    assert not Path("never-written").exists()
+
+
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=True,
+)
+
+
+@FUZZ
+@given(data=st.data())
+def test_fuzzed_bytes_are_refused(data: Any, good: Path, tmp_path: Path) -> None:
+    """Bits flipped, bytes cut out, put in or doubled: refused, with one exception."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    folder.mkdir()
+    names = ("graph.json", "tensors.safetensors")
+    which = data.draw(st.sampled_from(names))
+    for name in names:
+        blob = bytearray((good / name).read_bytes())
+        if name == which:
+            original = bytes(blob)
+            place = data.draw(st.integers(0, len(blob) - 1))
+            kind = data.draw(st.sampled_from(["flip", "cut", "drop", "insert", "double"]))
+            if kind == "flip":
+                blob[place] ^= 1 << data.draw(st.integers(0, 7))
+            elif kind == "cut":
+                del blob[place:]
+            elif kind == "drop":
+                del blob[place : place + data.draw(st.integers(1, 40))]
+            elif kind == "insert":
+                blob[place:place] = data.draw(st.binary(min_size=1, max_size=20))
+            else:
+                blob[place:place] = blob[place : place + 30]
+            unchanged = bytes(blob) == original
+        (folder / name).write_bytes(bytes(blob))
+    try:
+        dovetail.load(folder)
+    except errors.ArtefactError:
+        return
+    # White space between the tokens of JSON means nothing; everything else must have been noticed.
+    document = json.loads((folder / "graph.json").read_text())
+    assert unchanged or document == json.loads((good / "graph.json").read_text())
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for key, item in enumerate(value) for leaf in leaves(item, (*path, key))]
+    return [path]
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10),
+    st.just(1 << 70),
+    st.text(max_size=8),
+    st.just([]),
+    st.just({}),
+    st.sampled_from(["aten::from_file.default", "aten::mm.default", "aten::as_strided.default", "nan", "0x1p9999"]),
+    st.just({"node": "primals_1"}),
+    st.just({"float": "nan"}),
+    st.just({"symbol": 0}),
+)
+
+
+@FUZZ
+@given(data=st.data())
+def test_fuzzed_graphs_are_refused_or_load(data: Any, good: Path, tmp_path: Path) -> None:
+    """Values in a graph replaced, with a checksum that fits: an ArtefactError, or a graph that lints."""
+
+    def edit(graph: dict[str, Any]) -> None:
+        places = leaves(graph)
+        for _ in range(data.draw(st.integers(1, 3))):
+            *path, last = data.draw(st.sampled_from(places))
+            target: Any = graph
+            try:
+                for key in path:
+                    target = target[key]
+                target[last] = data.draw(JUNK)
+            except (KeyError, IndexError, TypeError):
+                return
+
+    path = write(tmp_path / str(len(list(tmp_path.iterdir()))), good, edit)
+    try:
+        dovetail.load(path).joint.lint()
+    except errors.ArtefactError as error:
+        assert error.what

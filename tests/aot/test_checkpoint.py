@@ -1,0 +1,117 @@
+"""torch.utils.checkpoint inside of a compiled function: eager's numbers, and its memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import dovetail
+from dovetail.aot.partition import partition
+
+WEIGHT = torch.randn(16, 16).mul_(0.3).requires_grad_()
+
+
+def block(x: torch.Tensor) -> torch.Tensor:
+    return torch.dropout(torch.sin(x @ WEIGHT), 0.5, True) @ WEIGHT
+
+
+def deep(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.tanh(x @ WEIGHT)
+    return x
+
+
+def one_region(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x, use_reentrant=False).sum()
+
+
+def twice_the_same(x: torch.Tensor) -> torch.Tensor:
+    """Structure alone cannot tell which numbers belong to which region."""
+    first = checkpoint(block, x, use_reentrant=False)
+    noise = torch.rand_like(x)
+    return (first * noise + checkpoint(block, x, use_reentrant=False)).sum() + torch.dropout(x, 0.5, True).sum()
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    def outer(y: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, torch.dropout(y, 0.1, True), use_reentrant=False).cos()
+
+    return checkpoint(outer, x, use_reentrant=False).sum()
+
+
+def new_numbers(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False).sum()
+
+
+def run(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.detach().clone().requires_grad_()
+    WEIGHT.grad = None
+    torch.manual_seed(5)
+    loss = function(x)
+    loss.backward()
+    assert x.grad is not None and WEIGHT.grad is not None
+    return [loss.detach(), x.grad, WEIGHT.grad, torch.rand(2)]
+
+
+@pytest.mark.parametrize("budget", [None, 0.0, 0.5])
+@pytest.mark.parametrize("function", [one_region, twice_the_same, nested, new_numbers])
+def test_same_numbers_as_eager(function: Callable[[torch.Tensor], torch.Tensor], budget: float | None) -> None:
+    x = torch.randn(8, 16)
+    expected = run(function, x)
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True, memory_budget=budget)
+    for _ in range(2):
+        assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+
+
+def test_the_whole_step_inside() -> None:
+    def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = checkpoint(lambda y: torch.dropout(y @ weight, 0.5, True).sin(), x, use_reentrant=False).sum()
+        return torch.autograd.grad(loss, (x, weight))
+
+    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    torch.manual_seed(2)
+    expected = step(x, weight)
+    torch.manual_seed(2)
+    actual = dovetail.compile(step, backend="aten", fullgraph=True)(x, weight)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["save_all", "minimum_cut"])
+def test_nothing_of_a_region_is_saved(strategy: str) -> None:
+    x = torch.randn(64, 16, requires_grad=True)
+    with_region = dovetail.capture(lambda y: checkpoint(deep, y, use_reentrant=False).sum(), (x,))
+    without = dovetail.capture(lambda y: deep(y).sum(), (x,))
+    plan = partition(with_region, strategy)  # type: ignore[arg-type]
+    assert plan.saved_bytes == x.nbytes + WEIGHT.nbytes < partition(without, strategy).saved_bytes  # type: ignore[arg-type]
+    assert plan.backward is not None and plan.recomputed_nodes
+    tanh = torch.ops.aten.tanh.default
+    assert len(plan.forward.graph.find_nodes(op="call_function", target=tanh)) == 3
+    assert plan.backward.graph.find_nodes(op="call_function", target=tanh)
+
+
+def test_the_generator_is_as_it_was_after_a_capture() -> None:
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    dovetail.capture(one_region, (torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).requires_grad_(),))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_selective_policy() -> None:
+    def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        wanted = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if wanted else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(deep, x, use_reentrant=False, context_fn=contexts).sum()
+
+    x = torch.randn(64, 16)
+    expected = run(function, x)
+    with torch.random.fork_rng():
+        compiled = dovetail.compile(function, backend="aten")
+    assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))

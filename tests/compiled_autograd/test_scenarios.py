@@ -1,0 +1,85 @@
+"""Every backward scenario three times: in eager, captured, and captured and compiled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiled_autograd import BackwardSession, open_session
+from tests.compiled_autograd import scenarios_functions, scenarios_hooks  # noqa: F401
+from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
+
+#: Scenarios without a backward that could be captured.
+NEVER_CAPTURED = {"anomaly_mode", "batched_gradients", "nothing_requires_grad", "saved_value_was_written_to"}
+SIZES = (3, 5)
+
+
+def run_scenario(name: str, size: int) -> tuple[Any, list[Any], str]:
+    """The result, the notes and the error's words of one run."""
+    torch.manual_seed(size)
+    run = Run(size)
+    try:
+        result = SCENARIOS[name](run)
+    except Exception as error:
+        return None, run.log, f"{type(error).__name__}: {error}"
+    return result, run.log, ""
+
+
+def assert_same(expected: Any, found: Any, where: str = "result") -> None:
+    """The same to the last bit, with the same types, strides and flags."""
+    assert type(expected) is type(found), where
+    if isinstance(expected, torch.Tensor):
+        for name in ("dtype", "shape", "device", "layout", "requires_grad", "is_leaf"):
+            assert getattr(expected, name) == getattr(found, name), f"{where}.{name}"
+        if expected.layout is torch.strided:
+            assert expected.stride() == found.stride(), f"{where}.stride"
+        assert torch.equal(expected.detach(), found.detach()), where
+    elif isinstance(expected, (list, tuple)):
+        assert len(expected) == len(found), where
+        for index, (left, right) in enumerate(zip(expected, found, strict=True)):
+            assert_same(left, right, f"{where}[{index}]")
+    else:
+        assert expected == found, where
+
+
+def check(name: str, session: BackwardSession) -> None:
+    """Run a scenario in eager and in a session, with several sizes."""
+    for size in SIZES:
+        expected = run_scenario(name, size)
+        assert not expected[2], "a scenario handles the errors that it is about by itself"
+        with open_session(session), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = run_scenario(name, size)
+        assert_same(expected, found, f"{name}, size {size}")
+
+
+def check_reasons(name: str, session: BackwardSession) -> None:
+    """What was left to eager is what is meant to be."""
+    assert session.runs or name in NEVER_CAPTURED
+    reason = LEFT_TO_EAGER.get(name)
+    if reason is None:
+        assert session.fallbacks == []
+    else:
+        assert session.fallbacks and all(reason in item for item in session.fallbacks)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_captured_backward_is_eagers(name: str) -> None:
+    session = BackwardSession()
+    check(name, session)
+    check_reasons(name, session)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_compiled_backward_is_eagers(name: str) -> None:
+    session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
+    check(name, session)
+    check_reasons(name, session)
+
+
+def test_there_are_enough_scenarios() -> None:
+    assert len(SCENARIOS) >= 100

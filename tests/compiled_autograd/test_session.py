@@ -1,0 +1,337 @@
+"""What a session captures, says and leaves to eager; compiled functions in the forward; the option of ``compile``."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd import BackwardSession, open_session
+from dovetail.errors import CaptureError, EagerFallbackWarning, OptionError
+from tests.compiled_autograd.test_scenarios import assert_same
+
+
+def test_another_size_is_the_same_capture() -> None:
+    weight = torch.randn(4, 3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        for size in (2, 5, 1, 7):
+            weight.grad = None
+            (torch.randn(size, 4) @ weight).sin().expand(2, size, 3).mean(1).sum().backward()
+    assert len(backwards.captures) == 1
+    assert backwards.runs == 4
+
+
+def test_another_scalar_is_the_same_capture() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        for number in (1.5, 2.5, 3.5):
+            (found,) = torch.autograd.grad((x * number / (number + 1)).sum(), [x])
+            with torch.no_grad():
+                assert_same(torch.full((3,), 1.0) / (number + 1) * number, found)
+    assert len(backwards.captures) == 1
+
+
+def test_an_exponent_is_a_part_of_the_capture_and_never_of_another_one() -> None:
+    x = torch.rand(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        for exponent in (1.5, 2.5, 1.5):
+            (found,) = torch.autograd.grad((x**exponent).sum(), [x])
+            torch.testing.assert_close(found, exponent * x.detach() ** (exponent - 1))
+    assert len(backwards.captures) == 2
+
+
+def test_the_captured_backward_is_readable() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        h = x.sin()
+        h.register_hook(lambda gradient: gradient * 2)
+        (h * x).sum().backward()
+    text = str(backwards)
+    assert "1 captured backward(s), 1 run(s)" in text
+    for line in ("# 1: SumBackward0", "# 3: SinBackward0", "call_tensor_hook", "add_gradients", "accumulate_grad"):
+        assert line in text
+
+
+def test_no_sum_of_two_gradients_depends_on_the_order_and_one_of_three_does() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        torch.autograd.grad((x.sin() * x).sum(), [x])
+        torch.autograd.grad((x.sin() * x + x.cos()).sum(), [x])
+    assert [capture.order_matters for capture in backwards.captures] == [False, True]
+
+
+def test_one_warning_for_many_fallbacks() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as record, dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.autograd.grad(x.sin().sum(), [x], create_graph=True)
+    assert [item.category for item in record] == [EagerFallbackWarning]
+    assert "create_graph" in str(record[0].message)
+    assert len(backwards.fallbacks) == 3
+    assert "left to eager: create_graph" in str(backwards)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(OptionError, match="backend"):
+        dovetail.compiled_autograd(backnd="aten")
+    with pytest.raises(OptionError, match="compiled_autograd"):
+        dovetail.compile(lambda x: x, compiled_autograd="yes")
+
+
+def test_outside_of_the_block_all_is_as_before() -> None:
+    before = torch.autograd._engine_run_backward
+    x = torch.randn(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        x.sin().sum().backward()
+    x.sin().sum().backward()
+    assert backwards.runs == 1
+    assert torch.autograd._engine_run_backward is before
+
+
+def test_nested_blocks_capture_in_the_inner_one() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten") as outer:
+        with dovetail.compiled_autograd(backend="aten") as inner:
+            x.sin().sum().backward()
+        x.sin().sum().backward()
+    assert (outer.runs, inner.runs) == (1, 1)
+
+
+def test_threads_without_a_block_are_eager() -> None:
+    x, y = torch.randn(50, requires_grad=True), torch.randn(50, requires_grad=True)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                y.sin().sum().backward()
+        except BaseException as error:  # noqa: BLE001  (the test looks at it)
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    with dovetail.compiled_autograd(backend="aten") as backwards:
+        thread.start()
+        for _ in range(50):
+            x.sin().sum().backward()
+        thread.join()
+    assert errors == []
+    assert backwards.runs == 50
+    assert torch.allclose(y.grad, 50 * y.detach().cos())
+    assert torch.allclose(x.grad, 50 * x.detach().cos())
+
+
+def test_two_threads_with_blocks() -> None:
+    def work(x: torch.Tensor) -> None:
+        with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
+            for _ in range(20):
+                x.sin().sum().backward()
+
+    leaves = [torch.randn(50, requires_grad=True) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(x,)) for x in leaves]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x in leaves:
+        assert torch.allclose(x.grad, 20 * x.detach().cos(), atol=1e-4)
+
+
+def test_torchs_own_compiled_autograd_works_before_and_after() -> None:
+    from torch._dynamo import compiled_autograd as torchs
+
+    def gradient() -> torch.Tensor:
+        x = torch.arange(4.0).requires_grad_()
+        (x.sin() * x).sum().backward()
+        return x.grad
+
+    expected = gradient()
+    seen: list[Any] = []
+    door.prepare_engine_hook()
+    door.clear_engine_cache()
+    for _ in range(2):
+        with torchs._enable(lambda graph: seen.append(graph) or graph):
+            assert_same(expected, gradient())
+        with dovetail.compiled_autograd(backend="aten") as backwards:
+            assert_same(expected, gradient())
+        assert backwards.runs == 1
+        assert len(backwards.captures) == 1
+    assert seen
+
+
+def test_nothing_of_a_backward_is_kept_alive() -> None:
+    with dovetail.compiled_autograd(backend="aten"):
+        for _ in range(2):
+            x = torch.randn(3, requires_grad=True)
+            h = x.sin()
+            saved = weakref.ref(h)
+            (h * h).sum().backward()
+            gone = weakref.ref(x)
+            del x, h
+        gc.collect()
+        assert saved() is None
+        assert gone() is None
+
+
+def test_a_gradient_that_nobody_else_holds_becomes_the_leafs_own() -> None:
+    kept = []
+    x = torch.randn(3, requires_grad=True)
+    y = torch.randn(3, requires_grad=True)
+    y.register_hook(kept.append)
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
+        warnings.simplefilter("ignore")
+        (x.sin() * y.cos()).sum().backward()
+    y.grad.add_(1)
+    assert torch.equal(kept[0] + 1, y.grad)
+
+
+class Network(nn.Module):
+    """A module whose forward breaks in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.LayerNorm(6)
+        self.second = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.norm(self.first(x)).tanh()
+        print(end="")
+        return self.second(h), h
+
+
+def gradients(model: nn.Module, forward: Any, size: int, use: str) -> list[Any]:
+    """What training on one batch leaves in ``.grad``."""
+    torch.manual_seed(size)
+    model.zero_grad()
+    y, h = forward(torch.randn(size, 4))
+    {"both": y.square().sum() + h.sum(), "first": y.square().sum(), "second": h.exp().sum()}[use].backward()
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize("use", ["both", "first", "second"])
+def test_compiled_forwards_with_breaks(backend: str, use: str) -> None:
+    torch.manual_seed(0)
+    model = Network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = dovetail.compile(model, backend=backend)
+        with dovetail.compiled_autograd(backend="aten") as backwards:
+            for size in (3, 5, 3, 7):
+                assert_same(gradients(model, model, size, use), gradients(model, compiled, size, use))
+    # The eager model's backwards run in the block too.
+    assert backwards.fallbacks == []
+    assert backwards.runs == 8
+    if backend == "aten":
+        assert "compiled_prologue" in str(backwards)
+
+
+def test_a_compiled_functions_graph_is_a_part_of_the_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    compiled = dovetail.compile(model, backend="aten")
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("error")
+        compiled(torch.randn(3, 4)).sum().backward()
+    text = str(backwards)
+    assert "compiled_prologue" in text
+    assert "tanh_backward" in text
+    assert "call_backward" not in text
+
+
+def test_hooks_between_compiled_functions() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def run(left: Any, right: Any, notes: list[Any]) -> list[Any]:
+        torch.manual_seed(0)
+        first.zero_grad(), second.zero_grad()
+        h = left(torch.randn(3, 4))
+        h.register_hook(lambda gradient: notes.append(gradient.clone()) or gradient * 2)
+        first.weight.register_hook(lambda gradient: gradient + 1)
+        right(h.relu()).sum().backward()
+        return [p.grad.clone() for p in (*first.parameters(), *second.parameters())]
+
+    expected_notes: list[Any] = []
+    notes: list[Any] = []
+    expected = run(first, second, expected_notes)
+    first.weight._backward_hooks.clear()
+    left, right = dovetail.compile(first, backend="aten"), dovetail.compile(second, backend="aten")
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
+        warnings.simplefilter("ignore")
+        found = run(left, right, notes)
+    assert_same(expected, found)
+    assert_same(expected_notes, notes)
+
+
+def test_the_option_of_compile() -> None:
+    def train(model: nn.Module, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        print(end="")
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step = dovetail.compile(train, backend="aten", compiled_autograd=True) if compiled else train
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            losses = [step(model, optimizer, torch.randn(size, 4)) for size in (3, 3, 5, 2)]
+        results.append([*losses, *(p.detach() for p in model.parameters())])
+    assert_same(*results)
+
+
+def test_inductor_agrees_up_to_rounding() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2))
+    x = torch.randn(5, 4)
+    model(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with dovetail.compiled_autograd(backend="inductor") as backwards:
+        model(x).square().sum().backward()
+    assert backwards.fallbacks == []
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+        assert parameter.grad.stride() == gradient.stride()
+
+
+def test_a_capture_that_stops_half_way_refuses_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.compiled_autograd.recorder import Recorder
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no")
+
+    x = torch.randn(3, 1, 4, requires_grad=True)
+    monkeypatch.setattr(Recorder, "apply_functional", fail)
+    with pytest.raises(CaptureError, match="run the forward again"), open_session(BackwardSession()):
+        # An autograd graph that no other test has: the engine keeps what it has captured.
+        x.sin().cos().tan().sinh().cosh().sum().backward()
+    monkeypatch.undo()
+    with open_session(BackwardSession()) as session:
+        x.sin().cos().tan().sinh().cosh().sum().backward()
+    assert session.runs == 1
+    assert torch.equal(x.grad, torch.autograd.grad(x.sin().cos().tan().sinh().cosh().sum(), [x])[0])
+
+
+def test_anomaly_mode_names_the_operator() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    with (
+        warnings.catch_warnings(),
+        dovetail.compiled_autograd(backend="aten"),
+        torch.autograd.detect_anomaly(),
+        pytest.raises(RuntimeError, match="SqrtBackward0"),
+    ):
+        warnings.simplefilter("ignore")
+        (x.sqrt() * 0).sum().backward()
