@@ -653,7 +653,10 @@ def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) 
     """
     found: dict[Any, None] = {}
     for conditions in environment.deferred_runtime_asserts.values():
-        found.update(dict.fromkeys(condition.expr for condition in conditions))
+        for condition in conditions:
+            # A conjunction of three is handed to Python's operator for two (torch 2.13).
+            parts = condition.expr.args if isinstance(condition.expr, sympy.And) else (condition.expr,)
+            found.update(dict.fromkeys(parts))
     for symbol, interval in environment.var_to_range.items():
         if not is_made_of_data(symbol) or symbol in truths:
             continue
@@ -679,6 +682,11 @@ def parts_of_relation(expression: Any) -> tuple[Any, ...]:
     """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
     sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
     return (_RELATIONS.get(type(expression)), *sides)
+
+
+def is_expressible(expression: Any) -> bool:
+    """Whether a condition can be recorded: "and" and "or" of more than two parts cannot."""
+    return not any(len(part.args) > 2 for part in expression.atoms(sympy.And, sympy.Or))
 
 
 def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
@@ -940,6 +948,18 @@ def saved_tensor_hooks_change_values() -> bool:
     """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")
+
+
+def needs_real_data(error: BaseException) -> bool:
+    """Whether an error says that a kernel has tried to read the data of a fake tensor (torch 2.13)."""
+    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
+
+
+def has_data_geometry(value: object) -> bool:
+    """Whether a tensor is a view whose place in memory depends on data."""
+    if not isinstance(value, torch.Tensor) or value._base is None:
+        return False
+    return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
 
 
 def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -260,5 +260,14 @@ def _backward(
         if not roots or not wanted:
             return [None] * len(wanted)
         if trace.is_exact:
-            use_exact_formulas(trace, roots)
-        return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+            use_exact_formulas(trace, roots, twice=True)
+        gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
+        # eager's, which differs by rounding.
+        given = {trace.node_of(tangent) for tangent in tangents}
+        return [
+            gradient.clone()
+            if trace.is_exact and gradient is not None and trace.node_of(gradient) in given
+            else gradient
+            for gradient in gradients
+        ]

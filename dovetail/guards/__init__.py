@@ -6,6 +6,7 @@ from dovetail.guards.checker import Checker, compile_checker
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput
 from dovetail.guards.predicate import (
     DictKeys,
+    Elements,
     Equals,
     HasNoKey,
     Identity,
@@ -58,6 +59,7 @@ __all__ = [
     "TensorInput",
     "Predicate",
     "DictKeys",
+    "Elements",
     "Equals",
     "HasNoKey",
     "Identity",

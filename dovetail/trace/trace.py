@@ -411,6 +411,8 @@ class Trace:
             if not self._forgiven.intersection(private.symbols_of(expression))
         ]
         for expression in assumed:
+            if not private.is_expressible(expression):
+                raise self._unchecked(expression)
             with private.no_torch_function():
                 condition = private.symbolic_truth(self.shape_env, expression)
                 if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
@@ -418,6 +420,12 @@ class Trace:
                     continue
                 torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
         return len(assumed)
+
+    def _unchecked(self, expression: Any) -> CaptureError:
+        return CaptureError(
+            f"the graph is right only if {expression}, which depends on data and cannot be checked",
+            advice="keep sizes and indices independent of the data",
+        )
 
     def _assert_settled(self, expression: Any) -> None:
         """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
@@ -429,10 +437,7 @@ class Trace:
                 if private.is_symbolic(size):
                     places.setdefault(private.first_expression(size), (node, dim))
         if relation is None or not all(type(side) is int or side in places for side in sides):
-            raise CaptureError(
-                f"the graph is right only if {expression}, which depends on data and cannot be checked",
-                advice="keep sizes and indices independent of the data",
-            )
+            raise self._unchecked(expression)
         arguments = [
             side if type(side) is int else self.graph.call_function(torch.ops.aten.sym_size.int, places[side])
             for side in sides
