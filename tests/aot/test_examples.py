@@ -25,7 +25,7 @@ def load(name: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_example(name: str, backend: str) -> None:
     module = load(name)
