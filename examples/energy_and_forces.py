@@ -70,16 +70,16 @@ def structures(count: int, atoms: int, cutoff: float) -> list[tuple[Tensor, Tens
     return found
 
 
-def train(wrap: Wrap, steps: int = 8, atoms: int = 10) -> list[float]:
-    """The losses of some steps; ``wrap`` compiles the energy, or leaves it as it is."""
+def prepare(wrap: Wrap, atoms: int = 10) -> Callable[[int], float]:
+    """A training step that gives its loss; ``wrap`` compiles the energy, or leaves it as it is."""
     torch.manual_seed(0)
     model = MessagePassing().double()
     energy_of = wrap(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     data = structures(4, atoms, model.cutoff)
-    losses = []
-    for step in range(steps):
-        elements, positions, edges, energy, forces = data[step % len(data)]
+
+    def step(number: int) -> float:
+        elements, positions, edges, energy, forces = data[number % len(data)]
         positions = positions.clone().requires_grad_()
         predicted = energy_of(elements, positions, edges)
         (gradient,) = torch.autograd.grad(predicted, positions, create_graph=True)
@@ -87,8 +87,15 @@ def train(wrap: Wrap, steps: int = 8, atoms: int = 10) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return loss.item()
+
+    return step
+
+
+def train(wrap: Wrap, steps: int = 8) -> list[float]:
+    """The losses of some steps."""
+    step = prepare(wrap)
+    return [step(number) for number in range(steps)]
 
 
 def main() -> None:

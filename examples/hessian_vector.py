@@ -48,21 +48,28 @@ def solve(loss: Callable[[Tensor], Tensor], x: Tensor, right: Tensor, steps: int
     return result
 
 
-def train(wrap: Wrap, steps: int = 4, size: int = 20) -> list[float]:
-    """The losses along Newton's method; ``wrap`` compiles the loss, or leaves it as it is."""
+def prepare(wrap: Wrap, size: int = 20) -> Callable[[int], float]:
+    """A step of Newton's method that gives the loss before it; ``wrap`` compiles the loss, or leaves it as it is."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(200, size, generator=generator, dtype=torch.float64)
     targets = torch.sign(weights @ torch.randn(size, generator=generator, dtype=torch.float64))
     loss = wrap(make_loss(weights, targets))
-    x = torch.zeros(size, dtype=torch.float64)
-    losses = []
-    for _ in range(steps):
-        x = x.requires_grad_()
+    position = [torch.zeros(size, dtype=torch.float64)]
+
+    def step(number: int) -> float:
+        x = position[0].requires_grad_()
         value = loss(x)
         (gradient,) = torch.autograd.grad(value, x)
-        x = (x - solve(loss, x, gradient)).detach()
-        losses.append(value.item())
-    return losses
+        position[0] = (x - solve(loss, x, gradient)).detach()
+        return value.item()
+
+    return step
+
+
+def train(wrap: Wrap, steps: int = 4) -> list[float]:
+    """The losses of some steps."""
+    step = prepare(wrap)
+    return [step(number) for number in range(steps)]
 
 
 def main() -> None:

@@ -34,15 +34,15 @@ def task_loss(parameters: list[Tensor], support: tuple[Tensor, Tensor], query: t
     return (network(adapted, query[0]) - query[1]).pow(2).mean()
 
 
-def train(wrap: Wrap, steps: int = 10, tasks: int = 4) -> list[float]:
-    """The outer losses; ``wrap`` compiles the loss of a task, or leaves it as it is."""
+def prepare(wrap: Wrap, tasks: int = 4) -> Callable[[int], float]:
+    """A step that gives the outer loss; ``wrap`` compiles the loss of a task, or leaves it as it is."""
     torch.manual_seed(0)
     sizes = [(32, 1), (32,), (32, 32), (32,), (1, 32), (1,)]
     parameters = [(0.4 * torch.randn(*size, dtype=torch.float64)).requires_grad_() for size in sizes]
     loss_of = wrap(task_loss)
     optimizer = torch.optim.Adam(parameters, lr=1e-3)
-    losses = []
-    for _ in range(steps):
+
+    def step(number: int) -> float:
         optimizer.zero_grad()
         total = 0.0
         for _ in range(tasks):
@@ -53,8 +53,15 @@ def train(wrap: Wrap, steps: int = 10, tasks: int = 4) -> list[float]:
             loss.backward()
             total += loss.item()
         optimizer.step()
-        losses.append(total)
-    return losses
+        return total
+
+    return step
+
+
+def train(wrap: Wrap, steps: int = 10) -> list[float]:
+    """The losses of some steps."""
+    step = prepare(wrap)
+    return [step(number) for number in range(steps)]
 
 
 def main() -> None:

@@ -35,21 +35,28 @@ def make_loss(network: nn.Module) -> Callable[[Tensor], Tensor]:
     return loss
 
 
-def train(wrap: Wrap, steps: int = 20, points: int = 64) -> list[float]:
-    """The losses of some steps; ``wrap`` compiles the loss, or leaves it as it is."""
+def prepare(wrap: Wrap, points: int = 64) -> Callable[[int], float]:
+    """A training step that gives its loss; ``wrap`` compiles the loss, or leaves it as it is."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)).double()
     loss_of = wrap(make_loss(network))
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     t = torch.linspace(0, 2 * math.pi, points, dtype=torch.float64).unsqueeze(1)
-    losses = []
-    for _ in range(steps):
+
+    def step(number: int) -> float:
         optimizer.zero_grad()
         loss = loss_of(t)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return loss.item()
+
+    return step
+
+
+def train(wrap: Wrap, steps: int = 20) -> list[float]:
+    """The losses of some steps."""
+    step = prepare(wrap)
+    return [step(number) for number in range(steps)]
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ def penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, mix:
     return (gradient.norm(dim=1) - 1).pow(2).mean()
 
 
-def train(wrap: Wrap, steps: int = 10, batch: int = 64) -> list[float]:
-    """The critic's losses; ``wrap`` compiles a module, or leaves it as it is."""
+def prepare(wrap: Wrap, batch: int = 64) -> Callable[[int], float]:
+    """A step that gives the critic's loss; ``wrap`` compiles a module, or leaves it as it is."""
     torch.manual_seed(0)
     numbers = torch.Generator().manual_seed(1)
     generator = wrap(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).double())
@@ -44,8 +44,8 @@ def train(wrap: Wrap, steps: int = 10, batch: int = 64) -> list[float]:
     )
     for_generator = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9))
     for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
-    losses = []
-    for step in range(steps):
+
+    def step(number: int) -> float:
         real = ring(batch, numbers)
         fake = generator(torch.randn(batch, 4, generator=numbers, dtype=torch.float64)).detach()
         mix = torch.rand(batch, 1, generator=numbers, dtype=torch.float64)
@@ -53,12 +53,19 @@ def train(wrap: Wrap, steps: int = 10, batch: int = 64) -> list[float]:
         for_critic.zero_grad()
         loss.backward()
         for_critic.step()
-        losses.append(loss.item())
-        if step % 3 == 2:
+        if number % 3 == 2:
             for_generator.zero_grad()
             (-critic(generator(torch.randn(batch, 4, generator=numbers, dtype=torch.float64))).mean()).backward()
             for_generator.step()
-    return losses
+        return loss.item()
+
+    return step
+
+
+def train(wrap: Wrap, steps: int = 10) -> list[float]:
+    """The losses of some steps."""
+    step = prepare(wrap)
+    return [step(number) for number in range(steps)]
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)))
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), symbolic)
 
 
 def differentiable_backward(

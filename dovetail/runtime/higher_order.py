@@ -31,13 +31,15 @@ class NeededInputs:
 
     ``indices`` are the inputs whose values the backward depends on; those in ``written`` are written to by the entry itself,
     so that a copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are
-    those on which it does so.
+    those on which it does so. ``symbolic``: sizes of the inputs may differ from call to call (else the entry's guards hold
+    them, and everything else about them).
     """
 
     indices: tuple[int, ...]
     written: frozenset[int] = frozenset()
     draws: bool = False
     cuda_devices: tuple[int, ...] = ()
+    symbolic: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _kind(value: torch.Tensor) -> tuple[Any, ...]:
-    return (value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+    return (value.dim(), value.dtype, value.device, value.requires_grad)
 
 
 Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
@@ -152,8 +154,8 @@ class CapturedBackward:
     holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
 
     def fits(self, sizes: Sizes, flat: Sequence[torch.Tensor]) -> bool:
-        """Whether it may run on these tensors."""
-        return self.sizes == sizes if self.holds is None else self.holds(flat)
+        """Whether it may run on these tensors; ``sizes`` are those of the last ones, where only they can differ."""
+        return self.sizes[len(self.sizes) - len(sizes) :] == sizes if self.holds is None else self.holds(flat)
 
 
 Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
@@ -191,7 +193,7 @@ class DifferentiableBackward:
         if kept is None:
             raise RuntimeError(FREED)
         primals = kept.unpack(edges)
-        wanted = tuple(index for index, (node, _) in enumerate(edges) if node is not None and private.is_wanted(node))
+        wanted = private.wanted_edges(edges)
         defined = tuple(tangent is not None for tangent in tangents)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
@@ -222,18 +224,22 @@ class DifferentiableBackward:
             "what a custom autograd.Function reads may have changed since; take both derivatives inside the function",
         )
         with self._lock:
-            pattern = self._pattern(request, flat)
-            self._refusals[pattern, sizes_and_strides(flat)] = error
+            pattern = self._pattern(request)
+            self._refusals[pattern, self._sizes(request, flat)] = error
             self._compiled[pattern] = []
         return error
 
     @staticmethod
-    def _pattern(request: Request, flat: list[torch.Tensor]) -> Any:
-        return (request.defined, request.wanted, autocast_state(), tuple(map(_kind, flat)))
+    def _pattern(request: Request) -> Any:
+        autocast = autocast_state() if private.is_any_autocast_on() else None
+        return (request.defined, request.wanted, autocast, tuple(map(_kind, request.tangents)))
+
+    def _sizes(self, request: Request, flat: list[torch.Tensor]) -> Sizes:
+        return sizes_and_strides(flat if self._needed.symbolic else request.tangents)
 
     def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
-        pattern = self._pattern(request, flat)
-        sizes = sizes_and_strides(flat)
+        pattern = self._pattern(request)
+        sizes = self._sizes(request, flat)
         found = self._look(pattern, sizes, flat)
         if found is None:
             with self._lock:
