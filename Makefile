@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-modules conformance-models clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-modules conformance-models bench-second-order clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-modules, conformance-models, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-modules, conformance-models, bench-second-order, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -74,6 +74,9 @@ bench-memory: $(VENV)/.test
 
 bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)
+
+bench-second-order: $(VENV)/.test
+	$(BIN)/python benchmarks/second_order.py $(BENCH_ARGS)
 
 fuzz: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count 20000 --jobs $(JOBS) $(FUZZ_ARGS)

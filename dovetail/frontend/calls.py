@@ -789,9 +789,12 @@ class Calls:
                 owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
             )
         recorder = self.values.trace.recorder
+        writes = self.effects.writes
         with recorder.paused():
             result = self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
         recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
+        if self.effects.writes != writes:
+            recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"
         return result
 
     def _static_source(self, holder: type, name: str) -> Any:

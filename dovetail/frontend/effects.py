@@ -90,6 +90,9 @@ class Effects:
         self._source_of = source_of
         self._records: dict[int, Record] = {}
         self._attributes: dict[tuple[int, str], AttributeRecord] = {}
+        self._ended = False
+        #: How often anything that existed before the trace was written to.
+        self.writes = 0
         # Reads the items that a list had before; whoever asks about a list that was appended to will read it.
         self.read_items: Callable[[list[Any], Source, list[Any]], None] = lambda container, source, items: None
 
@@ -97,9 +100,20 @@ class Effects:
         """``container.append(value)``, without reading what is in the list: a history may grow from call to call."""
         record = self._records.get(id(container))
         source = self._source_of(container)
+        if source is not None:
+            self._count()
         if record is None and source is not None:
             self._records[id(container)] = Record(container, source, len(container), append_only=True)
         list.append(container, value)
+
+    def _count(self) -> None:
+        if self._ended:
+            # A hook, or the backward of a custom Function, that runs when the gradients are asked for.
+            raise Break(
+                "a backward inside of the function writes to an object that existed before the call",
+                "call .backward() inside of the function too, or let the backward only compute gradients",
+            )
+        self.writes += 1
 
     def _settle(self, record: Record) -> None:
         """Make an ordinary record of one that was only appended to."""
@@ -129,12 +143,14 @@ class Effects:
         """Copy a container before its first write. A container made in the trace needs no journal."""
         record = self._records.get(id(container))
         if record is not None:
+            self._count()
             if record.append_only:
                 self._settle(record)
             return record
         source = self._source_of(container)
         if source is None:
             return None
+        self._count()
         if isinstance(container, types.CellType):
             try:
                 before: Any = container.cell_contents
@@ -193,6 +209,7 @@ class Effects:
 
     def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
         """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
+        self._count()
         key = (id(target), name)
         if key not in self._attributes:
             self._attributes[key] = AttributeRecord(target, name, source, own_attribute(target, name))
@@ -200,6 +217,7 @@ class Effects:
 
     def undo(self) -> None:
         """Put everything back as it was before the trace."""
+        self._ended = True
         for written in reversed(self._attributes.values()):
             put_attribute(written.target, written.name, written.before)
         for record in reversed(self._records.values()):

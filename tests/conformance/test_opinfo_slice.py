@@ -31,7 +31,9 @@ def test_operator(name: str) -> None:
     assert result.verdict("forward") == "passed"
 
 
-@pytest.mark.parametrize("name", ["sin", "mul", "matmul", "addmm", "prod", "cumprod", "masked_fill", "masked_select", "cov"])
+@pytest.mark.parametrize(
+    "name", ["sin", "mul", "matmul", "addmm", "prod", "cumprod", "masked_fill", "masked_select", "cov"]
+)
 def test_operator_twice_differentiated(name: str) -> None:
     (result,) = opinfo_runner.run_here([name], compare.COMPILERS["dovetail"], samples=1, direction="double")
     assert result.verdict("double") == "passed", result.samples
