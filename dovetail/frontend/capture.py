@@ -230,6 +230,7 @@ def capture(
     guards.set_call_shape(len(args), kwargs)
     change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
+    outputs: _Outputs | None = None
     try:
         try:
             if isinstance(function, Resumption):
@@ -276,6 +277,8 @@ def capture(
         interpreter.ended = True
         with private.disable_current_modes():
             interpreter.effects.undo()
+            if outputs is not None:
+                interpreter.effects.close(outputs.builder.holds)
         if change is None:
             change = AmbientChange.between(inside, nesting)
         change.take_back()

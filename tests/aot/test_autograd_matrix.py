@@ -1074,7 +1074,14 @@ def checkpoint_reentrant_plain_input(x: Tensor, w: Tensor) -> Any:
 @program(one_plain)
 def bernoulli_and_friends(x: Tensor) -> Any:
     y = x.clone().bernoulli_(0.3)
-    return y, torch.randperm(5), torch.normal(x, x.abs()), torch.randint(0, 5, (3,)), x.clone().uniform_(), x.exponential_()
+    return (
+        y,
+        torch.randperm(5),
+        torch.normal(x, x.abs()),
+        torch.randint(0, 5, (3,)),
+        x.clone().uniform_(),
+        x.exponential_(),
+    )
 
 
 @program(one_leaf)
