@@ -43,6 +43,15 @@ from dovetail.guards.source import (
     TypeSource,
     constant_key,
 )
+from dovetail.guards.wrappers import (
+    GradientForm,
+    InnerSource,
+    WrapperMaker,
+    WrapperMatch,
+    check_versions,
+    inner_tensor,
+    wrappers_of,
+)
 
 __all__ = [
     "AmbientState",
@@ -90,4 +99,11 @@ __all__ = [
     "TypeSource",
     "FETCH_ERRORS",
     "constant_key",
+    "GradientForm",
+    "InnerSource",
+    "WrapperMaker",
+    "WrapperMatch",
+    "check_versions",
+    "inner_tensor",
+    "wrappers_of",
 ]

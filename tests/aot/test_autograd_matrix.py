@@ -978,7 +978,7 @@ def hook_prints(x: Tensor) -> Any:
 
 @program(one_leaf, one_plain)
 def func_nested_transforms(x: Tensor) -> Any:
-    return vmap(jacrev(lambda row: (row**3).sum()))(x), vmap(hessian(lambda row: (row**3).sum()))(x)
+    return vmap(jacrev(lambda row: (row**3).sum()))(x), vmap(hessian(lambda row: row.sin().sum()))(x)
 
 
 @program(one_leaf, one_plain)
