@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import InputError
+from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards.predicate import Predicate
 from dovetail.guards.source import Step
 
@@ -98,6 +98,14 @@ class GradientForm:
     maker: WrapperMaker | None = None
 
 
+def _refuse_higher_order(maker: WrapperMaker) -> None:
+    if torch.is_grad_enabled():
+        raise HigherOrderGradientError(
+            f"a second derivative through a compiled function is asked for (create_graph=True), with a {maker.kind.__name__}",
+            advice="take both derivatives inside the compiled function, or run this one eagerly",
+        )
+
+
 class InnerTensor(torch.autograd.Function):
     """One inner tensor of a wrapper."""
 
@@ -115,6 +123,7 @@ class InnerTensor(torch.autograd.Function):
         """A wrapper that holds the gradient, and zeros elsewhere."""
         if gradient is None:
             return None, None, None
+        _refuse_higher_order(ctx.maker)
         inner = {
             name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype, device) in ctx.zeros.items()
         }
@@ -138,6 +147,7 @@ class Wrapped(torch.autograd.Function):
         """The inner gradients."""
         if gradient is None:
             return None, None, *[None] * len(ctx.maker.names)
+        _refuse_higher_order(ctx.maker)
         if ctx.form is not None and type(gradient) is ctx.maker.kind:
             ctx.form.maker = WrapperMaker.of(gradient)
             return None, None, *parts_of(gradient)[0].values()
