@@ -571,6 +571,11 @@ def checkpoint_reentrant(x: Tensor) -> Any:
 
 
 @program(one_leaf)
+def checkpoint_dropout(x: Tensor) -> Any:
+    return checkpoint(lambda v: nn.functional.dropout(v.sin(), 0.5), x, use_reentrant=False) * 2
+
+
+@program(one_leaf)
 def checkpoint_dropout_reentrant(x: Tensor) -> Any:
     return checkpoint(lambda v: nn.functional.dropout(v.sin(), 0.5), x, use_reentrant=True) * 2
 
@@ -729,7 +734,7 @@ def grad_inside(x: Tensor) -> Any:
     return torch.autograd.grad(energy(x), x)[0]
 
 
-@program(one_leaf)
+@program(one_leaf, one_nonleaf)
 def grad_inside_create_graph(x: Tensor) -> Any:
     (g,) = torch.autograd.grad(energy(x), x, create_graph=True)
     return g.pow(2).sum()
@@ -1064,6 +1069,15 @@ def checkpoint_writes_inside(x: Tensor) -> Any:
         return y.sin()
 
     return checkpoint(inner, x, use_reentrant=False)
+
+
+@program(matrices)
+def checkpoint_reentrant_with_closure(x: Tensor, w: Tensor) -> Any:
+    def inner(v: Tensor, k: Any) -> Any:
+        return (v @ w).sin() * k, v.cos()
+
+    a, b = checkpoint(inner, x * 2, 3.0, use_reentrant=True)
+    return a @ w, b
 
 
 @program(plain_and_leaf)
