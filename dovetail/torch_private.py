@@ -55,6 +55,7 @@ from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes  # noqa: E402
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # noqa: E402
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     DataDependentOutputException,
@@ -287,7 +288,11 @@ def dynamo_graph_breaks() -> int:
 
 def is_traced(value: torch.Tensor) -> bool:
     """Whether a tensor is of a trace's own making: a functional wrapper, or one of functorch's around such a wrapper."""
-    return isinstance(value, FunctionalTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return (
+        isinstance(value, FunctionalTensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(value)
+        or is_traced_wrapper(value)
+    )
 
 
 def inductor_runs_as_is(overload: OpOverload) -> None:
@@ -1030,6 +1035,8 @@ def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
 
 
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
+
+
 # --- recordings (CUDA graphs) -----------------------------------------------------------------------------------------
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
@@ -1055,3 +1062,37 @@ def last_line_of_generated_code(error: BaseException) -> str:
             found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
         traceback = traceback.tb_next
     return found
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a tensor is of a subclass that wraps strided tensors and can be taken apart (``__tensor_flatten__``)."""
+    return (
+        is_traceable_wrapper_subclass(value)
+        and not isinstance(value, FunctionalTensor)
+        and value.layout is torch.strided
+    )
+
+
+def is_traced_wrapper(value: object) -> bool:
+    """Whether a wrapper holds traced tensors."""
+    if type(value) is torch.Tensor or not is_wrapper(value):
+        return False
+    names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    try:
+        inner = [getattr(value, name) for name in names]
+    except AttributeError:
+        # Its ``__new__`` is running, in the trace.
+        return True
+    return any(isinstance(item, torch.Tensor) and is_traced(item) for item in inner)
+
+
+def same_wrapper_form(left: Any, right: Any) -> bool:
+    """Whether what two wrappers say of themselves agrees, but for DTensor's record of sizes."""
+    if type(left) is tuple and len(left) == 4:
+        return bool((left[0], left[2]) == (right[0], right[2]))
+    return bool(left == right)
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """A number that tensors in the same memory share."""
+    return int(value.untyped_storage()._cdata)

@@ -93,11 +93,31 @@ class Effects:
         self._ended = False
         #: How often anything that existed before the trace was written to.
         self.writes = 0
+        self._is_result: Callable[[Any], bool] | None = None
         # Reads the items that a list had before; whoever asks about a list that was appended to will read it.
         self.read_items: Callable[[list[Any], Source, list[Any]], None] = lambda container, source, items: None
 
+    def close(self, is_result: Callable[[Any], bool]) -> None:
+        """The forward has ended and is undone. What hooks and custom backwards do from now on must stay among themselves."""
+        self._is_result = is_result
+
+    def _check_open(self, container: Any) -> None:
+        if self._is_result is not None and (self._source_of(container) is not None or self._is_result(container)):
+            raise Break(
+                "a hook or the backward of a custom autograd.Function writes to an object that exists outside of it",
+                "keep what it finds in tensors that the function returns, or register the hook outside of the function",
+            )
+
+    def _check_unwritten(self) -> None:
+        if self._is_result is not None:
+            raise Break(
+                "a hook or the backward of a custom autograd.Function reads what the forward has written",
+                "hand it over as an argument, a closure variable or an attribute of ctx",
+            )
+
     def append(self, container: list[Any], value: Any) -> None:
         """``container.append(value)``, without reading what is in the list: a history may grow from call to call."""
+        self._check_open(container)
         record = self._records.get(id(container))
         source = self._source_of(container)
         if source is not None:
@@ -126,6 +146,7 @@ class Effects:
         record = self._records.get(id(container))
         if record is None:
             return False
+        self._check_unwritten()
         if record.append_only:
             self._settle(record)
         return key is MISSING or not isinstance(container, dict) or key in record.written
@@ -135,12 +156,14 @@ class Effects:
         record = self._records.get(id(container))
         if record is None:
             return container
+        self._check_unwritten()
         if record.append_only:
             self._settle(record)
         return record.before
 
     def touch(self, container: Any) -> Record | None:
         """Copy a container before its first write. A container made in the trace needs no journal."""
+        self._check_open(container)
         record = self._records.get(id(container))
         if record is not None:
             self._count()
@@ -205,11 +228,15 @@ class Effects:
 
     def attribute_written(self, target: Any, name: str) -> bool:
         """Whether an attribute outside of any dictionary (of a class, or a slot) was written to in this trace."""
-        return (id(target), name) in self._attributes
+        if (id(target), name) not in self._attributes:
+            return False
+        self._check_unwritten()
+        return True
 
     def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
         """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
         self._count()
+        self._check_open(target)
         key = (id(target), name)
         if key not in self._attributes:
             self._attributes[key] = AttributeRecord(target, name, source, own_attribute(target, name))

@@ -44,6 +44,15 @@ from dovetail.guards.source import (
     TypeSource,
     constant_key,
 )
+from dovetail.guards.wrappers import (
+    GradientForm,
+    InnerSource,
+    WrapperMaker,
+    WrapperMatch,
+    check_versions,
+    inner_tensor,
+    wrappers_of,
+)
 
 __all__ = [
     "AmbientState",
@@ -92,4 +101,11 @@ __all__ = [
     "TypeSource",
     "FETCH_ERRORS",
     "constant_key",
+    "GradientForm",
+    "InnerSource",
+    "WrapperMaker",
+    "WrapperMatch",
+    "check_versions",
+    "inner_tensor",
+    "wrappers_of",
 ]
