@@ -88,6 +88,22 @@ def compiling_flag() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
+@contextlib.contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """Selective policies of ``torch.utils.checkpoint`` save and compute again as in eager, instead of leaving marks for a
+    compiler and saving everything (checked on torch 2.13; a torch without the function has nothing to switch off).
+    """
+    from torch.utils import checkpoint
+
+    before = getattr(checkpoint, "_is_compiling", None)
+    checkpoint._is_compiling = lambda func, args, kwargs: False
+    try:
+        yield
+    finally:
+        if before is not None:
+            checkpoint._is_compiling = before
+
+
 def autograd_sequence_number() -> int:
     """The number that the next autograd node of this thread will get."""
     return torch._C._autograd._get_sequence_nr()

@@ -112,6 +112,26 @@ def test_a_selective_policy() -> None:
 
     x = torch.randn(64, 16)
     expected = run(function, x)
-    with torch.random.fork_rng():
-        compiled = dovetail.compile(function, backend="aten")
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for _ in range(2):
+        assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+    plan = partition(dovetail.capture(function, (x.requires_grad_(),)), "save_all")
+    assert plan.backward is not None
+    mm, tanh = torch.ops.aten.mm.default, torch.ops.aten.tanh.default
+    assert len(plan.backward.graph.find_nodes(op="call_function", target=tanh)) == 3
+    # Six of the gradients, none of the forward.
+    assert len(plan.backward.graph.find_nodes(op="call_function", target=mm)) == 6
     assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+
+
+@pytest.mark.parametrize("function", [one_region, twice_the_same])
+def test_second_order_from_outside(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def second(call: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        (gradient,) = torch.autograd.grad(call(x).square(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), (x, WEIGHT))
+
+    x = torch.randn(8, 16, requires_grad=True)
+    expected = second(function)
+    actual = second(dovetail.compile(function, backend="aten", fullgraph=True, memory_budget=0.5))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)

@@ -151,3 +151,13 @@ def test_sizes_that_the_data_decides(budget: float) -> None:
         expected = torch.autograd.grad(function(x, weight), (x, weight))
         actual = torch.autograd.grad(compiled(x, weight), (x, weight))
         assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+
+
+def test_under_torch_compile() -> None:
+    module, x = model(0.25), torch.randn(32, 16)
+    expected = step(module, module, x)
+    backend = dovetail.torch_backend("aten", fullgraph=True, memory_budget=0.0)
+    actual = step(torch.compile(module, backend=backend), module, x)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+    with pytest.raises(errors.OptionError):
+        dovetail.torch_backend("aten", memory_budget=2.0)
