@@ -242,6 +242,7 @@ class Trace:
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private.compiling_flag())
+        stack.enter_context(private.plain_checkpoints())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private.effects_as_plain_operators())
