@@ -160,6 +160,9 @@ class RecordedPart:
         shape_key = (sizes, copied)
         shape = self._shapes.get(shape_key)
         slots = shape.slots.get(addresses, []) if shape is not None else []
+        for gone in [slot for slot in slots if slot.recording.is_released]:
+            slots.remove(gone)
+            self._shared.drop(gone.recording, gone.addresses)
         slot = next((slot for slot in slots if not slot.results.in_use()), None)
         if slot is None:
             if self._warm_ups[sizes] < self.limits.warm_ups and len(self._warm_ups) <= _REMEMBERED_SIZES:
