@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.cudagraphs.mutations import is_pure_function, written_arguments
+from dovetail.backends.cudagraphs.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
 from dovetail.backends.protocol import output_arguments
 
@@ -30,8 +30,8 @@ class Part:
 def cut(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -> list[Part]:
     """The parts of a graph in the order in which they run; each holds only nodes that ``can_record``, or only others.
 
-    A part without any work for the device is never recorded. Operators that write, draw random numbers or have no schema
-    keep their order among each other, and a graph that writes keeps its order altogether.
+    A part without any work for the device is never recorded. Operators that draw random numbers, have no schema, or touch
+    memory that is written to keep their order among each other.
     """
     groups = _schedule(graph, can_record)
     results = {node for node in output_arguments(graph) if isinstance(node, Node)}
@@ -53,12 +53,14 @@ def _is_ordered(node: Node) -> bool:
 
 def _schedule(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -> list[tuple[bool, list[Node]]]:
     work = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    writes = any(written_arguments(node) for node in work)
+    memory = Memory(graph)
+    written = {memory.group(value) for node in work for value in written_arguments(node)}
     before: dict[Node, set[Node]] = {}
     last: Node | None = None
     for node in work:
         before[node] = {value for value in node.all_input_nodes if value.op not in ("placeholder", "get_attr")}
-        if writes or _is_ordered(node):
+        touched = (node, *node.all_input_nodes)
+        if _is_ordered(node) or (written and any(memory.group(value) in written for value in touched)):
             if last is not None:
                 before[node].add(last)
             last = node

@@ -41,17 +41,21 @@ class Limits:
     warm_ups: int = 1
     shapes: int = 8
     in_flight: int = 4
-    moves: int = 8
+    moves: int = 6
 
 
 @dataclass(frozen=True)
 class PartSpec:
-    """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs."""
+    """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs.
+
+    ``static``: inputs that are likely to stay at one address; ``pinned``: those of them whose sizes cannot change either.
+    """
 
     kind: Kind
     device: torch.device
     names: tuple[str, ...]
     static: frozenset[int]
+    pinned: frozenset[int]
     numbers: frozenset[int]
     mutated: frozenset[int]
     visible: frozenset[int]
@@ -108,6 +112,7 @@ class _Slot:
     sized: list[int]
     sizes: list[Any]
     others: list[tuple[int, Any]]
+    written: frozenset[int]
 
     @classmethod
     def of(
@@ -120,7 +125,7 @@ class _Slot:
     ) -> _Slot:
         tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         fixed = [index for index in tensors if index not in copied]
-        sized = [index for index in tensors if index not in spec.static or index in copied]
+        sized = [index for index in tensors if index not in spec.pinned or index in copied]
         others = [
             (index, value)
             for index, value in enumerate(inputs)
@@ -128,7 +133,8 @@ class _Slot:
         ]
         pointers = [inputs[index].data_ptr() for index in fixed]
         sizes = [(inputs[index].shape, inputs[index].stride()) for index in sized]
-        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others)
+        written = frozenset(storage_address(inputs[index]) for index in spec.mutated)
+        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a call with these inputs may be a replay of this recording. Copying what need not be is no harm."""
@@ -136,6 +142,7 @@ class _Slot:
             [inputs[index].data_ptr() for index in self.fixed] == self.pointers
             and [(inputs[index].shape, inputs[index].stride()) for index in self.sized] == self.sizes
             and all(inputs[index] is value for index, value in self.others)
+            and (not self.written or all(storage_address(inputs[index]) not in self.written for index in self.copied))
             and not self.recording.is_released
             and not self.results.in_use()
         )
@@ -166,6 +173,7 @@ class RecordedPart:
         self._moving: set[int] = set()
         #: The recordings of the last calls, which are likely to be those of the next.
         self._recent: deque[_Slot] = deque(maxlen=4)
+        self._copied_last: frozenset[int] = frozenset()
         self._noticed: set[str] = set()
         weakref.finalize(self, _drop_all, self._shapes, self._shared)
         register_part(self)
@@ -195,8 +203,8 @@ class RecordedPart:
             return self._call(inputs)
 
     def _call(self, inputs: list[Any]) -> list[Any]:
-        # Inputs that share memory with a written one need a look at every call.
-        if not self.spec.mutated:
+        # Copied inputs that are written to, and may share memory with others, need a closer look.
+        if self.spec.mutated.isdisjoint(self._copied_last):
             for recent in self._recent:
                 if recent.fits(inputs):
                     return self._replay(recent, recent.shape, inputs, recent.copied)
@@ -240,6 +248,7 @@ class RecordedPart:
             slot = _Slot.of(made, shape, copied, inputs, self.spec)
             shape.slots.setdefault(addresses, []).append(slot)
         self._recent.appendleft(slot)
+        self._copied_last = copied
         assert shape is not None
         return self._replay(slot, shape, inputs, copied)
 
@@ -257,12 +266,12 @@ class RecordedPart:
         """Sizes and whole numbers of this call, and the addresses of what is not copied."""
         shapes: list[Any] = []
         addresses: list[Any] = []
-        numbers, static = self.spec.numbers, self.spec.static
+        numbers, pinned = self.spec.numbers, self.spec.pinned
         for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor):
                 if index not in copied:
                     addresses.append(value.data_ptr())
-                    if index in static:
+                    if index in pinned:
                         # The entry's guards have compared its sizes.
                         continue
                 shapes.append((value.shape, value.stride()))
@@ -286,7 +295,13 @@ class RecordedPart:
         """Run the kernels without a recording."""
         for index in self.spec.numbers:
             inputs[index] = torch.full((), inputs[index], dtype=torch.float64, device=self.spec.device)
-        return self._kernels(inputs)
+        written = [(inputs[index], inputs[index]._version) for index in self.spec.mutated]
+        outputs = self._kernels(inputs)
+        for value, version in written:
+            if value._version == version:
+                # Compiled kernels write without telling autograd.
+                torch.autograd.graph.increment_version(value)
+        return outputs
 
     def _record(
         self, shape: _Shape, inputs: Sequence[Any], copied: frozenset[int]
