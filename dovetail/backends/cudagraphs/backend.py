@@ -242,7 +242,8 @@ def _find_obstacles(
         else:
             obstacle = find_obstacle(node, recorder, device)
             if obstacle is not None:
-                found[node] = obstacle
+                tensors = any(True for value in (node, *node.all_input_nodes) for _ in node_tensors(value))
+                found[node] = obstacle if tensors else None
     return found
 
 
@@ -298,7 +299,13 @@ def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> N
 
 def _for_options(options: Mapping[str, Any]) -> Backend:
     kernels = make_settings(options).kernels
-    return replace(CUDAGRAPHS, decompositions=kernels.decompositions, numerics=kernels.numerics)
+    return replace(
+        CUDAGRAPHS,
+        decompositions=kernels.decompositions,
+        numerics=kernels.numerics,
+        tolerances=kernels.tolerances,
+        data_sizes=kernels.data_sizes,
+    )
 
 
 CUDAGRAPHS = Backend(
