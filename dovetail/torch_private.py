@@ -1005,6 +1005,11 @@ def storage_users(value: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(value.untyped_storage()._cdata))
 
 
+def is_implicit(overload: OpOverload) -> bool:
+    """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """What two Python objects for the same memory, fake or real, have in common while it lives."""
     return int(storage._cdata)
