@@ -97,7 +97,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
-        self.backend: Backend = choose_backend(options.backend, options.numerics)
+        self.backend: Backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False

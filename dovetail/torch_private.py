@@ -1085,20 +1085,38 @@ def storage_users(value: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(value.untyped_storage()._cdata))
 
 
+def is_implicit(overload: OpOverload) -> bool:
+    """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """What two Python objects for the same memory, fake or real, have in common while it lives."""
     return int(storage._cdata)
 
 
-def last_line_of_generated_code(error: BaseException) -> str:
-    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty."""
+def end_capture_allocations(device: torch.device, pool: Any) -> None:
+    """Have the allocator end what a failed capture may have left begun; nothing happens if it was ended."""
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:
+        return
+
+
+def last_line_of_generated_code(error: BaseException | None) -> str:
+    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty.
+
+    Errors that this one came after are looked at too: the end of a failed capture raises an error of its own.
+    """
     found = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if name.startswith("<dovetail"):
-            found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
-        traceback = traceback.tb_next
+    while error is not None and not found:
+        traceback = error.__traceback__
+        while traceback is not None:
+            name = traceback.tb_frame.f_code.co_filename
+            if name.startswith("<dovetail"):
+                found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__
     return found
 
 

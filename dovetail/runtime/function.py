@@ -275,9 +275,12 @@ class _Epilogue:
         if mutation is None or index in written:
             return
         written.add(index)
-        target = inputs[index]
+        target, value = inputs[index], outputs[mutation.output_index]
+        if value is target:
+            # The backend has written it there.
+            return
         with torch.set_grad_enabled(mutation.differentiable):
-            (target if mutation.counted else target.data).copy_(outputs[mutation.output_index])
+            (target if mutation.counted else target.data).copy_(value)
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):
