@@ -38,7 +38,7 @@ class CapturedBackward:
         self.runs_user_code = any(node.target in operations.USER_CODE for node in recorder.graph.nodes)
         #: Whether a run can tell in which order the nodes run.
         self.order_matters = any(
-            node.op == "call_function" and node.target in operations.EFFECTS for node in recorder.graph.nodes
+            node.op == "call_function" and node.target in operations.USER_CODE for node in recorder.graph.nodes
         ) or any(len(leaves) > 2 for leaves in self._chains.values())
 
     def _assign(self, nodes: Sequence[Any]) -> None:

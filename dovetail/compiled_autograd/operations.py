@@ -112,6 +112,8 @@ def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.T
 
 
 def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    if variable.is_contiguous():
+        return gradient.is_contiguous()
     if not door.is_dense(variable):
         return gradient.is_contiguous()
     return all(

@@ -16,7 +16,7 @@ from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
-from dovetail.compiled_autograd.parts import cut, run_parts
+from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
 from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
@@ -71,12 +71,14 @@ class BackwardSession:
             return list(compiled(*arguments))
 
     def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
-        compile_graph = self.compile_graph
-        if compile_graph is None:
-            return graph.forward
         parts = cut(graph, traceable)
-        run = [part.graph.forward if part.in_eager else compile_graph(part.graph.forward) for part in parts.parts]
-        return lambda *arguments: run_parts(parts, run, arguments)
+        run = [self._compile_part(part) for part in parts.parts]
+        return PartsRunner(parts, run)
+
+    def _compile_part(self, part: Part) -> Callable[..., Any]:
+        if part.in_eager or self.compile_graph is None:
+            return part.graph.forward
+        return self.compile_graph(part.graph.forward)
 
     def leave_to_eager(self, reason: str) -> None:
         """Note why a backward is eager's, and warn the first time."""
