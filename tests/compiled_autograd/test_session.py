@@ -80,6 +80,31 @@ def test_one_warning_for_many_fallbacks() -> None:
     assert "left to eager: create_graph" in str(backwards)
 
 
+def test_the_next_block_runs_what_the_last_one_has_compiled() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, example_inputs: Any, **_: Any) -> Any:
+        graphs.append(graph)
+        return lambda values: list(graph(*values))
+
+    weight = torch.randn(4, 3)
+    for _ in range(3):
+        leaf = weight.clone().requires_grad_()
+        with dovetail.compiled_autograd(backend=backend) as backwards:
+            (torch.ones(2, 4) @ leaf).tanh().sum().backward()
+        assert (backwards.runs, len(backwards.captures)) == (1, 1)
+    assert len(graphs) == 1
+
+
+def test_decisions_are_events() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("ignore")
+        x.sin().sinh().sum().backward()
+        torch.autograd.grad(x.sin().sum(), [x], create_graph=True)
+    assert [event.name for event in backwards.events.events] == ["prepare backward", "left to eager"]
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(OptionError, match="backend"):
         dovetail.compiled_autograd(backnd="aten")
