@@ -503,6 +503,12 @@ class _WithBackwards(CompiledFunction):
             return super().__call__(*args, **kwargs)
 
 
+class _BackwardPart(CompiledFunction):
+    """A part of a captured backward. Its inputs are not the user's to choose: those that cannot be captured are for eager."""
+
+    _refuses_inputs = False
+
+
 def _backward_session(options: Options) -> BackwardSession:
     # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
     chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
@@ -511,7 +517,7 @@ def _backward_session(options: Options) -> BackwardSession:
         if known is None:
             known = {}
             _compiled_backwards.appendleft((chosen, known))
-    return BackwardSession(lambda function: CompiledFunction(function, chosen), known)
+    return BackwardSession(lambda function: _BackwardPart(function, chosen), known)
 
 
 # A block is entered anew at every step of a training loop: what the last one with these options has compiled still serves.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
 from dovetail import torch_private_autograd as door
@@ -348,6 +349,23 @@ def test_a_capture_that_stops_half_way_refuses_the_graph(monkeypatch: pytest.Mon
         x.sin().cos().tan().sinh().cosh().sum().backward()
     assert session.runs == 1
     assert torch.equal(x.grad, torch.autograd.grad(x.sin().cos().tan().sinh().cosh().sum(), [x])[0])
+
+
+def test_gradients_of_tensor_subclasses_are_of_their_class() -> None:
+    def run() -> Any:
+        torch.manual_seed(0)
+        parameter = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+        (torch.randn(2, 3) @ parameter).sin().sum().backward()
+        return parameter.grad
+
+    expected = run()
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("ignore")
+        found = run()
+    assert backwards.runs == 1
+    assert type(found) is type(expected) is TwoTensor
+    assert torch.equal(expected.a, found.a)
+    assert torch.equal(expected.b, found.b)
 
 
 def test_anomaly_mode_names_the_operator() -> None:
