@@ -1,0 +1,141 @@
+"""A backend that may fail: training goes on with ATen's operators where it raises, crashes, hangs or returns what does not fit.
+
+>>> import torch, dovetail
+>>> from dovetail.backends import guarded
+>>> def broken(graph, example_inputs, *, kind, options):
+...     raise NotImplementedError("not today")
+>>> import warnings
+>>> with warnings.catch_warnings(record=True) as caught:
+...     warnings.simplefilter("always")
+...     dovetail.compile(torch.sin, backend=guarded(broken))(torch.zeros(2))
+tensor([0., 0.])
+>>> len(caught)
+1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.backends import children
+from dovetail.backends.aten import compile_aten
+from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
+from dovetail.backends.registry import lookup_backend
+from dovetail.errors import EagerFallbackWarning
+
+
+class _Guard:
+    """One backend, until it has failed once; ATen's operators from then on."""
+
+    def __init__(self, inner: Backend, seconds: float) -> None:
+        self.inner = inner
+        self.seconds = seconds
+        self.given_up = False
+
+    def compile(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
+    ) -> CompiledCallable:
+        """Compile with the backend if a trial in another process goes well."""
+        plain = compile_aten(graph, example_inputs, kind=kind)
+        if self.given_up:
+            return plain
+        problem = self._try_apart(graph, example_inputs, kind, options)
+        if problem:
+            self._give_up(problem)
+            return plain
+        try:
+            compiled = compile_with(self.inner, graph, example_inputs, kind, options)
+        except Exception as error:  # noqa: BLE001  (a backend may raise anything)
+            self._give_up(_words(error))
+            return plain
+        return self._until_it_fails(compiled, plain)
+
+    def _until_it_fails(self, compiled: CompiledCallable, plain: CompiledCallable) -> CompiledCallable:
+        proven = failed = False
+
+        def run(inputs: list[Any]) -> list[Any]:
+            nonlocal proven, failed
+            if proven:
+                return compiled(inputs)
+            if failed:
+                return plain(inputs)
+            kept, state = list(inputs), torch.get_rng_state()
+            try:
+                outputs = compiled(inputs)
+                proven = True
+            except Exception as error:  # noqa: BLE001  (a backend may raise anything)
+                failed = True
+                self._give_up(_words(error))
+                torch.set_rng_state(state)
+                return plain(kept)
+            return outputs
+
+        return run
+
+    def _try_apart(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], kind: Kind, options: Mapping[str, Any]
+    ) -> str:
+        """What goes wrong with the graph on made-up values in a fork of this process; empty if nothing does."""
+        if not children.can_fork() or not all(map(_can_be_made_up, example_inputs)):
+            return ""
+
+        def work(write: children.Write) -> None:
+            try:
+                run = compile_with(self.inner, graph, example_inputs, kind, options)
+                run([_made_up(value) for value in example_inputs])
+            except Exception as error:  # noqa: BLE001  (the parent reads it)
+                write({"problem": _words(error)})
+            else:
+                write({"problem": ""})
+
+        for row in children.rows_of_fork(work, self.seconds):
+            return f"it {row}" if isinstance(row, children.Lost) else str(row["problem"])
+        return "it ended the process without a word"
+
+    def _give_up(self, problem: str) -> None:
+        if self.given_up:
+            return
+        self.given_up = True
+        warnings.warn(
+            f"backend {self.inner.name!r} is not used any more, ATen's operators run instead: {problem}"
+            f"\n  what to do: run `dovetail check-backend {self.inner.name}`, or choose another backend",
+            EagerFallbackWarning,
+            stacklevel=2,
+        )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".split("\n  what to do")[0]
+
+
+def _can_be_made_up(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    # A size that is made of data has no example.
+    return all(type(number) is int or number.node.hint is not None for number in (*value.shape, *value.stride()))
+
+
+def _made_up(value: torch.Tensor) -> torch.Tensor:
+    sizes, strides = (tuple(map(private.hint, numbers)) for numbers in (value.shape, value.stride()))
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    # Zeros are good indices, and nothing overflows.
+    return made.zero_()
+
+
+def guarded(backend: str | Backend | Callable[..., Any], *, seconds: float = 120.0) -> Backend:
+    """The same backend with a net under it, to be given to :func:`dovetail.compile` as ``backend``.
+
+    Each graph is compiled and run once in a fork of this process first, which may take ``seconds``; so compiling takes twice
+    as long. After the first failure, of which one :class:`EagerFallbackWarning` tells, ATen's operators run. Where this process has
+    used CUDA it cannot be forked, and only what the backend raises, or returns wrongly, is caught.
+    """
+    inner = lookup_backend(backend)
+    if inner.takes_program:
+        return inner
+    return dataclasses.replace(inner, compile=_Guard(inner, seconds).compile)
