@@ -21,11 +21,19 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
+<<<<<<< HEAD
 .PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-models clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-models, clean"
+=======
+.PHONY: help demo test lint format fuzz bench-capture bench-overhead conformance-opinfo conformance-models backend-tables clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo "also: make lint, format, fuzz, bench-capture, bench-overhead, conformance-opinfo, conformance-models, backend-tables, clean"
+>>>>>>> 2ba16d9 (onnxruntime and openvino for inference graphs; UnsupportedGraphError; tables for the docs)
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -83,6 +91,9 @@ conformance-opinfo: $(VENV)/.test
 
 conformance-models: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.model_runner $(CONFORMANCE_ARGS)
+
+backend-tables: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m dovetail.testing.tables docs/backends.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

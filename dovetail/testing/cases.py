@@ -24,7 +24,7 @@ import torch
 import dovetail
 from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.conformance import values_agree
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, UnsupportedGraphError
 
 __all__ = ["Case", "CaseResult", "Compile", "Group", "Status", "difference", "lookup_backend", "run_case", "state_of"]
 
@@ -46,8 +46,8 @@ Compile = Callable[..., Any]
 class Case:
     """One program of the suite.
 
-    ``trains``: whether it needs a backward graph. ``may_refuse``: whether a backend (or Dovetail itself) may say that it
-    cannot do this, with an error; a wrong result is a failure always.
+    ``trains``: whether it needs a backward graph. ``may_refuse``: whether Dovetail may say that it cannot do this, with any
+    of its errors. A backend may always say so, with an :class:`UnsupportedGraphError`.
     """
 
     group: Group
@@ -89,8 +89,7 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
             found = [case.program(compiler), torch.get_rng_state()]
         except DovetailError as error:
             problem = str(error)
-            allowed = case.may_refuse or (case.trains and "backward" not in backend.kinds)
-            status = "refused" if allowed else "failed"
+            status = "refused" if case.may_refuse or isinstance(error, UnsupportedGraphError) else "failed"
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
             problem, status = f"{type(error).__name__}: {error}", "failed"
         else:

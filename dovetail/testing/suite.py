@@ -12,7 +12,7 @@ from dovetail.backends import Backend, children, lookup_backend
 from dovetail.backends.conformance import CASES as GRAPH_CASES
 from dovetail.backends.conformance import check_case
 from dovetail.backends.registry import defined_in_this_process
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing.cases import GROUPS, CaseResult, run_case
 from dovetail.testing.models import MODEL_CASES
 from dovetail.testing.programs import PROGRAM_CASES
@@ -35,11 +35,14 @@ def _graph_item(case: Any, kind: Any) -> Item:
 
     def run(backend: Backend, options: Mapping[str, Any]) -> CaseResult:
         begun = time.perf_counter()
+        status: Any = None
         try:
             problem = check_case(backend, case, kind, options)
+        except UnsupportedGraphError as error:
+            problem, status = str(error), "refused"
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
             problem = f"{type(error).__name__}: {error}"
-        status: Any = "failed" if problem else "passed"
+        status = status or ("failed" if problem else "passed")
         return CaseResult("operators", name, status, problem, time.perf_counter() - begun)
 
     return Item("operators", name, run)
