@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.pieces import UNINITIALISED, Piece, Recording, Unit, copy_of, line_of, split_options
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
@@ -43,7 +44,7 @@ class _OperatorCheck:
         if not piece.has_outputs:
             return ""
         key = (str(piece.graph.graph), *(_layout(value) for value in piece.inputs))
-        with torch.random.fork_rng(devices=[]):
+        with private.preserved_rng_state():
             wanted = piece.reference()
             torch.manual_seed(0)
             try:

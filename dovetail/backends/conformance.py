@@ -189,7 +189,7 @@ def check_case(backend: Backend, case: Case, kind: Kind, options: Mapping[str, A
 
     Raises :class:`UnsupportedGraphError` if the backend says that it cannot take the graph.
     """
-    with torch.random.fork_rng(devices=[]):
+    with private.preserved_rng_state():
         try:
             return _check(backend, case, kind, dict(options or {}))
         except UnsupportedGraphError:
