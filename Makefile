@@ -21,19 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-<<<<<<< HEAD
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-models clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-models backend-tables clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-models, clean"
-=======
-.PHONY: help demo test lint format fuzz bench-capture bench-overhead conformance-opinfo conformance-models backend-tables clean
-
-help:
-	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-overhead, conformance-opinfo, conformance-models, backend-tables, clean"
->>>>>>> 2ba16d9 (onnxruntime and openvino for inference graphs; UnsupportedGraphError; tables for the docs)
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-models, backend-tables, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install

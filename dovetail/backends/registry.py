@@ -38,11 +38,9 @@ from dovetail.errors import BackendError, UnknownBackendError
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-<<<<<<< HEAD
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR)}
-=======
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)}
->>>>>>> 2ba16d9 (onnxruntime and openvino for inference graphs; UnsupportedGraphError; tables for the docs)
+_own: dict[str, Backend] = {
+    backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)
+}
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 
