@@ -184,22 +184,24 @@ def check_backend(backend: Backend, cases: tuple[Case, ...] = CASES) -> tuple[Fa
     )
 
 
-def check_case(backend: Backend, case: Case, kind: Kind, options: Mapping[str, Any] | None = None) -> str:
+def check_case(
+    backend: Backend, case: Case, kind: Kind, options: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> str:
     """What is wrong with one case as one kind of graph, in words; empty if nothing is.
 
     Raises :class:`UnsupportedGraphError` if the backend says that it cannot take the graph.
     """
     with private.preserved_rng_state():
         try:
-            return _check(backend, case, kind, dict(options or {}))
+            return _check(backend, case, kind, dict(options or {}), device)
         except UnsupportedGraphError:
             raise
         except DovetailError as error:
             return str(error)
 
 
-def _check(backend: Backend, case: Case, kind: Kind, options: dict[str, Any]) -> str:
-    inputs = case.inputs()
+def _check(backend: Backend, case: Case, kind: Kind, options: dict[str, Any], device: str) -> str:
+    inputs = [value.to(device) for value in case.inputs()]
     fake_mode = private.FakeTensorMode()
     fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
     table = backend.decompositions()

@@ -12,6 +12,7 @@ backend under test otherwise. It returns everything that a user could see afterw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import warnings
@@ -22,8 +23,10 @@ from typing import Any, Literal
 import torch
 
 import dovetail
+from dovetail import torch_private as private
 from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.conformance import values_agree
+from dovetail.backends.random_state import take_random_state
 from dovetail.errors import DovetailError, UnsupportedGraphError
 
 __all__ = ["Case", "CaseResult", "Compile", "Group", "Status", "difference", "lookup_backend", "run_case", "state_of"]
@@ -71,8 +74,8 @@ class CaseResult:
         return f"{self.group}: {self.case}: {self.status}" + (f": {self.problem}" if self.problem else "")
 
 
-def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = None) -> CaseResult:
-    """Run one case eagerly and with ``backend``, in this process, and compare."""
+def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = None, device: str = "cpu") -> CaseResult:
+    """Run one case eagerly and with ``backend``, in this process, with its tensors on ``device``, and compare."""
     begun = time.perf_counter()
     # An error of the user's comes from eager, which is asked only where a graph may be left.
     whole = case.group != "errors"
@@ -80,13 +83,15 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
         dovetail.compile, backend=backend, fullgraph=whole, backend_options=dict(options or {})
     )
     status: Status = "passed"
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        if device != "cpu":
+            stack.enter_context(torch.device(device))
         torch.manual_seed(0)
-        wanted = [case.program(_as_it_is), torch.get_rng_state()]
+        wanted = [case.program(_as_it_is), take_random_state()]
         torch.manual_seed(0)
         try:
-            found = [case.program(compiler), torch.get_rng_state()]
+            found = [case.program(compiler), take_random_state()]
         except DovetailError as error:
             problem = str(error)
             status = "refused" if case.may_refuse or isinstance(error, UnsupportedGraphError) else "failed"
