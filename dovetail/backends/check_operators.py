@@ -78,7 +78,7 @@ def make_check_operators(lookup: Lookup) -> Backend:
         graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
         mine, theirs = split_options(options, ("inner", "calls"))
-        check = _OperatorCheck(lookup(mine.get("inner")), theirs)
+        check = _OperatorCheck(lookup(mine.get("inner")).with_options(theirs), theirs)
         left = mine.get("calls")
         plain = compile_aten(graph, example_inputs, kind=kind)
 

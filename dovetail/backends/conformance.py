@@ -191,6 +191,7 @@ def check_case(
 
     Raises :class:`UnsupportedGraphError` if the backend says that it cannot take the graph.
     """
+    backend = backend.with_options(options or {})
     with private.preserved_rng_state():
         try:
             return _check(backend, case, kind, dict(options or {}), device)

@@ -210,7 +210,7 @@ def make_float64(lookup: Lookup) -> Backend:
         report = mine.get("report", _print)
         if not callable(report):
             raise OptionError(f"report must be callable, not {type(report).__name__}")
-        inner = lookup(mine.get("inner", "aten"))
+        inner = lookup(mine.get("inner", "aten")).with_options(theirs)
         if inner.decompositions():
             raise OptionError(
                 f"the float64 backend needs the graph as it was captured, and {inner.name!r} wants it decomposed",

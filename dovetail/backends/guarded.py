@@ -139,4 +139,13 @@ def guarded(backend: str | Backend | Callable[..., Any], *, seconds: float = 120
     inner = lookup_backend(backend)
     if inner.takes_program:
         return inner
-    return dataclasses.replace(inner, compile=_Guard(inner, seconds).compile)
+    return _guarded(inner, seconds)
+
+
+def _guarded(inner: Backend, seconds: float) -> Backend:
+    for_options = inner.for_options
+    return dataclasses.replace(
+        inner,
+        compile=_Guard(inner, seconds).compile,
+        for_options=for_options and (lambda options: _guarded(for_options(options), seconds)),
+    )

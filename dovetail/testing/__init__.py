@@ -47,6 +47,7 @@ def check_backend(
     """
     found = lookup_backend(backend)
     subject = backend if isinstance(backend, str) else found
+    found = found.with_options(options or {})
     items = items_for(found, groups)
     results = tuple(run_items(subject, items, options=options or {}, device=device, isolate=isolate, seconds=seconds))
     report = Report(found, results)
@@ -73,5 +74,7 @@ def compare_graph(
     fake_mode = torch_private.FakeTensorMode()
     with fake_mode, torch.no_grad():
         module = make_fx(graph)(*[fake_mode.from_tensor(value, static_shapes=True) for value in inputs])
-    found = Piece(module, list(inputs), (), kind).try_backend(lookup_backend(backend), options or {})
+    found = Piece(module, list(inputs), (), kind).try_backend(
+        lookup_backend(backend).with_options(options or {}), options or {}
+    )
     return str(found or "")

@@ -98,7 +98,7 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
             problem, status = f"{type(error).__name__}: {error}", "failed"
         else:
-            problem = difference(found, wanted, backend)
+            problem = difference(found, wanted, backend.with_options(options or {}))
             status = "failed" if problem else "passed"
     return CaseResult(case.group, case.name, status, problem, time.perf_counter() - begun)
 
