@@ -71,7 +71,10 @@ def written_tables(names: Sequence[str]) -> str:
         print(reports[-1], flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, {device}"
-    text = f"With {versions}; passed of all, and how many were refused or wrong. What is refused names its reason.\n\n"
+    text = f"With {versions}; passed of all, and how many were refused or wrong. What is refused names its reason.\n"
+    text += (
+        "\n" if torch.cuda.is_available() else "Without a GPU `cudagraphs` runs its kernels and records nothing.\n\n"
+    )
     text += tables(reports)
     if absent:
         text += "\nNot to be had where this page was made:\n\n" + "\n".join(absent) + "\n"
