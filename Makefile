@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-models backend-tables clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-modules conformance-models backend-tables bench-second-order bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-models, backend-tables, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-modules, conformance-models, backend-tables, bench-second-order, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -75,11 +75,20 @@ bench-memory: $(VENV)/.test
 bench-capture: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_capture.py $(BENCH_ARGS)
 
+bench-second-order: $(VENV)/.test
+	$(BIN)/python benchmarks/second_order.py $(BENCH_ARGS)
+# Says so and ends where there is no GPU. A CUDA build of torch: make bench-gpu TORCH_INDEX=https://download.pytorch.org/whl/cu128
+bench-gpu: $(VENV)/.test
+	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
+
 fuzz: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count 20000 --jobs $(JOBS) $(FUZZ_ARGS)
 
 conformance-opinfo: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo_runner $(CONFORMANCE_ARGS)
+
+conformance-modules: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.module_runner $(CONFORMANCE_ARGS)
 
 conformance-models: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.model_runner $(CONFORMANCE_ARGS)

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         self.original = function
         self.options = options
-        self.backend: Backend = choose_backend(options.backend, options.numerics)
+        self.backend: Backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False
@@ -502,10 +503,25 @@ class _WithBackwards(CompiledFunction):
             return super().__call__(*args, **kwargs)
 
 
+class _BackwardPart(CompiledFunction):
+    """A part of a captured backward. Its inputs are not the user's to choose: those that cannot be captured are for eager."""
+
+    _refuses_inputs = False
+
+
 def _backward_session(options: Options) -> BackwardSession:
     # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
     chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
-    return BackwardSession(lambda function: CompiledFunction(function, chosen))
+    with _compile_lock:
+        known = next((table for asked, table in _compiled_backwards if asked == chosen), None)
+        if known is None:
+            known = {}
+            _compiled_backwards.appendleft((chosen, known))
+    return BackwardSession(lambda function: _BackwardPart(function, chosen), known)
+
+
+# A block is entered anew at every step of a training loop: what the last one with these options has compiled still serves.
+_compiled_backwards: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
 
 
 def compiled_autograd(**options: Any) -> contextlib.AbstractContextManager[BackwardSession]:

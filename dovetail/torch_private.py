@@ -11,6 +11,7 @@ import functools  # noqa: E402
 import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
+import threading  # noqa: E402
 import dataclasses  # noqa: E402
 from collections.abc import Iterator, Mapping, Set  # noqa: E402
 from typing import Any  # noqa: E402
@@ -55,6 +56,7 @@ from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes  # noqa: E402
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # noqa: E402
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     DataDependentOutputException,
@@ -86,6 +88,43 @@ def compiling_flag() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """In this thread, regions of ``torch.utils.checkpoint`` save and compute again as in eager.
+
+    While something is traced, torch saves all of a selective region and leaves marks for a compiler; and the operator that
+    Dynamo makes of a region does not put the random generator back (checked on torch 2.13).
+    """
+    from torch._higher_order_ops.wrap import TagActivationCheckpoint
+    from torch.utils import checkpoint
+
+    module: Any = checkpoint
+    operator_class: Any = TagActivationCheckpoint
+    owner = threading.get_ident()
+    is_compiling = getattr(module, "_is_compiling", None)
+    call = operator_class.__call__
+
+    def never(*args: Any, **kwargs: Any) -> bool:
+        return threading.get_ident() != owner and is_compiling is not None and is_compiling(*args, **kwargs)
+
+    def as_in_eager(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner:
+            return call(self, graph, *args, **kwargs)
+        kwargs["use_reentrant"] = False
+        if "_checkpoint_context_fn" in graph.meta:
+            kwargs["context_fn"] = graph.meta["_checkpoint_context_fn"]
+        return checkpoint.checkpoint(torch.fx.Interpreter(graph).run, *args, **kwargs)
+
+    module._is_compiling = never
+    operator_class.__call__ = as_in_eager
+    try:
+        yield
+    finally:
+        operator_class.__call__ = call
+        if is_compiling is not None:
+            module._is_compiling = is_compiling
 
 
 def autograd_sequence_number() -> int:
@@ -287,7 +326,11 @@ def dynamo_graph_breaks() -> int:
 
 def is_traced(value: torch.Tensor) -> bool:
     """Whether a tensor is of a trace's own making: a functional wrapper, or one of functorch's around such a wrapper."""
-    return isinstance(value, FunctionalTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return (
+        isinstance(value, FunctionalTensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(value)
+        or is_traced_wrapper(value)
+    )
 
 
 def inductor_runs_as_is(overload: OpOverload) -> None:
@@ -653,7 +696,10 @@ def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) 
     """
     found: dict[Any, None] = {}
     for conditions in environment.deferred_runtime_asserts.values():
-        found.update(dict.fromkeys(condition.expr for condition in conditions))
+        for condition in conditions:
+            # A conjunction of three is handed to Python's operator for two (torch 2.13).
+            parts = condition.expr.args if isinstance(condition.expr, sympy.And) else (condition.expr,)
+            found.update(dict.fromkeys(parts))
     for symbol, interval in environment.var_to_range.items():
         if not is_made_of_data(symbol) or symbol in truths:
             continue
@@ -679,6 +725,11 @@ def parts_of_relation(expression: Any) -> tuple[Any, ...]:
     """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
     sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
     return (_RELATIONS.get(type(expression)), *sides)
+
+
+def is_expressible(expression: Any) -> bool:
+    """Whether a condition can be recorded: "and" and "or" of more than two parts cannot."""
+    return not any(len(part.args) > 2 for part in expression.atoms(sympy.And, sympy.Or))
 
 
 def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
@@ -907,13 +958,28 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def is_wanted(node: Any) -> bool:
-    """Whether the backward that runs now will come to this autograd node."""
-    try:
-        return bool(torch._C._will_engine_execute_node(node))  # type: ignore[attr-defined]
-    except RuntimeError:
-        # torch refuses to say so of a leaf that autograd.grad was asked for, and of no other node.
-        return True
+def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
+    """Which of these edges of the autograd graph the backward that runs now will come to (or more than those)."""
+    wanted: list[int] = []
+    raised = 0
+    for index, (node, _) in enumerate(edges):
+        if node is None:
+            continue
+        # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
+        # leaves count as wanted.
+        if raised < 4 or not hasattr(node, "variable"):
+            try:
+                if not torch._C._will_engine_execute_node(node):  # type: ignore[attr-defined]
+                    continue
+            except RuntimeError:
+                raised += 1
+        wanted.append(index)
+    return tuple(wanted)
+
+
+def is_any_autocast_on() -> bool:
+    """Whether autocast is enabled for any device."""
+    return bool(torch._C._is_any_autocast_enabled())  # type: ignore[attr-defined]
 
 
 def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
@@ -940,6 +1006,18 @@ def saved_tensor_hooks_change_values() -> bool:
     """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")
+
+
+def needs_real_data(error: BaseException) -> bool:
+    """Whether an error says that a kernel has tried to read the data of a fake tensor (torch 2.13)."""
+    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
+
+
+def has_data_geometry(value: object) -> bool:
+    """Whether a tensor is a view whose place in memory depends on data."""
+    if not isinstance(value, torch.Tensor) or value._base is None:
+        return False
+    return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
 
 
 def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -995,6 +1073,8 @@ def _wanted_in(frame: types.FrameType | None) -> list[Any] | None:
 
 
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
+
+
 # --- recordings (CUDA graphs) -----------------------------------------------------------------------------------------
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
@@ -1005,18 +1085,70 @@ def storage_users(value: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(value.untyped_storage()._cdata))
 
 
+def is_implicit(overload: OpOverload) -> bool:
+    """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """What two Python objects for the same memory, fake or real, have in common while it lives."""
     return int(storage._cdata)
 
 
-def last_line_of_generated_code(error: BaseException) -> str:
-    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty."""
+def end_capture_allocations(device: torch.device, pool: Any) -> None:
+    """Have the allocator end what a failed capture may have left begun; nothing happens if it was ended."""
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:
+        return
+
+
+def last_line_of_generated_code(error: BaseException | None) -> str:
+    """The operator and the user's line in the innermost frame of code that Dovetail has generated; may be empty.
+
+    Errors that this one came after are looked at too: the end of a failed capture raises an error of its own.
+    """
     found = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if name.startswith("<dovetail"):
-            found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
-        traceback = traceback.tb_next
+    while error is not None and not found:
+        traceback = error.__traceback__
+        while traceback is not None:
+            name = traceback.tb_frame.f_code.co_filename
+            if name.startswith("<dovetail"):
+                found = linecache.getline(name, traceback.tb_lineno).strip().partition("# ")[2]
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__
     return found
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a tensor is of a subclass that wraps strided tensors and can be taken apart (``__tensor_flatten__``)."""
+    return (
+        is_traceable_wrapper_subclass(value)
+        and not isinstance(value, FunctionalTensor)
+        and value.layout is torch.strided
+    )
+
+
+def is_traced_wrapper(value: object) -> bool:
+    """Whether a wrapper holds traced tensors."""
+    if type(value) is torch.Tensor or not is_wrapper(value):
+        return False
+    names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    try:
+        inner = [getattr(value, name) for name in names]
+    except AttributeError:
+        # Its ``__new__`` is running, in the trace.
+        return True
+    return any(isinstance(item, torch.Tensor) and is_traced(item) for item in inner)
+
+
+def same_wrapper_form(left: Any, right: Any) -> bool:
+    """Whether what two wrappers say of themselves agrees, but for DTensor's record of sizes."""
+    if type(left) is tuple and len(left) == 4:
+        return bool((left[0], left[2]) == (right[0], right[2]))
+    return bool(left == right)
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """A number that tensors in the same memory share."""
+    return int(value.untyped_storage()._cdata)

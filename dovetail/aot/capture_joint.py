@@ -371,6 +371,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):
+            if gradient is not None and private.is_wrapper(gradient):
+                raise CaptureError(
+                    f"the gradient of {item.name}, which is a plain tensor, is a {type(gradient).__name__}",
+                    advice=f"make {item.name} a {type(gradient).__name__} too",
+                )
             if gradient is not None and gradient.layout is not torch.strided:
                 raise CaptureError(
                     f"the gradient of {item.name} has the layout {gradient.layout}",

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
-from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent
+from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
@@ -28,6 +28,7 @@ from dovetail.guards import compile_checker
 from dovetail.options import check_budget, check_numerics
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
+from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
 from dovetail.trace import shape_guards
 
 Callable_ = Callable[[list[Any]], list[Any]]
@@ -190,11 +191,32 @@ def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
 
 
 def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
-    """Inputs that stay at one address from call to call: parameters and buffers."""
+    """Inputs that are likely to stay at one address: parameters, buffers, and tensors that are not reached from an argument."""
+
+    def stays(descriptor: Any) -> bool:
+        if isinstance(descriptor, UserInput):
+            return not descriptor.path.startswith("L[")
+        return isinstance(descriptor, (ParamInput, BufferInput))
+
     placeholders = graph.graph.find_nodes(op="placeholder")
-    return [
-        index for index, node in enumerate(placeholders) if isinstance(node.meta.get("desc"), (ParamInput, BufferInput))
+    return [index for index, node in enumerate(placeholders) if stays(node.meta.get("desc"))]
+
+
+def _write_backs(spec: RuntimeSpec) -> dict[int, int]:
+    """Outputs that are nothing but an input's new value, and which input that is."""
+    returned = set()
+    for output in spec.outputs:
+        while isinstance(output, ViewOutput):
+            output = output.base
+        if isinstance(output, FreshOutput):
+            returned.add(output.index)
+    returned.update(tie.output for tie in spec.ties)
+    found = [
+        item
+        for item in spec.mutations
+        if item.counted and not item.differentiable and item.output_index not in returned
     ]
+    return {item.output_index: item.input_index for item in found}
 
 
 def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
@@ -277,6 +299,8 @@ def compile_joint(
             "user_visible_outputs": list(range(joint.num_forward_outputs)),
             "static_inputs": _static_inputs(parts.forward),
         }
+        if chosen.writes_back and not training:
+            forward_settings["write_backs"] = _write_backs(joint.spec)
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
         )

@@ -106,6 +106,14 @@ def encode_descriptor(descriptor: Descriptor) -> dict[str, Any]:
 
 
 def _check_effects(joint: JointGraph) -> None:
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if any(map(private.is_data_number, value.shape if isinstance(value, torch.Tensor) else (value,))):
+            raise ArtefactError(
+                f"the size of {node.name} depends on data, and no artefact has such sizes",
+                where=node.meta.get("user_line"),
+                advice="use masks in place of selections",
+            )
     capture = joint.capture
     for name, text in (
         ("effects", "it writes to Python objects (attributes, lists, .grad), which are not there in another process"),

@@ -84,7 +84,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)))
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), symbolic)
 
 
 def differentiable_backward(
@@ -142,14 +142,19 @@ def _names(joint: JointGraph, request: Request) -> list[str]:
 
 
 def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> ShapePolicy:
-    """What has changed since the last capture is symbolic in the next one."""
+    """What is symbolic in the forward is symbolic in its backward, and what has changed since the last capture."""
+    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
+    tangents = [node for node, flag in zip(placeholders[joint.num_primals :], request.defined, strict=True) if flag]
+    before = [*(placeholders[index] for index in request.primals), *tangents]
     names = _names(joint, request)
     carries = any(name.endswith(NUMBER_SUFFIX) for name in names)
     changing: dict[str, frozenset[int]] = {}
     flat = [*request.primals.values(), *request.tangents]
-    for position, (name, value) in enumerate(zip(names, flat, strict=True)):
+    for position, (name, node, value) in enumerate(zip(names, before, flat, strict=True)):
+        known = node.meta["val"]
         others = [sizes[position][0] for sizes in earlier]
         dims = {dim for other in others for dim in range(value.dim()) if other[dim] != value.shape[dim]}
+        dims |= {dim for dim, size in enumerate(known.shape) if private.is_symbolic(size)}
         if dims:
             changing[name] = frozenset(dims)
     # Marks on tensors are those of the forward's inputs; the flag only says that something is symbolic.
@@ -260,5 +265,14 @@ def _backward(
         if not roots or not wanted:
             return [None] * len(wanted)
         if trace.is_exact:
-            use_exact_formulas(trace, roots)
-        return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+            use_exact_formulas(trace, roots, twice=True)
+        gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
+        # eager's, which differs by rounding.
+        given = {trace.node_of(tangent) for tangent in tangents}
+        return [
+            gradient.clone()
+            if trace.is_exact and gradient is not None and trace.node_of(gradient) in given
+            else gradient
+            for gradient in gradients
+        ]

@@ -192,15 +192,15 @@ def _tidy(saved: list[torch.fx.Node]) -> list[torch.fx.Node]:
     return list(dict.fromkeys(_without_number(_without_tuple(node)) for node in saved))
 
 
+# Twice the same operator may give two results, or two sizes of different names.
+_ONCE = {torch.Tag.nondeterministic_bitwise, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
 def _never_again(node: torch.fx.Node) -> bool:
     """Whether a node may not be computed twice: its second result could be another one."""
     if node.op != "call_function":
         return False
-    return (
-        must_stay(node)
-        or bool(node.meta.get(SAVE))
-        or torch.Tag.nondeterministic_bitwise in getattr(node.target, "tags", ())
-    )
+    return must_stay(node) or bool(node.meta.get(SAVE)) or not _ONCE.isdisjoint(getattr(node.target, "tags", ()))
 
 
 def _without_number(node: torch.fx.Node) -> torch.fx.Node:

@@ -18,10 +18,10 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
-from dovetail.aot.compile_joint import CompiledGraph, compile_joint
+from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.aot.state import create_state
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends import Backend
 from dovetail.errors import (
     CaptureError,
     DovetailError,
@@ -38,7 +38,7 @@ from dovetail.trace import Bindings, Program, Trace
 TorchCompiled = Callable[..., Any]
 _MODULE_TABLE = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.*)\n\s*(.*)')
-_OPTION_NAMES = ("inner", "fullgraph", "passes", "backend_options")
+_OPTION_NAMES = ("inner", "fullgraph", "passes", "memory_budget", "numerics", "backend_options")
 
 
 def describe(name: str, value: torch.Tensor) -> Descriptor:
@@ -376,7 +376,15 @@ class TorchBackend:
                 joint = capture_joint(state)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
-            compiled = compile_joint(None, joint, self.inner, options=self.options.backend_options, events=self.events)
+            compiled = compile_joint(
+                None,
+                joint,
+                self.inner,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
+            )
             return joint.capture.runtime(compiled)  # type: ignore[no-any-return]
 
     def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
@@ -404,7 +412,7 @@ def _refuse_mode(mode: str | None, more: Mapping[str, Any]) -> None:
 
 
 def _with_options(options: Options) -> TorchBackend:
-    return TorchBackend(options, lookup_backend(options.backend))
+    return TorchBackend(options, choose_backend(options.backend, options.numerics))
 
 
 def torch_backend(
@@ -412,18 +420,25 @@ def torch_backend(
     *,
     fullgraph: bool = False,
     passes: Sequence[Callable[[Any], Any]] = (),
+    memory_budget: float | int | None = None,
+    numerics: str = "fast",
     backend_options: Mapping[str, Any] | None = None,
 ) -> TorchBackend:
     """A backend for ``torch.compile``: its graphs go through Dovetail's stages, compiled by the backend ``inner``.
 
-    ``passes`` and ``backend_options`` are those of :func:`dovetail.compile`. A graph that cannot be compiled runs as torch
-    captured it, with one :class:`EagerFallbackWarning`; with ``fullgraph=True`` it is an error.
+    ``passes``, ``memory_budget``, ``numerics`` and ``backend_options`` are those of :func:`dovetail.compile`. A graph that
+    cannot be compiled runs as torch captured it, with one :class:`EagerFallbackWarning`; with ``fullgraph=True`` it is an error.
 
     >>> import torch, dovetail
     >>> doubled = torch.compile(lambda x: x * 2, backend=dovetail.torch_backend("aten"))
     """
     options = make_options(
-        backend=inner, fullgraph=fullgraph, passes=tuple(passes), backend_options=dict(backend_options or {})
+        backend=inner,
+        fullgraph=fullgraph,
+        passes=tuple(passes),
+        memory_budget=memory_budget,
+        numerics=numerics,
+        backend_options=dict(backend_options or {}),
     )
     return _with_options(options)
 

@@ -6,8 +6,9 @@ A backend is called as ``compile(graph, example_inputs, kind=..., options=...)``
 * ``example_inputs`` are the fake values of its placeholders;
 * ``kind`` is ``"forward"``, ``"backward"`` or ``"inference"``;
 * ``options`` is a mapping. Dovetail itself sets ``static_inputs`` (indices of inputs whose address is stable) and
-  ``user_visible_outputs`` (indices of outputs that the user gets, whose strides must be the promised ones); the rest
-  are the user's ``backend_options``.
+  ``user_visible_outputs`` (indices of outputs that the user gets, whose strides must be the promised ones), and for a
+  backend that says ``writes_back`` also ``write_backs`` (a mapping from outputs to the inputs that they are the new values
+  of; the backend may write them there itself, and then returns the input). The rest are the user's ``backend_options``.
 
 The result is called with one list of inputs, which it may empty to free them early, and returns one list of outputs.
 
@@ -66,6 +67,7 @@ class Backend:
     ``tolerances``: for "tolerance", how far results may be from eager's in float32: relative and absolute.
     ``takes_symbolic_shapes``: whether sizes may be symbolic in the graphs it is given; if not, every new size is compiled anew.
     ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
+    ``writes_back``: whether ``compile`` understands the option ``write_backs``, see :mod:`dovetail.backends.protocol`.
     ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
@@ -82,6 +84,7 @@ class Backend:
     tolerances: tuple[float, float] = (1e-4, 1e-5)
     takes_symbolic_shapes: bool = True
     kinds: tuple[Kind, ...] = KINDS
+    writes_back: bool = False
     for_options: Callable[[Mapping[str, Any]], Backend] | None = None
 
     def with_options(self, options: Mapping[str, Any]) -> Backend:

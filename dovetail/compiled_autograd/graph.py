@@ -38,7 +38,7 @@ class CapturedBackward:
         self.runs_user_code = any(node.target in operations.USER_CODE for node in recorder.graph.nodes)
         #: Whether a run can tell in which order the nodes run.
         self.order_matters = any(
-            node.op == "call_function" and node.target in operations.EFFECTS for node in recorder.graph.nodes
+            node.op == "call_function" and node.target in operations.USER_CODE for node in recorder.graph.nodes
         ) or any(len(leaves) > 2 for leaves in self._chains.values())
 
     def _assign(self, nodes: Sequence[Any]) -> None:
@@ -48,11 +48,11 @@ class CapturedBackward:
             if index >= len(nodes) or (index and nodes[index].name() != name):
                 raise CaptureError(f"the engine visits {name} as number {index}, which is not where it was expected")
 
-        def target_of(arrival: tuple[int, int]) -> int:
+        def target_of(arrival: tuple[int, int]) -> int | None:
             producer, output = arrival
-            if producer == 0:
-                return index_of[self._roots[output]]
-            return index_of[door.output_edges(nodes[producer])[output][0]]
+            target = self._roots[output] if producer == 0 else door.output_edges(nodes[producer])[output][0]
+            # Sums are recorded for nodes too that this backward does not come to: with inputs=, for example.
+            return index_of.get(target)
 
         self._roots = self._recorder.roots
         for node in self._recorder.graph.nodes:

@@ -112,6 +112,8 @@ def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.T
 
 
 def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    if variable.is_contiguous():
+        return gradient.is_contiguous()
     if not door.is_dense(variable):
         return gradient.is_contiguous()
     return all(
@@ -122,9 +124,11 @@ def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bo
 
 def _with_layout_of(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
     if door.is_dense(variable):
-        return torch.empty_strided(
-            gradient.shape, variable.stride(), dtype=gradient.dtype, device=gradient.device
-        ).copy_(gradient)
+        # Asked of the gradient, which may be of a class of its own.
+        empty = gradient.new_empty_strided(
+            variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device
+        )
+        return empty.copy_(gradient)
     return gradient.clone(memory_format=torch.contiguous_format)
 
 

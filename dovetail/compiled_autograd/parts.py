@@ -7,6 +7,7 @@ could look. So a backward without such code is one part, and what it leaves to d
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,28 +170,77 @@ def named_module(graph: fx.Graph) -> fx.GraphModule:
     return module
 
 
-def run_parts(parts: Parts, compiled: Sequence[Callable[..., Any]], arguments: Sequence[Any]) -> list[Any]:
-    """Run the parts one after the other; a value is let go of after its last use."""
-    tensors = arguments[0]
-    values: dict[int, Any] = {}
-    last_use: dict[int, int] = {}
-    for index, part in enumerate(parts.parts):
-        for number in (*part.takes, *(gradient for _, gradient in part.accumulate if gradient is not None)):
-            last_use[number] = index
-    last_use.update((number, len(parts.parts)) for number in parts.results if number is not None)
-    for index, (part, function) in enumerate(zip(parts.parts, compiled, strict=True)):
-        carried = [values[number] for number in part.takes]
-        for number in part.takes:
-            if last_use[number] == index and all(number != gradient for _, gradient in part.accumulate):
-                values.pop(number, None)
-        values.update(zip(part.keeps, function(*arguments, carried), strict=True))
-        del carried
-        for place, gradient in part.accumulate:
-            if gradient is None:
-                continue
-            later = last_use[gradient] > index or sum(number == gradient for _, number in part.accumulate) > 1
-            if later or values[gradient] is None:
-                operations.accumulate_grad(tensors[place], values[gradient])
-            else:
-                operations.accumulate_owned(tensors[place], [values.pop(gradient)])
-    return [None if number is None else values[number] for number in parts.results]
+class PartsRunner:
+    """Runs the parts one after the other; a value is let go of after its last use."""
+
+    def __init__(self, parts: Parts, functions: Sequence[Callable[..., Any]]) -> None:
+        self._results = parts.results
+        last_use: dict[int, int] = {}
+        for index, part in enumerate(parts.parts):
+            last_use.update(dict.fromkeys(part.takes, index))
+            last_use.update({gradient: index for _, gradient in part.accumulate if gradient is not None})
+        last_use.update({number: len(parts.parts) for number in parts.results if number is not None})
+        self._steps = []
+        for index, (part, function) in enumerate(zip(parts.parts, functions, strict=True)):
+            accumulated = [gradient for _, gradient in part.accumulate]
+            dropped = [n for n in dict.fromkeys(part.takes) if last_use[n] == index and n not in set(accumulated)]
+            once = {number for number, times in Counter(accumulated).items() if times == 1}
+            writes = [
+                (place, gradient, gradient in once and last_use[gradient] == index)
+                for place, gradient in part.accumulate
+                if gradient is not None
+            ]
+            self._steps.append((part, function, dropped, writes, *_saved_in(part.graph)))
+        # Only code of the user's could write to what is saved.
+        self._checks = any(
+            node.target in operations.USER_CODE for part in parts.parts for node in part.graph.graph.nodes
+        )
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """The gradients that were asked for; the others are in ``.grad`` afterwards."""
+        tensors = arguments[0]
+        values: dict[int, Any] = {}
+        versions = [tensor._version for tensor in tensors] if self._checks else None
+        for part, function, dropped, writes, used, used_after_user_code in self._steps:
+            if versions is not None:
+                _check_unwritten(tensors, versions, used)
+            carried = [values[number] for number in part.takes]
+            for number in dropped:
+                del values[number]
+            values.update(zip(part.keeps, function(*arguments, carried), strict=True))
+            del carried
+            if versions is not None:
+                _check_unwritten(tensors, versions, used_after_user_code)
+            for place, gradient, is_last in writes:
+                if is_last and values[gradient] is not None:
+                    operations.accumulate_owned(tensors[place], [values.pop(gradient)])
+                else:
+                    operations.accumulate_grad(tensors[place], values[gradient])
+        return [None if number is None else values[number] for number in self._results]
+
+
+def _saved_in(graph_module: fx.GraphModule) -> tuple[list[int], list[int]]:
+    """The saved tensors that a part computes with, and those that it uses after code of the user's has run."""
+    used: dict[int, None] = {}
+    afterwards: dict[int, None] = {}
+    user_code = False
+    for node in graph_module.graph.nodes:
+        if node.target is operations.call_post_accumulate_hook:
+            user_code = True
+            continue  # its leaf is no saved value
+        for item in node.all_input_nodes:
+            if item.target is operator.getitem and item.args[0].name == "tensors":  # type: ignore[union-attr]
+                (afterwards if user_code else used)[item.args[1]] = None  # type: ignore[index]
+        user_code = user_code or node.target in operations.USER_CODE
+    return [*{**used, **afterwards}], list(afterwards)
+
+
+def _check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+    for place in places:
+        if tensors[place]._version != versions[place]:
+            tensor = tensors[place]
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                f"{versions[place]} instead. A hook or function that runs in this backward wrote to it."
+            )

@@ -16,7 +16,7 @@ from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
-from dovetail.compiled_autograd.parts import cut, run_parts
+from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
 from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
@@ -30,17 +30,18 @@ class BackwardSession:
     """What one ``compiled_autograd`` block, or one compiled function, has captured.
 
     ``captures`` are the captured backwards, in the order in which they were first needed; ``runs`` says how often a captured
-    graph ran, ``fallbacks`` why a backward was left to eager.
+    graph ran, ``fallbacks`` why a backward was left to eager. Sessions that compile in the same way may share ``compiled``, what
+    they have compiled so far.
     """
 
     compile_graph: GraphCompiler | None = None
+    compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict, repr=False)
     events: EventLog = field(default_factory=EventLog)
     captures: list[CapturedBackward] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     runs: int = 0
 
     def __post_init__(self) -> None:
-        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._warned = False
 
     def __str__(self) -> str:
@@ -60,10 +61,11 @@ class BackwardSession:
             self.captures.append(captured)
         order = captured.order(call)
         traceable = tuple(is_traceable(hook) for hook in arguments[3]) if captured.runs_user_code else ()
-        key = (id(captured), order, traceable)
-        compiled = self._compiled.get(key)
+        key = (captured, order, traceable)
+        compiled = self.compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(captured.graph_for(order), traceable)
+            with self.events.span("prepare backward", nodes=len(captured.names)):
+                compiled = self.compiled[key] = self._compile(captured.graph_for(order), traceable)
         self.runs += 1
         with torch.no_grad():
             if captured.runs_user_code:
@@ -71,16 +73,19 @@ class BackwardSession:
             return list(compiled(*arguments))
 
     def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
-        compile_graph = self.compile_graph
-        if compile_graph is None:
-            return graph.forward
         parts = cut(graph, traceable)
-        run = [part.graph.forward if part.in_eager else compile_graph(part.graph.forward) for part in parts.parts]
-        return lambda *arguments: run_parts(parts, run, arguments)
+        run = [self._compile_part(part) for part in parts.parts]
+        return PartsRunner(parts, run)
+
+    def _compile_part(self, part: Part) -> Callable[..., Any]:
+        if part.in_eager or self.compile_graph is None:
+            return part.graph.forward
+        return self.compile_graph(part.graph.forward)
 
     def leave_to_eager(self, reason: str) -> None:
         """Note why a backward is eager's, and warn the first time."""
         self.fallbacks.append(reason)
+        self.events.note("left to eager", reason=reason)
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -250,6 +255,8 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
 def _words(error: BaseException) -> str:
     if isinstance(error, CaptureError):
         return str(error)
+    if "DDP Reducer" in str(error):
+        return "the reducer of DistributedDataParallel is native code among the hooks"
     return f"the engine cannot hand it over ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
 
 

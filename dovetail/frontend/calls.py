@@ -26,7 +26,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole
+from dovetail.frontend.opaque_calls import call_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -673,18 +673,37 @@ class Calls:
                     "keep the value in a tensor, or do this outside of the compiled function",
                 ) from error
             trace.forgive_data_symbols(data_symbols)
-            result = call_whole(trace, function, arguments, keywords)
+            result = self._call_untraceable(function, arguments, keywords)
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
-            private.mark_native(error)
-            raise
+            if not trace.avoids_breaks or not private.needs_real_data(error):
+                private.mark_native(error)
+                raise
+            trace.forgive_data_symbols(data_symbols)
+            result = self._call_untraceable(function, arguments, keywords)
+        if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
+            # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
+            known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
+            if known is not None:
+                trace.forgive_data_symbols(data_symbols)
+                result = function(*known[0], **known[1])
         data_sizes = self.values.trace.policy.data_sizes
         if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
             name = getattr(function, "__name__", str(function))
             kind = DataSize if data_sizes == "ask" else Break
             raise kind(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
+
+    def _call_untraceable(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that needs the values of tensors: as one operator, or for the values that small inputs have now."""
+        try:
+            return call_whole(self.values.trace, function, args, kwargs)
+        except Break:
+            known = with_known_values(self.values, args, kwargs, f"{function.__name__} was given it")
+            if known is None:
+                raise
+            return function(*known[0], **known[1])
 
     def _guard_settings(self, value: Any) -> None:
         """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""
@@ -770,9 +789,12 @@ class Calls:
                 owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
             )
         recorder = self.values.trace.recorder
+        writes = self.effects.writes
         with recorder.paused():
             result = self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
         recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
+        if self.effects.writes != writes:
+            recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"
         return result
 
     def _static_source(self, holder: type, name: str) -> Any:

@@ -30,12 +30,15 @@ from dovetail.guards import (
     CalleeSource,
     GuardSet,
     Identity,
+    InnerSource,
     InstanceDictSource,
     ItemSource,
     KeywordSource,
     Source,
     TypeIs,
+    WrapperMaker,
     autocast_nesting,
+    inner_tensor,
 )
 from dovetail.runtime.entry import EffectRecipe
 from dovetail.runtime.recipe import (
@@ -147,6 +150,9 @@ class _Outputs:
         values = self._interpreter.values
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
+            if private.is_wrapper(value):
+                source = values.wrapper_source(value)
+                return SourceItem(source.fetch) if source is not None else self._wrapper(value)
             if getattr(value, "_is_param", False) and self._interpreter.trace.input_of(value) is None:
                 raise CaptureError(
                     "a parameter is made inside and leaves the function",
@@ -186,6 +192,27 @@ class _Outputs:
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
             return ConstantItem(value)
         return None
+
+    def _wrapper(self, value: torch.Tensor) -> Recipe:
+        """A tensor subclass that was computed: its inner tensors leave the graph, and it is built again outside."""
+        if value.requires_grad and value.is_leaf:
+            raise CaptureError(
+                f"a {type(value).__name__} that the function makes with requires_grad is returned",
+                where=self._interpreter.locate(),
+                advice="make it outside of the function",
+            )
+        maker = WrapperMaker.of(value)
+        inner = [inner_tensor(value, name) for name in maker.names]
+        known = {private.storage_of(item.value) for item in self._interpreter.trace.inputs}
+        if value._base is not None or any(
+            not private.is_wrapper(item) and private.storage_of(item) in known for item in inner
+        ):
+            raise CaptureError(
+                f"a {type(value).__name__} that shares memory with another tensor is returned",
+                where=self._interpreter.locate(),
+                advice="return a clone of it",
+            )
+        return self.builder.made(value, maker, inner)
 
 
 def _refuse_traced_errors(stop: Stop) -> None:
@@ -230,6 +257,7 @@ def capture(
     guards.set_call_shape(len(args), kwargs)
     change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
+    outputs: _Outputs | None = None
     try:
         try:
             if isinstance(function, Resumption):
@@ -265,6 +293,11 @@ def capture(
         for traced in trace.inputs:
             if traced.leaf.is_leaf and traced.leaf.grad is not None and not interpreter.gradients.is_known(traced):
                 raise Break("native code calls .backward()", "return the loss and call .backward() outside")
+            if (
+                isinstance(guards.tensor_source(traced.index), InnerSource)
+                and trace.node_of(traced.value) is not traced.node
+            ):
+                raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
             if private.has_hooks(traced.value):
                 raise Break(
                     f"a hook is registered on {traced.name}, which existed before the call",
@@ -276,6 +309,8 @@ def capture(
         interpreter.ended = True
         with private.disable_current_modes():
             interpreter.effects.undo()
+            if outputs is not None:
+                interpreter.effects.close(outputs.builder.holds)
         if change is None:
             change = AmbientChange.between(inside, nesting)
         change.take_back()

@@ -90,16 +90,50 @@ class Effects:
         self._source_of = source_of
         self._records: dict[int, Record] = {}
         self._attributes: dict[tuple[int, str], AttributeRecord] = {}
+        self._ended = False
+        #: How often anything that existed before the trace was written to.
+        self.writes = 0
+        self._is_result: Callable[[Any], bool] | None = None
         # Reads the items that a list had before; whoever asks about a list that was appended to will read it.
         self.read_items: Callable[[list[Any], Source, list[Any]], None] = lambda container, source, items: None
 
+    def close(self, is_result: Callable[[Any], bool]) -> None:
+        """The forward has ended and is undone. What hooks and custom backwards do from now on must stay among themselves."""
+        self._is_result = is_result
+
+    def _check_open(self, container: Any) -> None:
+        if self._is_result is not None and (self._source_of(container) is not None or self._is_result(container)):
+            raise Break(
+                "a hook or the backward of a custom autograd.Function writes to an object that exists outside of it",
+                "keep what it finds in tensors that the function returns, or register the hook outside of the function",
+            )
+
+    def _check_unwritten(self) -> None:
+        if self._is_result is not None:
+            raise Break(
+                "a hook or the backward of a custom autograd.Function reads what the forward has written",
+                "hand it over as an argument, a closure variable or an attribute of ctx",
+            )
+
     def append(self, container: list[Any], value: Any) -> None:
         """``container.append(value)``, without reading what is in the list: a history may grow from call to call."""
+        self._check_open(container)
         record = self._records.get(id(container))
         source = self._source_of(container)
+        if source is not None:
+            self._count()
         if record is None and source is not None:
             self._records[id(container)] = Record(container, source, len(container), append_only=True)
         list.append(container, value)
+
+    def _count(self) -> None:
+        if self._ended:
+            # A hook, or the backward of a custom Function, that runs when the gradients are asked for.
+            raise Break(
+                "a backward inside of the function writes to an object that existed before the call",
+                "call .backward() inside of the function too, or let the backward only compute gradients",
+            )
+        self.writes += 1
 
     def _settle(self, record: Record) -> None:
         """Make an ordinary record of one that was only appended to."""
@@ -112,6 +146,7 @@ class Effects:
         record = self._records.get(id(container))
         if record is None:
             return False
+        self._check_unwritten()
         if record.append_only:
             self._settle(record)
         return key is MISSING or not isinstance(container, dict) or key in record.written
@@ -121,20 +156,24 @@ class Effects:
         record = self._records.get(id(container))
         if record is None:
             return container
+        self._check_unwritten()
         if record.append_only:
             self._settle(record)
         return record.before
 
     def touch(self, container: Any) -> Record | None:
         """Copy a container before its first write. A container made in the trace needs no journal."""
+        self._check_open(container)
         record = self._records.get(id(container))
         if record is not None:
+            self._count()
             if record.append_only:
                 self._settle(record)
             return record
         source = self._source_of(container)
         if source is None:
             return None
+        self._count()
         if isinstance(container, types.CellType):
             try:
                 before: Any = container.cell_contents
@@ -189,10 +228,15 @@ class Effects:
 
     def attribute_written(self, target: Any, name: str) -> bool:
         """Whether an attribute outside of any dictionary (of a class, or a slot) was written to in this trace."""
-        return (id(target), name) in self._attributes
+        if (id(target), name) not in self._attributes:
+            return False
+        self._check_unwritten()
+        return True
 
     def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
         """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
+        self._count()
+        self._check_open(target)
         key = (id(target), name)
         if key not in self._attributes:
             self._attributes[key] = AttributeRecord(target, name, source, own_attribute(target, name))
@@ -200,6 +244,7 @@ class Effects:
 
     def undo(self) -> None:
         """Put everything back as it was before the trace."""
+        self._ended = True
         for written in reversed(self._attributes.values()):
             put_attribute(written.target, written.name, written.before)
         for record in reversed(self._records.values()):

@@ -58,8 +58,10 @@ class Gradients:
             raise Break(
                 "the retained .grad of a tensor that is no leaf is read", "read it outside of the compiled function"
             )
-        if real.is_leaf and real.grad is not None:
-            value = self._values.read(real.grad, GradSource(guards.tensor_source(traced.index)))
+        with self._values.trace.recorder.paused():
+            before = real.grad if real.is_leaf else None
+        if before is not None:
+            value = self._values.read(before, GradSource(guards.tensor_source(traced.index)))
             # Set under the trace's modes, so that the program tape has it too.
             traced.leaf.grad = value
         else:
@@ -109,10 +111,10 @@ class Gradients:
         retain = given.get("retain_graph")
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
-        call: dict[str, Any] = {"retain_graph": True, "create_graph": create, "inputs": inputs}
+        call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
         with trace.recorder.paused():
-            self._native(torch.autograd.backward, (roots, tangents), call)
-        trace.recorder.record(torch.autograd.backward, (roots, tangents), call, None)
+            self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
+        trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
             trace.free_graph(roots)
 
@@ -129,7 +131,10 @@ class Gradients:
                 self.check_hooks(traced)
         self._check_freed(outputs)
         retain = given.pop("retain_graph", None)
-        result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {"retain_graph": True, **given})
+        recorder = self._values.trace.recorder
+        with recorder.paused():
+            result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
+        recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
         if not (given.get("create_graph", False) if retain is None else retain):
             self._values.trace.free_graph(outputs)
         return result

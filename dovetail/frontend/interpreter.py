@@ -260,6 +260,9 @@ class Interpreter(Attributes, Calls, Operators):
         """Go to the handler of an exception, or raise it out of the frame."""
         if private.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
+        if isinstance(error, private.DATA_DEPENDENT_ERRORS):
+            # No exception of the program: its handlers must not see it.
+            raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
         handled = self.handled_exception(frame)
         if error.__context__ is None and handled is not None and not _leads_to(handled, error):
             error.__context__ = handled

@@ -11,6 +11,7 @@ from dovetail import torch_private as private
 from dovetail.errors import CaptureError
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
+from dovetail.guards import Elements
 from dovetail.torch_private import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import example_of, opaque
@@ -74,6 +75,40 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
     result = tree_unflatten(kept, returned[0])
     recorder.record(WholeCall(function), args, kwargs, result)
     return result
+
+
+_MOST_ELEMENTS = 64
+
+
+def with_known_values(
+    values: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with plain numbers for small tensors of whole numbers that are inputs, which guards then hold to these
+    numbers; None where there is no such tensor.
+    """
+    trace: Trace = values.trace
+    found = False
+
+    def plain(leaf: Any) -> Any:
+        nonlocal found
+        item = trace.input_of(leaf) if isinstance(leaf, torch.Tensor) else None
+        if item is None or trace.node_of(item.value) is not item.original_node:
+            return leaf
+        real = item.real
+        if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype == torch.bool or real.dim() > 1:
+            return leaf
+        if real.device.type != "cpu" or real.numel() > _MOST_ELEMENTS:
+            return leaf
+        with private.disable_current_modes(), private.no_torch_function():
+            numbers = real.tolist()
+        elements = (numbers,) if real.dim() == 0 else tuple(numbers)
+        values.guard(values.guards.tensor_source(item.index), Elements(elements), reason)
+        found = True
+        return numbers if real.dim() == 0 else elements
+
+    leaves, structure = tree_flatten((args, kwargs))
+    result = tree_unflatten([plain(leaf) for leaf in leaves], structure)
+    return result if found else None
 
 
 class WholeCall:

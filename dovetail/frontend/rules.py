@@ -320,6 +320,19 @@ def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return interpreter.call_torch(torch.autograd.grad, args, kwargs)
 
 
+@rule(torch.utils.checkpoint.checkpoint)
+def _checkpoint(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("use_reentrant") is not True or len(args) < 2:
+        return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
+    # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
+    # Where no argument requires a gradient it records nothing, whatever the function uses beside its arguments.
+    if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in args[1:]):
+        settings = {**kwargs, "use_reentrant": False}
+        return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, settings)
+    with torch.no_grad():
+        return interpreter.call(args[0], args[1:], {})
+
+
 @rule(torch.is_grad_enabled)
 def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return torch.is_grad_enabled()

@@ -19,15 +19,17 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import UserLocation
-from dovetail.frontend.frame import Break
+from dovetail.frontend.frame import Break, SymbolicTrouble
 from dovetail.guards import (
     ArgumentSource,
     AttributeSource,
     DictKeys,
     Equals,
     FloatSource,
+    GradientForm,
     GuardSet,
     Identity,
+    InnerSource,
     ItemSource,
     KeywordSource,
     Length,
@@ -38,6 +40,9 @@ from dovetail.guards import (
     SetEquals,
     Source,
     TypeIs,
+    WrapperMaker,
+    WrapperMatch,
+    inner_tensor,
 )
 from dovetail.torch_private import OpOverload, is_traced
 from dovetail.trace import Trace
@@ -159,6 +164,8 @@ class Values:
         self._pins: dict[int, PinnedSource] = {}
         self._whole: set[int] = set()
         self._numbers: dict[Source, Any] = {}
+        self._wrappers: dict[int, tuple[torch.Tensor, torch.Tensor, Source]] = {}
+        self._wrapper_sources: dict[int, Source] = {}
         self.effects: Any = None
 
     def where(self) -> UserLocation | None:
@@ -206,6 +213,8 @@ class Values:
                 return value
             if source is None:
                 return self.wrap(value)
+            if private.is_wrapper(value):
+                return self.read_wrapper(value, source)
             traced = self.trace.input(value, source.name)
             index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
             if index != traced.index:
@@ -247,6 +256,30 @@ class Values:
         self.note(value, source)
         return value
 
+    def read_wrapper(self, value: torch.Tensor, source: Source) -> torch.Tensor:
+        """A tensor subclass that wraps others: its inner tensors are inputs, and a wrapper is made of the traced ones."""
+        known = self._wrappers.get(id(value))
+        if known is not None:
+            if known[2] != source:
+                self.guard(source, SameTensor(known[2]), f"{source.name} and {known[2].name} are one object")
+            return known[1]
+        self.guard(source, TypeIs(type(value)), f"{source.name} was read")
+        with private.disable_current_modes():
+            maker = WrapperMaker.of(value)
+            form = GradientForm()
+            inner = {name: inner_tensor(value, name, form) for name in maker.names}
+        self.guard(source, WrapperMatch(maker, value.requires_grad), f"{source.name} was read")
+        traced = maker(*[self.read(item, InnerSource(source, name, form)) for name, item in inner.items()], form=form)
+        if private.has_symbols(traced):
+            raise SymbolicTrouble(f"{source.name} is a tensor subclass of a symbolic size")
+        self._wrappers[id(value)] = (value, traced, source)
+        self._wrapper_sources[id(traced)] = source
+        return traced
+
+    def wrapper_source(self, traced: torch.Tensor) -> Source | None:
+        """The source of the tensor subclass that a traced one stands for, or None if the trace has made it."""
+        return self._wrapper_sources.get(id(traced))
+
     def symbolic_number(self, value: int | float, source: Source) -> Any:
         """A whole number as the size of an empty tensor that is an input of the graph, a float as a tensor's only value."""
         found = self._numbers.get(source)
@@ -274,6 +307,8 @@ class Values:
             known = self.trace.known(value)
             if known is not None:
                 return known.value
+            if id(value) in self._wrappers:
+                return self._wrappers[id(value)][1]
             raise Break(
                 "a tensor turned up that was not read from an argument, an attribute, a closure or a global",
                 "pass the tensor to the function, or keep it in an attribute of a module",

@@ -6,6 +6,7 @@ from dovetail.guards.checker import Checker, compile_checker
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput
 from dovetail.guards.predicate import (
     DictKeys,
+    Elements,
     Equals,
     HasNoKey,
     Identity,
@@ -43,6 +44,15 @@ from dovetail.guards.source import (
     TypeSource,
     constant_key,
 )
+from dovetail.guards.wrappers import (
+    GradientForm,
+    InnerSource,
+    WrapperMaker,
+    WrapperMatch,
+    check_versions,
+    inner_tensor,
+    wrappers_of,
+)
 
 __all__ = [
     "AmbientState",
@@ -58,6 +68,7 @@ __all__ = [
     "TensorInput",
     "Predicate",
     "DictKeys",
+    "Elements",
     "Equals",
     "HasNoKey",
     "Identity",
@@ -90,4 +101,11 @@ __all__ = [
     "TypeSource",
     "FETCH_ERRORS",
     "constant_key",
+    "GradientForm",
+    "InnerSource",
+    "WrapperMaker",
+    "WrapperMatch",
+    "check_versions",
+    "inner_tensor",
+    "wrappers_of",
 ]

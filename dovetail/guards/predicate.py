@@ -372,6 +372,22 @@ class StorageOffset(Predicate):
 
 
 @dataclass(frozen=True)
+class Elements(Predicate):
+    """A small tensor of whole numbers holds these; its shape is guarded elsewhere."""
+
+    values: tuple[int, ...]
+
+    def holds(self, value: Any) -> bool:
+        return tuple(value.flatten().tolist()) == self.values
+
+    def describe(self, name: str) -> str:
+        return f"{name} holds {short(self.values)}"
+
+    def failure(self, name: str, value: Any) -> str:
+        return f"`{name}` held {short(self.values)}, holds {short(tuple(value.flatten().tolist()))}"
+
+
+@dataclass(frozen=True)
 class TensorFacts:
     """The metadata of one tensor at capture, without the tensor. A size or stride of None is symbolic: any will do."""
 

@@ -13,6 +13,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
+from dovetail.guards import check_versions, wrappers_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
@@ -87,13 +88,18 @@ def _autograd_function(
     is_apart = not any(spec.input_requires_grad)
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
+    # So is which inputs are parts of tensor subclasses.
+    wrapped: list[int] | None = None
 
     class CompiledBackward(torch.autograd.Function):
         """Forward and backward graph of one entry."""
 
         @staticmethod
         def forward(ctx: Any, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            nonlocal saves_tensors
+            nonlocal saves_tensors, wrapped
+            if wrapped is None:
+                wrapped = [index for index, value in enumerate(primals) if wrappers_of(value)]
+            ctx.wrappers = [noted for index in wrapped for noted in wrappers_of(primals[index])]
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
             ctx.kept = derivatives.keep(primals) if derivatives is not None else None
@@ -117,6 +123,7 @@ def _autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            check_versions(ctx.wrappers)
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
             tangents = [gradients[index] for index in differentiable]
@@ -268,9 +275,12 @@ class _Epilogue:
         if mutation is None or index in written:
             return
         written.add(index)
-        target = inputs[index]
+        target, value = inputs[index], outputs[mutation.output_index]
+        if value is target:
+            # The backend has written it there.
+            return
         with torch.set_grad_enabled(mutation.differentiable):
-            (target if mutation.counted else target.data).copy_(outputs[mutation.output_index])
+            (target if mutation.counted else target.data).copy_(value)
 
     def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
         if isinstance(output, FreshOutput):

@@ -31,13 +31,15 @@ class NeededInputs:
 
     ``indices`` are the inputs whose values the backward depends on; those in ``written`` are written to by the entry itself,
     so that a copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are
-    those on which it does so.
+    those on which it does so. ``symbolic``: sizes of the inputs may differ from call to call (else the entry's guards hold
+    them, and everything else about them).
     """
 
     indices: tuple[int, ...]
     written: frozenset[int] = frozenset()
     draws: bool = False
     cuda_devices: tuple[int, ...] = ()
+    symbolic: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,21 @@ def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return values
 
 
+def _agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two gradients are the same but for rounding; none is the same as zeros."""
+    if one is None or other is None:
+        given = one if other is None else other
+        return given is None or not bool(given.detach().count_nonzero())
+    one, other = one.detach(), other.detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    scale = other.abs().nan_to_num(0, 0, 0).max() if other.numel() else 0
+    tolerance = torch.finfo(other.dtype).eps ** 0.5
+    return bool(torch.isclose(one, other, tolerance, float(tolerance * scale), equal_nan=True).all())
+
+
 def _kind(value: torch.Tensor) -> tuple[Any, ...]:
-    return (value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf)
+    return (value.dim(), value.dtype, value.device, value.requires_grad)
 
 
 Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
@@ -128,7 +143,7 @@ def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
     return tuple((value.shape, value.stride()) for value in values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CapturedBackward:
     """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
     else it says whether it is for other tensors too.
@@ -139,8 +154,8 @@ class CapturedBackward:
     holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
 
     def fits(self, sizes: Sizes, flat: Sequence[torch.Tensor]) -> bool:
-        """Whether it may run on these tensors."""
-        return self.sizes == sizes if self.holds is None else self.holds(flat)
+        """Whether it may run on these tensors; ``sizes`` are those of the last ones, where only they can differ."""
+        return self.sizes[len(self.sizes) - len(sizes) :] == sizes if self.holds is None else self.holds(flat)
 
 
 Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
@@ -160,6 +175,8 @@ class DifferentiableBackward:
         self._compiled: dict[Any, list[CapturedBackward]] = {}
         self._refusals: dict[Any, HigherOrderGradientError] = {}
         self._lock = threading.RLock()
+        # The first result of each is compared with that of the ordinary backward, which was captured together with the forward.
+        self._compared: set[CapturedBackward] = set()
 
     def keep(self, primals: Sequence[torch.Tensor]) -> KeptInputs:
         """Keep what a call's inputs are needed for."""
@@ -176,7 +193,7 @@ class DifferentiableBackward:
         if kept is None:
             raise RuntimeError(FREED)
         primals = kept.unpack(edges)
-        wanted = tuple(index for index, (node, _) in enumerate(edges) if node is not None and private.is_wanted(node))
+        wanted = private.wanted_edges(edges)
         defined = tuple(tangent is not None for tangent in tangents)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
@@ -190,14 +207,39 @@ class DifferentiableBackward:
         else:
             with private.random_states_set(kept.states, self._needed.cuda_devices):
                 gradients = found.run(list(flat))
+        if found not in self._compared:
+            with torch.no_grad():
+                expected = plain()
+            if not all(_agree(gradient, expected[index]) for index, gradient in zip(wanted, gradients, strict=True)):
+                return self._refused(self._disagrees(request, flat), flat, lambda: expected)
+            self._compared.add(found)
         result: list[torch.Tensor | None] = [None] * len(edges)
         for index, gradient in zip(wanted, gradients, strict=True):
             result[index] = gradient
         return tuple(result)
 
+    def _disagrees(self, request: Request, flat: list[torch.Tensor]) -> HigherOrderGradientError:
+        error = refusal(
+            "replayed, the program has other gradients than when it was captured",
+            "what a custom autograd.Function reads may have changed since; take both derivatives inside the function",
+        )
+        with self._lock:
+            pattern = self._pattern(request)
+            self._refusals[pattern, self._sizes(request, flat)] = error
+            self._compiled[pattern] = []
+        return error
+
+    @staticmethod
+    def _pattern(request: Request) -> Any:
+        autocast = autocast_state() if private.is_any_autocast_on() else None
+        return (request.defined, request.wanted, autocast, tuple(map(_kind, request.tangents)))
+
+    def _sizes(self, request: Request, flat: list[torch.Tensor]) -> Sizes:
+        return sizes_and_strides(flat if self._needed.symbolic else request.tangents)
+
     def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
-        pattern = (request.defined, request.wanted, autocast_state(), tuple(map(_kind, flat)))
-        sizes = sizes_and_strides(flat)
+        pattern = self._pattern(request)
+        sizes = self._sizes(request, flat)
         found = self._look(pattern, sizes, flat)
         if found is None:
             with self._lock:
@@ -230,7 +272,8 @@ class DifferentiableBackward:
     def _refused(
         error: HigherOrderGradientError, inputs: list[torch.Tensor], plain: Callable[[], list[torch.Tensor | None]]
     ) -> tuple[torch.Tensor | None, ...]:
-        gradients = plain()
+        with torch.no_grad():
+            gradients = plain()
         present = [gradient is not None for gradient in gradients]
         values = [gradient for gradient in gradients if gradient is not None]
         if not values:

@@ -210,6 +210,15 @@ class RecipeBuilder:
         special = self._special(value, kind, number)
         return special if special is not None else self._object(value, kind, number)
 
+    def made(self, value: Any, maker: Callable[..., Any], items: Iterable[Any]) -> Recipe:
+        """The recipe of a value that ``maker(*items)`` makes again, once."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return SharedItem(number)
+        number = self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+        return self._call(number, maker, items)
+
     def holds(self, value: Any) -> bool:
         """Whether an object is part of a recipe built so far."""
         return id(value) in self._numbers

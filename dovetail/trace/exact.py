@@ -50,14 +50,26 @@ OTHER_FORMULA: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 }
 
 
-def differs(node: Any) -> bool:
-    """Whether the traced formula of an autograd node is not eager's."""
+# Their gradient is traced as in eager, the gradient of that is not.
+OTHER_SECOND_FORMULA: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "CumprodBackward0": (
+        ("self",),
+        lambda node: functools.partial(torch.cumprod, dim=private.saved_value(node, "dim")),
+    ),
+    "LinalgMatrixExpBackward0": (("self",), _plain(torch.linalg.matrix_exp)),
+}
+
+
+def differs(node: Any, twice: bool = False) -> bool:
+    """Whether the traced formula of an autograd node is not eager's; ``twice``: or that of its gradient."""
     name = node.name()
+    if twice and name in OTHER_SECOND_FORMULA:
+        return True
     # The value of a masked_fill is the second input; with a number, or a value without gradient, the formulas agree.
     return name in OTHER_FORMULA and not (name == "MaskedFillBackward1" and node.next_functions[1][0] is None)
 
 
-def differing_nodes(roots: Sequence[torch.Tensor]) -> list[Any]:
+def differing_nodes(roots: Sequence[torch.Tensor], twice: bool = False) -> list[Any]:
     """The autograd nodes behind ``roots`` whose traced formula is not eager's. Raises :class:`CaptureError` for what cannot be
     differentiated.
     """
@@ -76,17 +88,19 @@ def differing_nodes(roots: Sequence[torch.Tensor]) -> list[Any]:
                 "a result of a backward marked with @once_differentiable is differentiated",
                 advice="write that backward with operators that can be differentiated, and drop the mark",
             )
-        if differs(node):
+        if differs(node, twice):
             found.append(node)
     return found
 
 
-def use_exact_formulas(trace: Trace, roots: Sequence[torch.Tensor]) -> None:
-    """Make the gradients of ``roots`` eager's to the last bit; to be called before autograd is asked for them."""
-    for node in differing_nodes(roots):
+def use_exact_formulas(trace: Trace, roots: Sequence[torch.Tensor], twice: bool = False) -> None:
+    """Make the gradients of ``roots`` eager's to the last bit, and with ``twice`` their gradients too; to be called before
+    autograd is asked for them.
+    """
+    for node in differing_nodes(roots, twice):
         if not node.metadata.get("dovetail exact formula"):
             node.metadata["dovetail exact formula"] = True
-            names, make = OTHER_FORMULA[node.name()]
+            names, make = (OTHER_SECOND_FORMULA | OTHER_FORMULA)[node.name()]
             # Not the node: a hook that holds it would keep both alive for ever.
             values = [private.saved_value(node, name) for name in names]
             node.register_hook(functools.partial(_exact, trace, node.name(), make(node), values))

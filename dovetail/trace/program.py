@@ -7,6 +7,7 @@ boundaries); the program has it. Replaying it on real tensors is eager, without 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -221,6 +222,8 @@ class Recorder:
         if isinstance(value, torch.Generator):
             self.unreplayable = self.unreplayable or "it draws from a generator of its own"
         kind = type(value)
+        if kind is types.FunctionType and not (value.__module__ or "").startswith("torch."):
+            self.unreplayable = self.unreplayable or "a function of the program is handed to torch"
         if kind is slice:
             return slice(self._store(value.start), self._store(value.stop), self._store(value.step))
         if kind in (list, tuple, torch.Size):

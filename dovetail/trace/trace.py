@@ -242,6 +242,7 @@ class Trace:
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private.compiling_flag())
+        stack.enter_context(private.plain_checkpoints())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private.effects_as_plain_operators())
@@ -411,6 +412,8 @@ class Trace:
             if not self._forgiven.intersection(private.symbols_of(expression))
         ]
         for expression in assumed:
+            if not private.is_expressible(expression):
+                raise self._unchecked(expression)
             with private.no_torch_function():
                 condition = private.symbolic_truth(self.shape_env, expression)
                 if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
@@ -418,6 +421,12 @@ class Trace:
                     continue
                 torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
         return len(assumed)
+
+    def _unchecked(self, expression: Any) -> CaptureError:
+        return CaptureError(
+            f"the graph is right only if {expression}, which depends on data and cannot be checked",
+            advice="keep sizes and indices independent of the data",
+        )
 
     def _assert_settled(self, expression: Any) -> None:
         """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
@@ -429,10 +438,7 @@ class Trace:
                 if private.is_symbolic(size):
                     places.setdefault(private.first_expression(size), (node, dim))
         if relation is None or not all(type(side) is int or side in places for side in sides):
-            raise CaptureError(
-                f"the graph is right only if {expression}, which depends on data and cannot be checked",
-                advice="keep sizes and indices independent of the data",
-            )
+            raise self._unchecked(expression)
         arguments = [
             side if type(side) is int else self.graph.call_function(torch.ops.aten.sym_size.int, places[side])
             for side in sides

@@ -149,6 +149,15 @@ def test_a_loaded_graph_is_a_joint_graph(tmp_path: Path) -> None:
         loaded.compile("eager")
 
 
+def test_the_second_derivative_of_a_loaded_graph_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(3, requires_grad=True)
+    loaded = dovetail.load(dovetail.capture(lambda x: x.sin().sum(), (x,)).export(tmp_path / "step"))
+    (gradient,) = torch.autograd.grad(loaded(x), x, create_graph=True)
+    assert torch.equal(gradient, x.cos())
+    with pytest.raises(errors.HigherOrderGradientError, match="create_graph"):
+        gradient.sum().backward()
+
+
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     class Counter(torch.nn.Module):
         calls = 0

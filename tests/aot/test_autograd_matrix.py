@@ -422,19 +422,26 @@ class Hooked(nn.Module):
         return self.inner(x)  # type: ignore[no-any-return]
 
 
-def _hooked(kind: str) -> Any:
+def _hooked(kind: str) -> None:
     module = Hooked(kind)
 
-    def run(x: Tensor) -> Any:
-        module.zero_grad()
+    def run(x: Tensor, *parameters: Tensor) -> Any:
         return module(x)
 
+    def leaf_and_parameters() -> Inputs:
+        module.zero_grad()
+        return [torch.randn(3, 4, requires_grad=True), *module.parameters()]
+
+    def plain_and_parameters() -> Inputs:
+        module.zero_grad()
+        return [torch.randn(3, 4), *module.parameters()]
+
     run.__name__ = f"module_hook_{kind.replace(' ', '_')}"
-    return run
+    program(leaf_and_parameters, plain_and_parameters)(run)
 
 
 for _kind in ("forward", "pre", "keyword", "backward", "backward pre"):
-    program(one_leaf, one_plain)(_hooked(_kind))
+    _hooked(_kind)
 
 
 # --- torch.func and forward mode --------------------------------------------------------------------------------------
@@ -561,6 +568,11 @@ def checkpoint_plain(x: Tensor) -> Any:
 @program(one_leaf, one_nonleaf)
 def checkpoint_reentrant(x: Tensor) -> Any:
     return checkpoint(block, x, use_reentrant=True) * 2
+
+
+@program(one_leaf)
+def checkpoint_dropout(x: Tensor) -> Any:
+    return checkpoint(lambda v: nn.functional.dropout(v.sin(), 0.5), x, use_reentrant=False) * 2
 
 
 @program(one_leaf)
@@ -722,7 +734,7 @@ def grad_inside(x: Tensor) -> Any:
     return torch.autograd.grad(energy(x), x)[0]
 
 
-@program(one_leaf)
+@program(one_leaf, one_nonleaf)
 def grad_inside_create_graph(x: Tensor) -> Any:
     (g,) = torch.autograd.grad(energy(x), x, create_graph=True)
     return g.pow(2).sum()
@@ -760,6 +772,356 @@ def inference_inside(x: Tensor, w: Tensor) -> Any:
 @program(one_leaf)
 def reads_grad(x: Tensor) -> Any:
     return x * 2 if x.grad is None else x * 3
+
+
+# --- more of the same -------------------------------------------------------------------------------------------------
+
+
+class TwoOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, a: Tensor, b: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return a * 2 + b * 3 + x
+
+
+@program(one_leaf, one_nonleaf)
+def function_one_output_unused(x: Tensor) -> Any:
+    return TwoOutputs.apply(x)[0]
+
+
+@program(one_leaf)
+def function_outputs_both_returned(x: Tensor) -> Any:
+    return TwoOutputs.apply(x)
+
+
+class NotTensors(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, scale: Any = None) -> Any:
+        ctx.scale = scale
+        return x * 2, name, [1, 2]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        return gradient * (1 if ctx.scale is None else ctx.scale), None, None
+
+
+@program(one_leaf)
+def function_with_other_results(x: Tensor) -> Any:
+    y, name, numbers = NotTensors.apply(x, "a", 4.0)
+    return y * len(name) + numbers[1]
+
+
+class InsideNoGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        assert not torch.is_grad_enabled()
+        return gradient @ w, (x.t() @ gradient).t() * 2
+
+
+@program(two_leaves, plain_and_leaf)
+def function_linear(x: Tensor, w: Tensor) -> Any:
+    return InsideNoGrad.apply(x, w)
+
+
+class NestedCall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            out = (inner.sin() * inner).sum()
+        ctx.inner, ctx.out = inner, out
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(ctx.out, ctx.inner)
+        return g * gradient
+
+
+@program(one_leaf)
+def function_with_graph_inside(x: Tensor) -> Any:
+    return NestedCall.apply(x)
+
+
+class Inherits(InsideNoGrad):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return gradient @ w * 10, None
+
+
+@program(two_leaves)
+def function_inherits(x: Tensor, w: Tensor) -> Any:
+    return Inherits.apply(x, w)
+
+
+class WrongCount(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient
+
+
+@program(two_leaves)
+def function_with_error(x: Tensor, y: Tensor) -> Any:
+    return WrongCount.apply(x, y)
+
+
+class DirtyView(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        x.add_(1)
+        ctx.mark_dirty(x)
+        return x, x * y
+
+    @staticmethod
+    def backward(ctx: Any, a: Tensor, b: Tensor) -> Any:
+        return a + 2 * b, 3 * b
+
+
+@program(two_leaves)
+def function_dirty_intermediate(x: Tensor, y: Tensor) -> Any:
+    z = x * 1
+    a, b = DirtyView.apply(z, y)
+    return a, b, z
+
+
+class GradMode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_non_differentiable()
+        return x.abs()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.sign()
+
+
+@program(one_leaf)
+def function_under_no_grad(x: Tensor) -> Any:
+    with torch.no_grad():
+        y = GradMode.apply(x)
+    return y, x * y
+
+
+@program(one_leaf)
+def function_in_loop(x: Tensor) -> Any:
+    for _ in range(3):
+        x = GradMode.apply(x) * 2
+    return x
+
+
+@program(one_leaf)
+def function_grad_inside(x: Tensor) -> Any:
+    y = GradMode.apply(x * 2)
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+@program(one_leaf)
+def hooks_in_order(x: Tensor) -> Any:
+    y = x.sin()
+    y.register_hook(lambda g: g + 1)
+    y.register_hook(lambda g: g * 2)
+    z = y.exp()
+    z.register_hook(lambda g: g * 3)
+    return z
+
+
+@program(one_leaf)
+def hook_before_write(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 5)
+    y.mul_(3)
+    y.register_hook(lambda g: g + 1)
+    return y.sin()
+
+
+@program(one_leaf)
+def hook_gives_none(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: None)
+    return y.sin()
+
+
+@program(one_leaf)
+def hook_on_shared(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g.clamp(max=0.5))
+    return (y.sin() + y.cos()).sum() + (y * y).sum()
+
+
+@program(one_leaf)
+def hook_writes_list(x: Tensor) -> Any:
+    norms: list[float] = []
+    y = x * 2
+    y.register_hook(lambda g: norms.append(1.0))
+    return y.sin()
+
+
+@program(one_leaf)
+def hook_prints(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: print(end=""))
+    return y.sin()
+
+
+@program(one_leaf, one_plain)
+def func_nested_transforms(x: Tensor) -> Any:
+    return vmap(jacrev(lambda row: (row**3).sum()))(x), vmap(hessian(lambda row: row.sin().sum()))(x)
+
+
+@program(one_leaf, one_plain)
+def func_vmap_dimensions(x: Tensor) -> Any:
+    return vmap(lambda a, b: a * b, in_dims=(0, None), out_dims=1)(x, x[0])
+
+
+@program(one_leaf)
+def func_grad_with_aux(x: Tensor) -> Any:
+    return grad(lambda v: (energy(v), v * 2), has_aux=True)(x)
+
+
+@program(one_leaf)
+def func_grad_of_dict(x: Tensor) -> Any:
+    return grad(lambda d: energy(d["a"]) + d["b"].sum())({"a": x, "b": x * 2})["a"]
+
+
+@program(one_leaf)
+def func_linearize(x: Tensor) -> Any:
+    value, push = torch.func.linearize(lambda v: v.sin() * v, x)
+    return value, push(torch.ones_like(x))
+
+
+@program(one_leaf, one_plain)
+def func_of_outer_tensor(x: Tensor) -> Any:
+    y = x * 2
+    return grad(lambda v: (v * y).sin().sum())(torch.ones(3, 4))
+
+
+@program(one_leaf)
+def func_jvp_of_grad(x: Tensor) -> Any:
+    return jvp(grad(energy), (x,), (torch.ones_like(x),))[1]
+
+
+@program(one_leaf)
+def func_writes_inside(x: Tensor) -> Any:
+    def inner(v: Tensor) -> Tensor:
+        y = v * 2
+        y.mul_(3)
+        return y.sum()
+
+    return grad(inner)(x)
+
+
+@program(one_leaf)
+def autocast_cached_weight_and_gradient(x: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        z = x @ x.t()
+    return y.float() + z.float()
+
+
+@program(one_leaf)
+def checkpoint_of_pair(x: Tensor) -> Any:
+    a, b = checkpoint(lambda v, k=2.0: (v.sin() * k, v.cos()), x, use_reentrant=False)
+    return a * b
+
+
+@program(one_leaf)
+def checkpoint_partly_used(x: Tensor) -> Any:
+    a, _ = checkpoint(lambda v: (v.sin(), v.cos()), x, use_reentrant=False)
+    return a
+
+
+@program(matrices)
+def checkpoint_with_closure(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    return checkpoint(lambda v: (v @ w).sin() * y, x, use_reentrant=False)
+
+
+@program(matrices)
+def checkpoint_under_autocast(x: Tensor, w: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return checkpoint(lambda v: (v @ w).sin() @ w, x, use_reentrant=False)
+
+
+@program(one_leaf)
+def checkpoint_writes_inside(x: Tensor) -> Any:
+    def inner(v: Tensor) -> Tensor:
+        y = v * 2
+        y.mul_(3)
+        return y.sin()
+
+    return checkpoint(inner, x, use_reentrant=False)
+
+
+@program(matrices)
+def checkpoint_reentrant_with_closure(x: Tensor, w: Tensor) -> Any:
+    def inner(v: Tensor, k: Any) -> Any:
+        return (v @ w).sin() * k, v.cos()
+
+    a, b = checkpoint(inner, x * 2, 3.0, use_reentrant=True)
+    return a @ w, b
+
+
+@program(plain_and_leaf)
+def checkpoint_reentrant_plain_input(x: Tensor, w: Tensor) -> Any:
+    return checkpoint(lambda v: v.sin() * w, x, use_reentrant=True) + w
+
+
+@program(one_plain)
+def bernoulli_and_friends(x: Tensor) -> Any:
+    y = x.clone().bernoulli_(0.3)
+    return (
+        y,
+        torch.randperm(5),
+        torch.normal(x, x.abs()),
+        torch.randint(0, 5, (3,)),
+        x.clone().uniform_(),
+        x.exponential_(),
+    )
+
+
+@program(one_leaf)
+def gumbel(x: Tensor) -> Any:
+    torch.set_grad_enabled(True)
+    return nn.functional.gumbel_softmax(x, hard=True)
+
+
+@program(one_leaf)
+def rrelu_and_dropout(x: Tensor) -> Any:
+    return nn.functional.rrelu(x, training=True) + nn.functional.dropout1d(x, 0.5)
+
+
+@program(half_leaves, float16_leaves)
+def low_precision(x: Tensor, w: Tensor) -> Any:
+    return nn.functional.layer_norm(x @ w, (4,)), (x.float() @ w.float()).to(x.dtype), x.softmax(-1), x.sum()
+
+
+@program(complex_leaves)
+def complex_gradient_inside(x: Tensor, w: Tensor) -> Any:
+    return torch.autograd.grad((x * w.conj()).abs().sum(), (x, w))
+
+
+@program(complex_leaves)
+def complex_linear_algebra(x: Tensor, w: Tensor) -> Any:
+    return torch.linalg.inv(x) @ w, x.mH @ w, torch.fft.ifft(torch.fft.fft(x) * w)
 
 
 @pytest.mark.parametrize("item", PROGRAMS, ids=str)

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dovetail
 from dovetail.aot.partition import partition
 
-WEIGHT = torch.randn(16, 16).mul_(0.3).requires_grad_()
+DOUBLE = torch.float64
+WEIGHT = torch.randn(16, 16, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).mul_(0.3).requires_grad_()
 
 
 def block(x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +61,7 @@ def run(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> li
 @pytest.mark.parametrize("budget", [None, 0.0, 0.5])
 @pytest.mark.parametrize("function", [one_region, twice_the_same, nested, new_numbers])
 def test_same_numbers_as_eager(function: Callable[[torch.Tensor], torch.Tensor], budget: float | None) -> None:
-    x = torch.randn(8, 16)
+    x = torch.randn(8, 16, dtype=DOUBLE)
     expected = run(function, x)
     compiled = dovetail.compile(function, backend="aten", fullgraph=True, memory_budget=budget)
     for _ in range(2):
@@ -72,7 +73,10 @@ def test_the_whole_step_inside() -> None:
         loss = checkpoint(lambda y: torch.dropout(y @ weight, 0.5, True).sin(), x, use_reentrant=False).sum()
         return torch.autograd.grad(loss, (x, weight))
 
-    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    x, weight = (
+        torch.randn(8, 16, dtype=DOUBLE, requires_grad=True),
+        torch.randn(16, 16, dtype=DOUBLE, requires_grad=True),
+    )
     torch.manual_seed(2)
     expected = step(x, weight)
     torch.manual_seed(2)
@@ -82,7 +86,7 @@ def test_the_whole_step_inside() -> None:
 
 @pytest.mark.parametrize("strategy", ["save_all", "minimum_cut"])
 def test_nothing_of_a_region_is_saved(strategy: str) -> None:
-    x = torch.randn(64, 16, requires_grad=True)
+    x = torch.randn(64, 16, dtype=DOUBLE, requires_grad=True)
     with_region = dovetail.capture(lambda y: checkpoint(deep, y, use_reentrant=False).sum(), (x,))
     without = dovetail.capture(lambda y: deep(y).sum(), (x,))
     plan = partition(with_region, strategy)  # type: ignore[arg-type]
@@ -96,7 +100,9 @@ def test_nothing_of_a_region_is_saved(strategy: str) -> None:
 def test_the_generator_is_as_it_was_after_a_capture() -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    dovetail.capture(one_region, (torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).requires_grad_(),))
+    dovetail.capture(
+        one_region, (torch.randn(2, 16, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).requires_grad_(),)
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -110,8 +116,38 @@ def test_a_selective_policy() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(deep, x, use_reentrant=False, context_fn=contexts).sum()
 
-    x = torch.randn(64, 16)
+    x = torch.randn(64, 16, dtype=DOUBLE)
     expected = run(function, x)
-    with torch.random.fork_rng():
-        compiled = dovetail.compile(function, backend="aten")
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for _ in range(2):
+        assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+    plan = partition(dovetail.capture(function, (x.requires_grad_(),)), "save_all")
+    assert plan.backward is not None
+    mm, tanh = torch.ops.aten.mm.default, torch.ops.aten.tanh.default
+    assert len(plan.backward.graph.find_nodes(op="call_function", target=tanh)) == 3
+    # Six of the gradients, none of the forward.
+    assert len(plan.backward.graph.find_nodes(op="call_function", target=mm)) == 6
     assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+
+
+@pytest.mark.parametrize("function", [one_region, twice_the_same])
+def test_second_order_from_outside(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def second(call: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        (gradient,) = torch.autograd.grad(call(x).square(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), (x, WEIGHT))
+
+    x = torch.randn(8, 16, dtype=DOUBLE, requires_grad=True)
+    expected = second(function)
+    actual = second(dovetail.compile(function, backend="aten", fullgraph=True, memory_budget=0.5))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("function", [one_region, twice_the_same, nested])
+def test_regions_that_dynamo_has_captured(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(8, 16, dtype=DOUBLE)
+    expected = run(function, x)
+    compiled = torch.compile(function, backend=dovetail.torch_backend("aten", fullgraph=True))
+    for _ in range(2):
+        assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))

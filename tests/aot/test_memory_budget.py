@@ -136,3 +136,28 @@ def test_exact_numerics_refuse_another_formula() -> None:
     assert joint.inexact
     with pytest.raises(errors.CaptureError, match="another formula"):
         joint.compile(lambda graph, inputs, *, kind, options: graph, numerics="exact")
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.5, 1.0])
+def test_sizes_that_the_data_decides(budget: float) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.exp(x[x > 0] * weight)).sum() * weight
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True, memory_budget=budget)
+    weight = torch.ones((), requires_grad=True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(50, requires_grad=True)
+        expected = torch.autograd.grad(function(x, weight), (x, weight))
+        actual = torch.autograd.grad(compiled(x, weight), (x, weight))
+        assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+
+
+def test_under_torch_compile() -> None:
+    module, x = model(0.25), torch.randn(32, 16)
+    expected = step(module, module, x)
+    backend = dovetail.torch_backend("aten", fullgraph=True, memory_budget=0.0)
+    actual = step(torch.compile(module, backend=backend), module, x)
+    assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
+    with pytest.raises(errors.OptionError):
+        dovetail.torch_backend("aten", memory_budget=2.0)

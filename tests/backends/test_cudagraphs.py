@@ -335,6 +335,31 @@ def test_a_data_dependent_size_is_left_out(told: Told) -> None:
         assert torch.equal(run([given])[0], given.exp().nonzero() * 2)
 
 
+def test_sizes_made_of_data(told: Told) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        chosen = x.exp()[x > 0]
+        return (chosen * 2).sin().sum() + x.tanh().sum()
+
+    check_calls(function, [(normal(5, grad=True),) for _ in range(10)])
+    told.check(r"aten.index.Tensor at .*test_cudagraphs.py:\d+ `chosen = ")
+
+
+def test_exact_numerics_need_exact_kernels() -> None:
+    import dovetail
+
+    recorder = SimulatedRecorder()
+
+    def step(kernels: str) -> torch.Tensor:
+        options = {"kernels": kernels, "recorder": recorder}
+        return dovetail.compile(torch.exp, backend="cudagraphs", numerics="exact", backend_options=options)(
+            torch.ones(2)
+        )
+
+    assert torch.equal(step("aten"), torch.ones(2).exp())
+    with pytest.raises(OptionError, match="not eager's"):
+        step("inductor")
+
+
 def test_a_device_without_memory(told: Told) -> None:
     def no_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

@@ -112,7 +112,7 @@ def shallow_mutations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_copies_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "_copy", lambda value: value.detach())
+    monkeypatch.setattr(results, "_copies", lambda sources, templates: [value.detach() for value in sources])
 
 
 def no_look_at_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

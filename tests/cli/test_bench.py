@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,3 +43,14 @@ def test_bench_overhead_measures_both_compilers_and_saves_every_round(tmp_path: 
     for result in data["results"].values():
         for name in ("torch.compile", "Dovetail", "Dovetail's guards alone"):
             assert len(result["seconds"][name]) == 2 and min(result["seconds"][name]) > 0
+
+
+@pytest.mark.slow
+def test_bench_second_order_saves_every_round_and_has_eagers_losses(tmp_path: Path) -> None:
+    arguments = ["--examples", "hessian_vector", "--backend", "aten", "--rounds", "2", "--steps", "1", "--threads", "1"]
+    done = run("second_order.py", *arguments, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (saved,) = tmp_path.glob("second-order-*.json")
+    result = json.loads(saved.read_text(encoding="utf-8"))["results"]["hessian_vector"]
+    assert result["dovetail_difference"] < 1e-6
+    assert {len(times) for times in result["seconds_per_step"].values()} == {2}

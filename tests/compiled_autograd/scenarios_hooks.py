@@ -198,6 +198,35 @@ def hook_that_raises(run: Run) -> Any:
 
 
 @scenario
+def hook_that_writes_to_a_saved_tensor(run: Run) -> Any:
+    x = leaf(run.size)
+    h = x.exp()
+    z = h.sin()
+    z.register_hook(lambda gradient: h.detach().mul_(2).sum() * 0 + gradient)
+    try:
+        z.sum().backward()
+    except RuntimeError as error:
+        run.note("one of the variables needed for gradient computation has been modified" in str(error))
+    w = leaf(run.size)
+    (x * w).sum().backward()
+    return grads(x, w)
+
+
+@scenario
+def leaf_is_updated_in_its_hook(run: Run) -> Any:
+    x, w = leaf(run.size), leaf(run.size)
+
+    def update(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad)
+
+    x.register_post_accumulate_grad_hook(update)
+    w.register_post_accumulate_grad_hook(update)
+    (x.sin() * w).sum().backward()
+    return [*grads(x, w), x, w]
+
+
+@scenario
 def hook_with_the_wrong_shape(run: Run) -> Any:
     x = leaf(run.size)
     h = x.sin()

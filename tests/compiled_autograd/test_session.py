@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
 from dovetail import torch_private_autograd as door
@@ -78,6 +79,31 @@ def test_one_warning_for_many_fallbacks() -> None:
     assert "create_graph" in str(record[0].message)
     assert len(backwards.fallbacks) == 3
     assert "left to eager: create_graph" in str(backwards)
+
+
+def test_the_next_block_runs_what_the_last_one_has_compiled() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, example_inputs: Any, **_: Any) -> Any:
+        graphs.append(graph)
+        return lambda values: list(graph(*values))
+
+    weight = torch.randn(4, 3)
+    for _ in range(3):
+        leaf = weight.clone().requires_grad_()
+        with dovetail.compiled_autograd(backend=backend) as backwards:
+            (torch.ones(2, 4) @ leaf).tanh().sum().backward()
+        assert (backwards.runs, len(backwards.captures)) == (1, 1)
+    assert len(graphs) == 1
+
+
+def test_decisions_are_events() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("ignore")
+        x.sin().sinh().sum().backward()
+        torch.autograd.grad(x.sin().sum(), [x], create_graph=True)
+    assert [event.name for event in backwards.events.events] == ["prepare backward", "left to eager"]
 
 
 def test_unknown_options_are_refused() -> None:
@@ -323,6 +349,23 @@ def test_a_capture_that_stops_half_way_refuses_the_graph(monkeypatch: pytest.Mon
         x.sin().cos().tan().sinh().cosh().sum().backward()
     assert session.runs == 1
     assert torch.equal(x.grad, torch.autograd.grad(x.sin().cos().tan().sinh().cosh().sum(), [x])[0])
+
+
+def test_gradients_of_tensor_subclasses_are_of_their_class() -> None:
+    def run() -> Any:
+        torch.manual_seed(0)
+        parameter = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+        (torch.randn(2, 3) @ parameter).sin().sum().backward()
+        return parameter.grad
+
+    expected = run()
+    with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
+        warnings.simplefilter("ignore")
+        found = run()
+    assert backwards.runs == 1
+    assert type(found) is type(expected) is TwoTensor
+    assert torch.equal(expected.a, found.a)
+    assert torch.equal(expected.b, found.b)
 
 
 def test_anomaly_mode_names_the_operator() -> None:

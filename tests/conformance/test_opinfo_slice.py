@@ -21,25 +21,40 @@ nn.functional.dropout nn.functional.max_pool2d nn.functional.scaled_dot_product_
 zeros_like ones_like to
 """.split()
 
-# The size of these outputs depends on the data, so that one graph cannot hold them.
-DATA_DEPENDENT = ("masked_select", "unique_consecutive")
-# Their gradient has another formula while tracing, which the bitwise backend refuses.
-OTHER_FORMULA = ("prod",)
-
 
 @pytest.mark.parametrize("name", SLICE)
 def test_operator(name: str) -> None:
     (result,) = opinfo_runner.run_here([name], compare.COMPILERS["dovetail"], samples=1)
     for variant in opinfo_runner.VARIANTS:
         for sample in result.samples[variant]:
-            refusable = (
-                name in DATA_DEPENDENT
-                or (variant == "inplace" and "changes its shape in place" in sample.reason)
-                or (variant == "backward" and name in OTHER_FORMULA and "another formula" in sample.reason)
-            )
-            allowed = ("passed", "eager cannot", "not applicable", *(("refused",) if refusable else ()))
-            assert sample.verdict in allowed, (variant, sample)
-    assert name in DATA_DEPENDENT or result.verdict("forward") == "passed"
+            assert sample.verdict in ("passed", "eager cannot", "not applicable"), (variant, sample)
+    assert result.verdict("forward") == "passed"
+
+
+@pytest.mark.parametrize(
+    "name", ["sin", "mul", "matmul", "addmm", "prod", "cumprod", "masked_fill", "masked_select", "cov"]
+)
+def test_operator_twice_differentiated(name: str) -> None:
+    (result,) = opinfo_runner.run_here([name], compare.COMPILERS["dovetail"], samples=1, direction="double")
+    assert result.verdict("double") == "passed", result.samples
+
+
+def test_the_double_direction_finds_a_wrong_second_derivative() -> None:
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return gradient * x.cos().detach()
+
+    x = torch.rand(3, requires_grad=True)
+    found = opinfo_runner.check_call(torch.sin, (x,), lambda _: Off.apply, backward=True, double=True)
+    assert found.verdict == "wrong"
+    assert opinfo_runner.check_call(torch.sin, (x,), lambda _: Off.apply, backward=True).verdict == "passed"
 
 
 def _verdict(function, broken, *values, backward: bool = False) -> tuple[str, str]:

@@ -359,3 +359,19 @@ def function(y):
 def call_0(run): return run(torch.randn(3))
 def call_1(run): return run(torch.randn(3))
 """)
+
+
+def test_a_number_made_of_data_that_is_printed_inside_of_a_try_block() -> None:
+    check("""
+leaf = torch.ones(3)
+def function(x):
+    try:
+        print(leaf.sum().item())
+        thing.table["missing"]
+    except Exception:
+        pass
+    return x * 2
+thing.table = {}
+def call_0(run): return run(torch.ones(2))
+def call_1(run): return run(torch.ones(2))
+""")

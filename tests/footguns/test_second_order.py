@@ -135,3 +135,87 @@ def test_saved_tensor_hooks_that_change_values_are_not_forgotten() -> None:
         except dovetail.errors.HigherOrderGradientError:
             results.append([g.item()])
     assert results[0][: len(results[1])] == results[1]
+
+
+LOG: list[str] = []
+
+
+class Logged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        LOG.append("forward")
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * g * x**2
+
+
+class LoggedBackward(Logged):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        LOG.append("backward")
+        (x,) = ctx.saved_tensors
+        return 3 * g * x**2
+
+
+@pytest.mark.parametrize("function", [Logged, LoggedBackward])
+def test_side_effects_of_a_custom_function_happen_as_often_as_in_eager(function: Any) -> None:
+    logs = []
+    for f in (function.apply, dovetail.compile(lambda x: function.apply(x), backend="aten")):
+        LOG.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dovetail.errors.EagerFallbackWarning)
+            for _ in range(2):
+                x = vector(1.0)
+                torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        logs.append(list(LOG))
+    assert logs[0] == logs[1]
+
+
+def test_a_hook_that_writes_to_a_list_keeps_no_traced_tensor() -> None:
+    found = []
+
+    def function(x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        y = x.sin()
+        y.register_hook(lambda g: seen.append(g))
+        return y.sum()
+
+    for f in (function, dovetail.compile(function, backend="aten")):
+        seen: list[torch.Tensor] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dovetail.errors.EagerFallbackWarning)
+            f(vector(1.0), seen).backward()
+        found.append([type(item) for item in seen])
+    assert found[0] == found[1] == [torch.Tensor]
+
+
+class Moody(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * x**2 * (3 if MOOD["name"] == "good" else 30)
+
+
+MOOD = {"name": "good"}
+
+
+def test_what_a_backward_reads_changes_before_it_is_captured_again() -> None:
+    """The first derivative and the second are of the same mood, or refused."""
+    compiled = dovetail.compile(lambda x: Moody.apply(x).sum(), backend="aten", fullgraph=True)
+    x = vector(1.0)
+    MOOD["name"] = "good"
+    result = compiled(x)
+    MOOD["name"] = "bad"
+    (g,) = torch.autograd.grad(result, x, create_graph=True)
+    MOOD["name"] = "good"
+    assert g.tolist() == [3.0]
+    with pytest.raises(dovetail.errors.HigherOrderGradientError, match="other gradients"):
+        torch.autograd.grad(g.sum(), x)

@@ -55,7 +55,8 @@ def both(
     return compiled
 
 
-def test_backward_sets_and_then_accumulates() -> None:
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+def test_backward_sets_and_then_accumulates(backend: str) -> None:
     def make(module: torch.nn.Module) -> Function:
         def step(x: torch.Tensor) -> torch.Tensor:
             loss = module(x).pow(2).mean()
@@ -64,12 +65,12 @@ def test_backward_sets_and_then_accumulates() -> None:
 
         return step
 
-    compiled = both(make)
+    compiled = both(make, backend=backend)
     # No gradients at first, then there are some.
     assert len(compiled.entries) == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", ["aten", "eager", "inductor"])
 def test_gradients_set_to_none_before_each_step(backend: str) -> None:
     def make(module: torch.nn.Module) -> Function:
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ def test_gradients_set_to_none_before_each_step(backend: str) -> None:
 
         return step
 
-    both(make, backend=backend, exact=backend == "aten")
+    both(make, backend=backend, exact=backend != "inductor")
 
 
 def test_zero_grad_of_the_module() -> None:
@@ -143,7 +144,8 @@ def test_a_step_of_gradient_descent() -> None:
     both(make)
 
 
-def test_create_graph_and_a_loss_on_the_gradient() -> None:
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+def test_create_graph_and_a_loss_on_the_gradient(backend: str) -> None:
     def make(module: torch.nn.Module) -> Function:
         def step(x: torch.Tensor) -> torch.Tensor:
             (forces,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
@@ -153,7 +155,7 @@ def test_create_graph_and_a_loss_on_the_gradient() -> None:
 
         return step
 
-    both(make)
+    both(make, backend=backend)
 
 
 def test_backward_with_create_graph_leaves_a_differentiable_gradient() -> None:

@@ -24,7 +24,7 @@ from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_a
 from dovetail.errors import OptionError
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
-_PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs")
+_PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
 _LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
 
@@ -112,6 +112,7 @@ def compile_cudagraphs(
         return _compile_alone(settings, graph, example_inputs, kind, options)
     own = own_copy(graph)
     _add_missing_values(own, example_inputs)
+    write_back(own, options.get("write_backs", {}))
     device = _device_of(own, recorder)
     if device is None:
         warn(
@@ -143,6 +144,7 @@ def compile_cudagraphs(
             device,
             tuple(_name(node) for node in part.inputs),
             frozenset(static_here),
+            frozenset(index for index in static_here if not private.has_symbols(part.inputs[index].meta["val"])),
             frozenset(numbers),
             mutated_inputs(part.graph),
             frozenset(index for index, node in enumerate(part.outputs) if visible(node)),
@@ -163,7 +165,7 @@ def _compile_alone(
     kind: Kind,
     options: Mapping[str, Any],
 ) -> CompiledCallable:
-    pipeline = {key: options[key] for key in _PIPELINE_OPTIONS if key in options}
+    pipeline = {key: options[key] for key in _PIPELINE_OPTIONS[:2] if key in options}
     return settings.kernels.compile(graph, example_inputs, kind=kind, options={**settings.rest, **pipeline})
 
 
@@ -176,6 +178,28 @@ def _compile_part(settings: Settings, part: Part, kind: Kind, static: list[int])
     examples = [node.meta["val"] for node in nodes if node.op == "placeholder"]
     pipeline = {"static_inputs": static, "user_visible_outputs": list(range(len(part.outputs)))}
     return kernels.compile(part.graph, examples, kind=kind, options={**rest, **pipeline})
+
+
+def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> None:
+    """Have the graph itself write new values of inputs (output -> input) where they belong: a replay then does all of it."""
+    if not write_backs:
+        return
+    memory = Memory(graph)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    inputs = {memory.group(node) for node in placeholders}
+    output = graph.graph.find_nodes(op="output")[0]
+    results = output_arguments(graph)
+    for index, target in write_backs.items():
+        value, place = results[index], placeholders[target]
+        if not isinstance(value, torch.fx.Node) or memory.group(value) in inputs:
+            # The new value of one input may be the old one of another, and the order of writing would matter.
+            continue
+        with graph.graph.inserting_before(output):
+            written = graph.graph.call_function(torch.ops.aten.copy_.default, (place, value))
+        written.meta = {**value.meta, "val": place.meta["val"]}
+        results[index] = place
+    output.args = (results,)
+    graph.recompile()
 
 
 def _add_missing_values(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -218,7 +242,8 @@ def _find_obstacles(
         else:
             obstacle = find_obstacle(node, recorder, device)
             if obstacle is not None:
-                found[node] = obstacle
+                tensors = any(True for value in (node, *node.all_input_nodes) for _ in node_tensors(value))
+                found[node] = obstacle if tensors else None
     return found
 
 
@@ -274,13 +299,20 @@ def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> N
 
 def _for_options(options: Mapping[str, Any]) -> Backend:
     kernels = make_settings(options).kernels
-    return replace(CUDAGRAPHS, decompositions=kernels.decompositions, numerics=kernels.numerics)
+    return replace(
+        CUDAGRAPHS,
+        decompositions=kernels.decompositions,
+        numerics=kernels.numerics,
+        tolerances=kernels.tolerances,
+        data_sizes=kernels.data_sizes,
+    )
 
 
 CUDAGRAPHS = Backend(
     "cudagraphs",
     compile_cudagraphs,
     numerics="tolerance",
+    writes_back=True,
     description='recorded once, then replayed, over the kernels of kernels="aten" or "inductor"',
     for_options=_for_options,
 )

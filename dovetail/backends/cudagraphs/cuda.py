@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.backends.cudagraphs.recorder import Work
 
 
@@ -56,6 +57,18 @@ class _CudaRecording:
         if graph is not None:
             torch.cuda.synchronize(self._state.stream.device)
             graph.reset()
+
+
+def _repair_generator(generator: torch.Generator, before: torch.Generator, state: _DeviceState) -> None:
+    """After a failed capture the generator may still wait for the end of it, and refuse to draw."""
+    try:
+        torch.rand(1, device=state.stream.device)
+        generator.set_state(before.get_state())
+    except RuntimeError:
+        generator.graphsafe_set_state(before)
+        # They would go on with the numbers of the generator's state that is now gone.
+        for recording in list(state.recordings):
+            recording.release()
 
 
 class CudaRecorder:
@@ -106,23 +119,25 @@ class CudaRecorder:
     def record(self, work: Work, inputs: Sequence[Any], device: torch.device) -> tuple[_CudaRecording, list[Any]]:
         """Capture the work into a graph; the device's pool is shared by all of its recordings."""
         state = self._state(device)
-        generator = torch.cuda.default_generators[device.index or 0]
-        before = generator.clone_state()
+        current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
         # Python's collector could free a tensor of another stream in the middle of a capture, which ends it.
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
-        torch.cuda.synchronize(device)
+        if all(recording.is_released for recording in state.recordings):
+            state.pool = torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[state.stream.device.index]
+        before = generator.clone_state()
         try:
-            if all(recording.is_released for recording in state.recordings):
-                state.pool = torch.cuda.graph_pool_handle()
             # Other threads (pinning a data loader's batches, a collective's watchdog) may go on with their own work.
             with torch.cuda.graph(graph, pool=state.pool, stream=state.stream, capture_error_mode="thread_local"):
                 outputs = work(list(inputs))
         except BaseException:
-            # A failed capture can leave the generator waiting for the end of it.
-            generator.graphsafe_set_state(before)
+            # torch leaves its own context half open if the end of the capture raises as well.
+            torch.cuda.set_stream(current)
+            private.end_capture_allocations(state.stream.device, state.pool)
+            _repair_generator(generator, before, state)
             raise
         finally:
             if enabled:

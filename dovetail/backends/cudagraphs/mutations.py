@@ -35,6 +35,10 @@ _PURE_FUNCTIONS = frozenset(
 )
 
 
+#: Their results lie in the memory of their arguments, and their schemas do not say so.
+_UNDECLARED_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
+
+
 def nodes_in(value: Any) -> Iterator[torch.fx.Node]:
     """All nodes in an argument, inside of lists, tuples, dictionaries and slices too."""
     found: list[torch.fx.Node] = []
@@ -78,7 +82,7 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     everything = list(nodes_in((node.args, node.kwargs)))
     if not isinstance(target, private.OpOverload):
         return everything if target is operator.getitem or not is_pure_function(target) else []
-    if private.is_composite(target):
+    if private.is_implicit(target) or target in _UNDECLARED_VIEWS:
         # Its result may or may not be a view (reshape, contiguous, to), and its schema does not say.
         return everything
     schema = target._schema

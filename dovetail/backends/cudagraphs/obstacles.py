@@ -100,13 +100,12 @@ def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None
 
 def _reads_values(node: torch.fx.Node) -> bool:
     target: Any = node.target
-    if any(tag in target.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)):
-        return True
     if target._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"):
+        # The tag says that the size may depend on data, which is so for masks only.
         indices = node.args[1] if len(node.args) > 1 else ()
         found = [item for item in private.tree_leaves(indices) if isinstance(item, torch.fx.Node)]
         return any(leaf.dtype in (torch.bool, torch.uint8) for item in found for leaf in node_tensors(item))
-    return False
+    return any(tag in target.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
 def needs_kernel(node: torch.fx.Node) -> bool:

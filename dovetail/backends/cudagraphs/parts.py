@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.cudagraphs.mutations import is_pure_function, written_arguments
+from dovetail.backends.cudagraphs.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
 from dovetail.backends.protocol import output_arguments
 
@@ -30,8 +30,8 @@ class Part:
 def cut(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -> list[Part]:
     """The parts of a graph in the order in which they run; each holds only nodes that ``can_record``, or only others.
 
-    A part without any work for the device is never recorded. Operators that write, draw random numbers or have no schema
-    keep their order among each other, and a graph that writes keeps its order altogether.
+    A part without any work for the device is never recorded. Operators that draw random numbers, have no schema, or touch
+    memory that is written to keep their order among each other.
     """
     groups = _schedule(graph, can_record)
     results = {node for node in output_arguments(graph) if isinstance(node, Node)}
@@ -53,12 +53,14 @@ def _is_ordered(node: Node) -> bool:
 
 def _schedule(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -> list[tuple[bool, list[Node]]]:
     work = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    writes = any(written_arguments(node) for node in work)
+    memory = Memory(graph)
+    written = {memory.group(value) for node in work for value in written_arguments(node)}
     before: dict[Node, set[Node]] = {}
     last: Node | None = None
     for node in work:
         before[node] = {value for value in node.all_input_nodes if value.op not in ("placeholder", "get_attr")}
-        if writes or _is_ordered(node):
+        touched = (node, *node.all_input_nodes)
+        if _is_ordered(node) or (written and any(memory.group(value) in written for value in touched)):
             if last is not None:
                 before[node].add(last)
             last = node
@@ -120,37 +122,49 @@ def run_parts(
     """A callable for the whole graph that calls each part's callable, and drops every value after its last use."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     results = output_arguments(graph)
-    constants = {
-        node: _attribute(graph, str(node.target))
-        for node in results
-        if isinstance(node, Node) and node.op == "get_attr"
-    }
-    keep = {node for node in results if isinstance(node, Node)}
-    last_use: dict[Node, int] = {}
+    # Values lie in one list: inputs first, then what each part makes, then what the results have besides.
+    places: dict[Node, int] = {}
+    for node in (*placeholders, *(node for part in parts for node in part.outputs)):
+        places.setdefault(node, len(places))
+    extra: list[Any] = []
+    found: list[int] = []
+    for entry in results:
+        if isinstance(entry, Node) and entry in places:
+            found.append(places[entry])
+            continue
+        found.append(len(places) + len(extra))
+        extra.append(_attribute(graph, str(entry.target)) if isinstance(entry, Node) else entry)
+    last_use: dict[int, int] = {}
     for index, part in enumerate(parts):
-        last_use.update(dict.fromkeys(part.inputs, index))
-        last_use.update(dict.fromkeys((node for node in part.outputs if node not in last_use), index))
-    expiring = [
-        [node for node, last in last_use.items() if last == index and node not in keep] for index in range(len(parts))
-    ]
-    unused = [node for node in placeholders if node not in last_use and node not in keep]
+        for node in part.outputs:
+            last_use.setdefault(places[node], index)
+        for node in part.inputs:
+            last_use[places[node]] = index
+    needed = set(found)
+    unused = [place for place in range(len(placeholders)) if place not in last_use and place not in needed]
+    calls = []
+    for index, (part, call) in enumerate(zip(parts, runs, strict=True)):
+        gone = [place for place, last in last_use.items() if last == index and place not in needed]
+        taken = [places[node] for node in part.inputs]
+        first = places[part.outputs[0]] if part.outputs else 0
+        made = slice(first, first + len(part.outputs))
+        # An output that nobody asks for is dropped once it is there.
+        calls.append((call, taken, [place for place in gone if place < first], made, [p for p in gone if p >= first]))
+    room = [None] * (len(places) - len(placeholders))
 
     def run(inputs: list[Any]) -> list[Any]:
-        values = dict(zip(placeholders, inputs, strict=True))
+        values = [*inputs, *room, *extra]
         inputs.clear()
-        for node in unused:
-            del values[node]
-        for part, call, gone in zip(parts, runs, expiring, strict=True):
-            values_in = [values[node] for node in part.inputs]
-            for node in gone:
-                values.pop(node, None)
-            made = call(values_in)
-            for node, value in zip(part.outputs, made, strict=True):
-                values[node] = value
-        return [
-            (constants[entry] if entry in constants else values[entry]) if isinstance(entry, Node) else entry
-            for entry in results
-        ]
+        for place in unused:
+            values[place] = None
+        for call, taken, before, made, after in calls:
+            given = [values[place] for place in taken]
+            for place in before:
+                values[place] = None
+            values[made] = call(given)
+            for place in after:
+                values[place] = None
+        return [values[place] for place in found]
 
     return run
 

@@ -19,6 +19,11 @@ Work = Callable[[list[Any]], list[Any]]
 class Recording(Protocol):
     """Work that was recorded: it reads and writes the same addresses at every replay."""
 
+    @property
+    def is_released(self) -> bool:
+        """Whether it was given back, by its owner or by the recorder, and can no longer be replayed."""
+        ...
+
     def replay(self) -> None:
         """Do the recorded work again, after everything that was asked of the device before."""
         ...

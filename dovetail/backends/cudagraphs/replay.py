@@ -8,7 +8,7 @@ wrong.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -41,17 +41,21 @@ class Limits:
     warm_ups: int = 1
     shapes: int = 8
     in_flight: int = 4
-    moves: int = 8
+    moves: int = 6
 
 
 @dataclass(frozen=True)
 class PartSpec:
-    """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs."""
+    """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs.
+
+    ``static``: inputs that are likely to stay at one address; ``pinned``: those of them whose sizes cannot change either.
+    """
 
     kind: Kind
     device: torch.device
     names: tuple[str, ...]
     static: frozenset[int]
+    pinned: frozenset[int]
     numbers: frozenset[int]
     mutated: frozenset[int]
     visible: frozenset[int]
@@ -94,11 +98,54 @@ class _Shape:
     slots: dict[Key, list[_Slot]] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
+    """A recording with the inputs that it is for; ``others`` are neither tensors nor numbers that may change."""
+
     recording: Recording
     results: Results
     addresses: Addresses
+    shape: _Shape
+    copied: frozenset[int]
+    pointers: list[int]
+    fixed: list[int]
+    sized: list[int]
+    sizes: list[Any]
+    others: list[tuple[int, Any]]
+    written: frozenset[int]
+
+    @classmethod
+    def of(
+        cls,
+        made: tuple[Recording, Results, Addresses],
+        shape: _Shape,
+        copied: frozenset[int],
+        inputs: Sequence[Any],
+        spec: PartSpec,
+    ) -> _Slot:
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        fixed = [index for index in tensors if index not in copied]
+        sized = [index for index in tensors if index not in spec.pinned or index in copied]
+        others = [
+            (index, value)
+            for index, value in enumerate(inputs)
+            if not isinstance(value, torch.Tensor) and index not in spec.numbers
+        ]
+        pointers = [inputs[index].data_ptr() for index in fixed]
+        sizes = [(inputs[index].shape, inputs[index].stride()) for index in sized]
+        written = frozenset(storage_address(inputs[index]) for index in spec.mutated)
+        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written)
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call with these inputs may be a replay of this recording. Copying what need not be is no harm."""
+        return (
+            [inputs[index].data_ptr() for index in self.fixed] == self.pointers
+            and [(inputs[index].shape, inputs[index].stride()) for index in self.sized] == self.sizes
+            and all(inputs[index] is value for index, value in self.others)
+            and (not self.written or all(storage_address(inputs[index]) not in self.written for index in self.copied))
+            and not self.recording.is_released
+            and not self.results.in_use()
+        )
 
 
 def _drop_all(shapes: dict[Key, _Shape], shared: Shared) -> None:
@@ -124,6 +171,9 @@ class RecordedPart:
         #: How often calls of these sizes have run without a recording.
         self._warm_ups: Counter[Key] = Counter()
         self._moving: set[int] = set()
+        #: The recordings of the last calls, which are likely to be those of the next.
+        self._recent: deque[_Slot] = deque(maxlen=4)
+        self._copied_last: frozenset[int] = frozenset()
         self._noticed: set[str] = set()
         weakref.finalize(self, _drop_all, self._shapes, self._shared)
         register_part(self)
@@ -136,6 +186,7 @@ class RecordedPart:
     def release(self) -> None:
         """Give all recordings back; the next calls record again."""
         with self._shared.lock:
+            self._recent.clear()
             _drop_all(self._shapes, self._shared)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -152,6 +203,11 @@ class RecordedPart:
             return self._call(inputs)
 
     def _call(self, inputs: list[Any]) -> list[Any]:
+        # Copied inputs that are written to, and may share memory with others, need a closer look.
+        if self.spec.mutated.isdisjoint(self._copied_last):
+            for recent in self._recent:
+                if recent.fits(inputs):
+                    return self._replay(recent, recent.shape, inputs, recent.copied)
         copied = self._copied(inputs)
         sizes, addresses = self._key(inputs, copied)
         if self.spec.mutated and self._overlaps(inputs, copied):
@@ -160,6 +216,9 @@ class RecordedPart:
         shape_key = (sizes, copied)
         shape = self._shapes.get(shape_key)
         slots = shape.slots.get(addresses, []) if shape is not None else []
+        for gone in [slot for slot in slots if slot.recording.is_released]:
+            slots.remove(gone)
+            self._shared.drop(gone.recording, gone.addresses)
         slot = next((slot for slot in slots if not slot.results.in_use()), None)
         if slot is None:
             if self._warm_ups[sizes] < self.limits.warm_ups and len(self._warm_ups) <= _REMEMBERED_SIZES:
@@ -186,8 +245,10 @@ class RecordedPart:
             made = self._record(shape, inputs, copied)
             if made is None:
                 return self._run(inputs)
-            shape.slots.setdefault(addresses, []).append(made)
-            slot = made
+            slot = _Slot.of(made, shape, copied, inputs, self.spec)
+            shape.slots.setdefault(addresses, []).append(slot)
+        self._recent.appendleft(slot)
+        self._copied_last = copied
         assert shape is not None
         return self._replay(slot, shape, inputs, copied)
 
@@ -205,12 +266,12 @@ class RecordedPart:
         """Sizes and whole numbers of this call, and the addresses of what is not copied."""
         shapes: list[Any] = []
         addresses: list[Any] = []
-        numbers, static = self.spec.numbers, self.spec.static
+        numbers, pinned = self.spec.numbers, self.spec.pinned
         for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor):
                 if index not in copied:
                     addresses.append(value.data_ptr())
-                    if index in static:
+                    if index in pinned:
                         # The entry's guards have compared its sizes.
                         continue
                 shapes.append((value.shape, value.stride()))
@@ -234,9 +295,17 @@ class RecordedPart:
         """Run the kernels without a recording."""
         for index in self.spec.numbers:
             inputs[index] = torch.full((), inputs[index], dtype=torch.float64, device=self.spec.device)
-        return self._kernels(inputs)
+        written = [(inputs[index], inputs[index]._version) for index in self.spec.mutated]
+        outputs = self._kernels(inputs)
+        for value, version in written:
+            if value._version == version:
+                # Compiled kernels write without telling autograd.
+                torch.autograd.graph.increment_version(value)
+        return outputs
 
-    def _record(self, shape: _Shape, inputs: Sequence[Any], copied: frozenset[int]) -> _Slot | None:
+    def _record(
+        self, shape: _Shape, inputs: Sequence[Any], copied: frozenset[int]
+    ) -> tuple[Recording, Results, Addresses] | None:
         given = list(inputs)
         try:
             if not shape.buffers and not shape.numbers:
@@ -261,7 +330,7 @@ class RecordedPart:
         )
         addresses = Addresses(results.addresses, static)
         self._shared.remember(addresses)
-        return _Slot(recording, results, addresses)
+        return recording, results, addresses
 
     def _fill(self, shape: _Shape, inputs: Sequence[Any]) -> None:
         for buffer in shape.buffers:
@@ -296,9 +365,11 @@ class RecordedPart:
             "they are copied from now on",
             "keep parameters and buffers at one address: write to them in place instead of assigning new tensors",
         )
+        self._recent.clear()
         _drop_all({shape_key: self._shapes.pop(shape_key)}, self._shared)
 
     def _give_up(self, error: Exception) -> None:
+        self._recent.clear()
         _drop_all(self._shapes, self._shared)
         self._shared.collect()
         where = private.last_line_of_generated_code(error)

@@ -50,6 +50,7 @@ class Results:
         self._inputs: list[tuple[int, int]] = []
         self._views: list[tuple[int, int, tuple[int, ...], tuple[int, ...], int]] = []
         self._copies: list[tuple[tuple[int, ...], torch.Tensor]] = []
+        self._dense: list[tuple[tuple[int, ...], torch.Tensor]] = []
         self._rows: list[tuple[torch.Tensor, list[tuple[int, torch.Tensor, int]]]] = []
         self._kept: list[tuple[tuple[int, ...], torch.Tensor]] = []
         self._count = len(outputs)
@@ -69,15 +70,23 @@ class Results:
                 delta = value.storage_offset() - given[source].storage_offset()
                 self._views.append((index, source, tuple(value.shape), tuple(value.stride()), delta))
             else:
+                address = storage_address(value)
+                if address in owners:
+                    # An input seen as another dtype: the next call's inputs will lie there.
+                    self._add_copies([(value, [index])])
+                    continue
                 # Tensors without memory share the address 0 with nobody.
-                address = storage_address(value) or -1 - id(value)
-                if storage_address(value) in owners:
-                    address = -1 - id(value)
-                group = groups.setdefault(address, {})
+                group = groups.setdefault(address or -1 - id(value), {})
                 group.setdefault(id(value), (value, []))[1].append(index)
         for members in groups.values():
             self._add(list(members.values()), visible)
-        self._users = [(tensor, private.storage_users(tensor)) for _, tensor in self._kept]
+        self._templates = [
+            (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device) for _, tensor in self._dense
+        ]
+        self._sources = [tensor for _, tensor in self._dense]
+        # One tensor for each piece of memory.
+        own = list({storage_address(tensor): tensor for _, tensor in self._kept}.values())
+        self._users = [(tensor, private.storage_users(tensor)) for tensor in own]
 
     def _add(self, members: list[tuple[torch.Tensor, list[int]]], visible: frozenset[int]) -> None:
         indices = [index for _, places in members for index in places]
@@ -85,13 +94,18 @@ class Results:
         if not visible.intersection(indices):
             self._kept.extend((tuple(places), tensor) for tensor, places in members)
         elif len(members) == 1 or any(tensor.dtype != tensors[0].dtype or tensor.numel() == 0 for tensor in tensors):
-            self._copies.extend((tuple(places), tensor) for tensor, places in members)
+            self._add_copies(members)
         else:
             start = min(tensor.storage_offset() for tensor in tensors)
             end = max(tensor.storage_offset() + span(tensor) for tensor in tensors)
             row = tensors[0].as_strided((end - start,), (1,), start)
             entries = [(index, tensor, int(tensor.storage_offset() - start)) for tensor, at in members for index in at]
             self._rows.append((row, entries))
+
+    def _add_copies(self, members: list[tuple[torch.Tensor, list[int]]]) -> None:
+        for tensor, places in members:
+            dense = is_dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
+            (self._dense if dense else self._copies).append((tuple(places), tensor))
 
     @property
     def addresses(self) -> tuple[int, ...]:
@@ -116,6 +130,9 @@ class Results:
             alias = tensor.detach()
             for index in places:
                 outputs[index] = alias
+        for (places, _), copied in zip(self._dense, _copies(self._sources, self._templates), strict=True):
+            for index in places:
+                outputs[index] = copied
         for places, tensor in self._copies:
             copied = _copy(tensor)
             for index in places:
@@ -128,6 +145,16 @@ class Results:
                     made[id(tensor)] = copied.as_strided(tensor.shape, tensor.stride(), offset).detach()
                 outputs[index] = made[id(tensor)]
         return outputs
+
+
+def _copies(sources: list[torch.Tensor], templates: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+    """Copies of dense tensors, made by few kernels."""
+    made = [
+        torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in templates
+    ]
+    if made:
+        torch.ops.aten._foreach_copy_.default(made, sources)
+    return made
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ class _Log(private.TorchDispatchMode):
         kwargs = kwargs or {}
         given = _tensors((args, kwargs))
         on_device = [value for value in given if self.recorder.records(value)]
-        self._check(func, given, on_device)
+        self._check(func, args, given, on_device)
         known = {storage_address(value) for value in given}
         self._keep(func, args, kwargs)
         results = func(*args, **kwargs)
@@ -111,14 +111,14 @@ class _Log(private.TorchDispatchMode):
             return value.clone()
         return value
 
-    def _check(self, func: Any, given: list[torch.Tensor], on_device: list[torch.Tensor]) -> None:
+    def _check(self, func: Any, args: Sequence[Any], given: list[torch.Tensor], on_device: list[torch.Tensor]) -> None:
         name = func._schema.name
         hosts = [value for value in given if not self.recorder.records(value)]
         synchronises = name in _READS_VALUE or any(tag in func.tags for tag in _SYNCHRONISING_TAGS)
         if name in ("aten::copy_", "aten::_to_copy"):
             synchronises = bool(hosts) and any(value.dim() for value in hosts)
         if name in ("aten::index", "aten::index_put", "aten::index_put_"):
-            synchronises = any(value.dtype == torch.bool for value in on_device[1:])
+            synchronises = any(value.dtype in (torch.bool, torch.uint8) for value in _tensors(args[1]))
         if on_device and (synchronises or any(value.dim() for value in hosts)):
             raise SimulatedCaptureError(f"operation not permitted when stream is capturing: {func}")
 

@@ -1,0 +1,218 @@
+"""Training steps on a GPU: eager, torch.compile, its ``reduce-overhead`` mode, and Dovetail with CUDA graphs.
+
+Two models: a GPT, and one of many small kernels (a deep stack of narrow layers with normalisation, activation and residual
+sums), where launching costs more than computing. A step is forward, backward, and an optimizer's step that is the same for
+all engines (eager's fused AdamW), so that only what is compiled differs. Every engine trains a copy of the same model on the same
+batches; losses are compared with eager's at the end, so that nobody is fast and wrong. One engine runs at a time and gives its
+memory back, so that its peak is its own; the median of its rounds is reported.
+
+Run it with ``make bench-gpu``. Without a GPU it says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.backends.cudagraphs import release_recordings
+from dovetail.cli.gpt import GPT, GPTConfig
+from dovetail.report.curves import Table
+
+DEVICE = "cuda"
+
+Loss = Callable[..., torch.Tensor]
+
+
+class Narrow(nn.Module):
+    """Many small kernels: ``depth`` residual blocks of a narrow layer each."""
+
+    def __init__(self, depth: int = 60, width: int = 64) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The mean squared error of the last block's output."""
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + torch.tanh(layer(norm(x))) * 0.1
+        return (x - target).pow(2).mean()
+
+
+def gpt(small: bool) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+    """A GPT and batches of random text for it."""
+    config = GPTConfig(vocabulary=256, block=128, layers=4, heads=4, width=128)
+    if not small:
+        config = GPTConfig(vocabulary=4096, block=256, layers=6, heads=6, width=384)
+    shape = (4 if small else 16, config.block)
+    batches = [
+        (torch.randint(config.vocabulary, shape, device=DEVICE), torch.randint(config.vocabulary, shape, device=DEVICE))
+        for _ in range(8)
+    ]
+    return GPT(config).to(DEVICE), batches
+
+
+def narrow(small: bool) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
+    """The model of many small kernels, and batches for it."""
+    model = Narrow(depth=20 if small else 60)
+    batches = [(torch.randn(32, 64, device=DEVICE), torch.randn(32, 64, device=DEVICE)) for _ in range(8)]
+    return model.to(DEVICE), batches
+
+
+MODELS: dict[str, Callable[[bool], tuple[nn.Module, list[tuple[torch.Tensor, ...]]]]] = {
+    "GPT": gpt,
+    "many small kernels": narrow,
+}
+
+
+def loss_of(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+    """What is compiled."""
+    return model(*batch)  # type: ignore[no-any-return]
+
+
+def _dovetail(kernels: str) -> Callable[[], Loss]:
+    return lambda: dovetail.compile(loss_of, backend="cudagraphs", backend_options={"kernels": kernels}, fullgraph=True)
+
+
+ENGINES: dict[str, Callable[[], Loss]] = {
+    "eager": lambda: loss_of,
+    "torch.compile": lambda: torch.compile(loss_of, fullgraph=True),
+    "reduce-overhead": lambda: torch.compile(loss_of, fullgraph=True, mode="reduce-overhead"),
+    "Dovetail, aten": _dovetail("aten"),
+    "Dovetail, inductor": _dovetail("inductor"),
+}
+
+
+@dataclass
+class Run:
+    """One engine with a model of its own."""
+
+    name: str
+    step: Loss
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: list[tuple[torch.Tensor, ...]]
+    first: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    used: int = 0
+
+    def train(self, steps: int, keep: bool = False) -> float:
+        """Run steps; the mean seconds of one."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for number in range(steps):
+            if self.name == "reduce-overhead":
+                torch.compiler.cudagraph_mark_step_begin()
+            loss = self.step(self.model, *self.batches[number % len(self.batches)])
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if keep:
+                self.losses.append(float(loss.detach()))
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / steps
+
+
+def _measure_engine(
+    name: str, model: nn.Module, batches: list[tuple[torch.Tensor, ...]], rounds: int, steps: int
+) -> Run:
+    gc.collect()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-3, fused=True)
+    run = Run(name, ENGINES[name](), twin, optimizer, batches)
+    start = time.perf_counter()
+    run.train(1, keep=True)
+    run.first = time.perf_counter() - start
+    # Warming up and recording take a few steps, and more memory than those after them.
+    run.train(7, keep=True)
+    torch.cuda.reset_peak_memory_stats()
+    run.train(steps)
+    run.used = torch.cuda.max_memory_allocated() - held
+    run.seconds = [run.train(steps) for _ in range(rounds)]
+    return run
+
+
+def measure(name: str, small: bool, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
+    """All engines on one model; what is reported of each."""
+    torch.manual_seed(0)
+    model, batches = MODELS[name](small)
+    results: dict[str, dict[str, Any]] = {}
+    wanted: list[float] = []
+    for engine in ENGINES:
+        try:
+            run = _measure_engine(engine, model, batches, rounds, steps)
+        except Exception as error:  # noqa: BLE001 - one engine that fails does not end the comparison
+            results[engine] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        else:
+            wanted = wanted or run.losses
+            results[engine] = {
+                "step_ms": statistics.median(run.seconds) * 1e3,
+                "first_step_s": run.first,
+                "peak_used_mb": run.used / 2**20,
+                "loss_difference": max(abs(left - right) for left, right in zip(wanted, run.losses, strict=True)),
+            }
+            del run
+        torch.compiler.reset()
+        gc.collect()
+        release_recordings()
+    return results
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if "failed" in row:
+        return row["failed"], "", "", ""
+    return (
+        f"{row['step_ms']:.2f}",
+        f"{row['peak_used_mb']:.0f}",
+        f"{row['first_step_s']:.1f}",
+        f"{row['loss_difference']:.1e}",
+    )
+
+
+def main() -> int:
+    """Run the comparison, print it, and write it as JSON where asked to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
+    parser.add_argument("--small", action="store_true", help="small models")
+    parser.add_argument("--output", type=Path, help="write the numbers there as JSON")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench-gpu: torch finds no CUDA device here, so there is nothing to measure.")
+        return 0
+    warnings.simplefilter("default")
+    torch.set_float32_matmul_precision("high")
+    device = torch.cuda.get_device_name()
+    print(f"{device}, torch {torch.__version__}, Python {platform.python_version()}")
+    everything: dict[str, Any] = {}
+    for name in MODELS:
+        results = everything[name] = measure(name, arguments.small, arguments.rounds, arguments.steps)
+        rows = tuple((engine, *_cells(row)) for engine, row in results.items())
+        print(f"\n{name}")
+        print(Table(("engine", "step, ms", "peak memory, MB", "first step, s", "loss differs by"), rows))
+    if arguments.output:
+        facts = {"device": device, "torch": torch.__version__, "time": datetime.now(UTC).isoformat(), **everything}
+        arguments.output.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Tensor subclasses that wrap other tensors (``__tensor_flatten__``): taken apart at the edge of a graph, and built again.
+
+Inside of a graph there are plain tensors only. Two autograd functions are the edge: :class:`InnerTensor` takes one inner tensor
+out of a wrapper, :class:`Wrapped` makes a wrapper of inner tensors. What a gradient really is, it says when it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.errors import HigherOrderGradientError, InputError
+from dovetail.guards.predicate import Predicate
+from dovetail.guards.source import Step
+
+
+def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
+    """The inner tensors of a wrapper, other inner objects, and what else is needed to build it again."""
+    plain: Any = wrapper.detach() if wrapper.requires_grad else wrapper
+    names, meta = plain.__tensor_flatten__()
+    values = {name: getattr(plain, name) for name in names}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return tensors, {name: value for name, value in values.items() if name not in tensors}, meta
+
+
+@dataclass(frozen=True, eq=False)
+class WrapperMaker:
+    """Builds wrappers like the one it was made for: same class, size and stride, other inner tensors."""
+
+    kind: Any
+    names: tuple[str, ...]
+    others: dict[str, Any]
+    meta: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, wrapper: torch.Tensor) -> WrapperMaker:
+        """The maker of such wrappers."""
+        tensors, others, meta = parts_of(wrapper)
+        return cls(type(wrapper), tuple(tensors), others, meta, tuple(wrapper.shape), wrapper.stride())
+
+    def is_like(self, wrapper: torch.Tensor) -> bool:
+        """Whether a wrapper is one that this builds."""
+        if type(wrapper) is not self.kind:
+            return False
+        tensors, others, meta = parts_of(wrapper)
+        return (
+            tuple(tensors) == self.names
+            and (tuple(wrapper.shape), wrapper.stride()) == (self.size, self.stride)
+            and bool(meta == self.meta)
+            and others.keys() == self.others.keys()
+            and all(others[name] is item or bool(others[name] == item) for name, item in self.others.items())
+        )
+
+    def build(self, inner: dict[str, torch.Tensor]) -> torch.Tensor:
+        """A wrapper that requires no gradient."""
+        made: torch.Tensor = self.kind.__tensor_unflatten__({**inner, **self.others}, self.meta, self.size, self.stride)
+        return made
+
+    def __call__(self, *inner: torch.Tensor, form: GradientForm | None = None) -> torch.Tensor:
+        """A wrapper; it requires a gradient if an inner tensor does. ``form`` is told how its gradient looks."""
+        if any(item.requires_grad for item in inner):
+            made: torch.Tensor = Wrapped.apply(self, form, *inner)  # type: ignore[no-untyped-call]
+            if form is None:
+                node: Any = made.grad_fn
+                node.result = made.detach(), made._version
+            return made
+        return self.build(dict(zip(self.names, inner, strict=True)))
+
+    def take_apart(self, gradient: Any) -> list[torch.Tensor]:
+        """The inner tensors of a gradient of such a wrapper, brought into its form; raises :class:`InputError`."""
+        if not self._has_same_form(gradient) and hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
+            other = () if type(gradient) is self.kind else (self.kind,)
+            gradient = gradient.__coerce_same_metadata_as_tangent__(self.meta, *other)
+        if not self._has_same_form(gradient):
+            raise InputError(
+                f"the gradient of a {self.kind.__name__} is a {type(gradient).__name__} of another form",
+                advice=f"give a {self.kind.__name__} like the tensor itself to backward()",
+            )
+        return list(parts_of(gradient)[0].values())
+
+    def _has_same_form(self, gradient: Any) -> bool:
+        if type(gradient) is not self.kind:
+            return False
+        tensors, _, meta = parts_of(gradient)
+        return tuple(tensors) == self.names and private.same_wrapper_form(meta, self.meta)
+
+
+@dataclass
+class GradientForm:
+    """How the gradient of a wrapper looks, found while capturing: DTensor's may be partial sums where the wrapper is whole."""
+
+    maker: WrapperMaker | None = None
+
+
+def _refuse_higher_order(maker: WrapperMaker) -> None:
+    if torch.is_grad_enabled():
+        raise HigherOrderGradientError(
+            f"a second derivative through a compiled function is asked for (create_graph=True), with a {maker.kind.__name__}",
+            advice="take both derivatives inside the compiled function, or run this one eagerly",
+        )
+
+
+class InnerTensor(torch.autograd.Function):
+    """One inner tensor of a wrapper."""
+
+    @staticmethod
+    def forward(ctx: Any, wrapper: torch.Tensor, name: str, form: GradientForm) -> torch.Tensor:
+        """The inner tensor, in the same memory."""
+        ctx.set_materialize_grads(False)
+        ctx.maker, ctx.part, ctx.form = WrapperMaker.of(wrapper), name, form
+        tensors = parts_of(wrapper)[0]
+        ctx.zeros = {other: (item.shape, item.dtype, item.device) for other, item in tensors.items() if other != name}
+        return tensors[name].detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        """A wrapper that holds the gradient, and zeros elsewhere."""
+        if gradient is None:
+            return None, None, None
+        _refuse_higher_order(ctx.maker)
+        inner = {
+            name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype, device) in ctx.zeros.items()
+        }
+        inner[ctx.part] = gradient
+        maker = ctx.form.maker or ctx.maker
+        return maker.build({name: inner[name] for name in maker.names}), None, None
+
+
+class Wrapped(torch.autograd.Function):
+    """A wrapper made of inner tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, maker: WrapperMaker, form: GradientForm | None, *inner: torch.Tensor) -> torch.Tensor:
+        """The wrapper."""
+        ctx.set_materialize_grads(False)
+        ctx.maker, ctx.form = maker, form
+        return maker.build({name: item.detach() for name, item in zip(maker.names, inner, strict=True)})
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[Any, ...]:
+        """The inner gradients."""
+        if gradient is None:
+            return None, None, *[None] * len(ctx.maker.names)
+        _refuse_higher_order(ctx.maker)
+        if ctx.form is not None and type(gradient) is ctx.maker.kind:
+            ctx.form.maker = WrapperMaker.of(gradient)
+            return None, None, *parts_of(gradient)[0].values()
+        if ctx.form is None:
+            check_versions([ctx.result])
+        return None, None, *ctx.maker.take_apart(gradient)
+
+
+def inner_tensor(wrapper: torch.Tensor, name: str, form: GradientForm | None = None) -> torch.Tensor:
+    """One inner tensor, through which a gradient finds its way back into the wrapper."""
+    if wrapper.requires_grad:
+        with torch.enable_grad():
+            found: torch.Tensor = InnerTensor.apply(wrapper, name, form or GradientForm())  # type: ignore[no-untyped-call]
+    else:
+        found = parts_of(wrapper)[0][name].detach()
+    outer: Any = wrapper
+    found.wrapped_in = [(wrapper, wrapper._version), *getattr(outer, "wrapped_in", ())]  # type: ignore[attr-defined]
+    return found
+
+
+def wrappers_of(inner: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    """The wrappers that a tensor was taken out of, each with its version then.
+
+    Writes to a wrapper are counted by the wrapper only, so that saving the inner tensor for a backward would not notice.
+    """
+    found: Any = inner
+    return list(getattr(found, "wrapped_in", ()))
+
+
+def check_versions(noted: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Raise eager's error if a wrapper has been written to."""
+    for wrapper, version in noted:
+        if wrapper._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a {type(wrapper).__name__} is at version {wrapper._version}; expected version {version} instead"
+            )
+
+
+@dataclass(frozen=True)
+class InnerSource(Step):
+    """An inner tensor of a tensor subclass."""
+
+    attribute: str
+    form: GradientForm = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}.{self.attribute}"
+
+    def read(self, value: Any) -> Any:
+        return inner_tensor(value, self.attribute, self.form)
+
+
+@dataclass(frozen=True, eq=False)
+class WrapperMatch(Predicate):
+    """A tensor subclass of the same class and form, that requires a gradient or not as before."""
+
+    maker: WrapperMaker
+    requires_grad: bool
+
+    def holds(self, value: Any) -> bool:
+        return self.maker.is_like(value) and value.requires_grad is self.requires_grad
+
+    def describe(self, name: str) -> str:
+        return f"{name} is a {self.maker.kind.__name__} of the same form"
+
+    def failure(self, name: str, value: Any) -> str:
+        return f"the form of the {self.maker.kind.__name__} `{name}` changed"
