@@ -8,6 +8,9 @@ tensor(9.)
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from dovetail.versions import check_versions
 
 check_versions()
@@ -39,3 +42,10 @@ __all__ = [
     "register_backend",
     "torch_backend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``dovetail.testing`` is loaded when it is first asked for: training does not need it."""
+    if name == "testing":
+        return importlib.import_module("dovetail.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

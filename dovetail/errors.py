@@ -84,6 +84,10 @@ class BackendError(DovetailError, RuntimeError):
     """A backend raised while compiling, or returned something that does not fit the graph."""
 
 
+class UnsupportedGraphError(BackendError):
+    """A backend says that it cannot take a graph: the graph holds an operator, a dtype or a size that it does not have."""
+
+
 class HigherOrderGradientError(DovetailError, RuntimeError):
     """A derivative of an order that this compiled function cannot give."""
 

@@ -140,7 +140,7 @@ def make_bisect(lookup: Lookup) -> Backend:
         graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
         mine, theirs = split_options(options, ("inner", "path", "seconds", "trials"))
-        inner = lookup(mine.get("inner"))
+        inner = lookup(mine.get("inner")).with_options(theirs)
         plain = compile_aten(graph, example_inputs, kind=kind)
         path = Path(mine.get("path", DEFAULT_PATH))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.pieces import UNINITIALISED, Piece, Recording, Unit, copy_of, line_of, split_options
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
@@ -43,7 +44,7 @@ class _OperatorCheck:
         if not piece.has_outputs:
             return ""
         key = (str(piece.graph.graph), *(_layout(value) for value in piece.inputs))
-        with torch.random.fork_rng(devices=[]):
+        with private.preserved_rng_state():
             wanted = piece.reference()
             torch.manual_seed(0)
             try:
@@ -77,7 +78,7 @@ def make_check_operators(lookup: Lookup) -> Backend:
         graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
         mine, theirs = split_options(options, ("inner", "calls"))
-        check = _OperatorCheck(lookup(mine.get("inner")), theirs)
+        check = _OperatorCheck(lookup(mine.get("inner")).with_options(theirs), theirs)
         left = mine.get("calls")
         plain = compile_aten(graph, example_inputs, kind=kind)
 

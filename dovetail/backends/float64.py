@@ -27,6 +27,7 @@ from torch.fx.node import map_arg
 from dovetail import torch_private as private
 from dovetail.backends.pieces import UNINITIALISED, line_of, split_options
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with, output_arguments
+from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.errors import OptionError, UserLocation
 
 Lookup = Callable[[Any], Backend]
@@ -209,7 +210,7 @@ def make_float64(lookup: Lookup) -> Backend:
         report = mine.get("report", _print)
         if not callable(report):
             raise OptionError(f"report must be callable, not {type(report).__name__}")
-        inner = lookup(mine.get("inner", "aten"))
+        inner = lookup(mine.get("inner", "aten")).with_options(theirs)
         if inner.decompositions():
             raise OptionError(
                 f"the float64 backend needs the graph as it was captured, and {inner.name!r} wants it decomposed",
@@ -225,14 +226,14 @@ def make_float64(lookup: Lookup) -> Backend:
                 return run_inner(inputs)
             left -= 1
             kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-            state = torch.get_rng_state()
+            state = take_random_state()
             outputs = run_inner(inputs)
-            after = torch.get_rng_state()
-            torch.set_rng_state(state)
+            after = take_random_state()
+            put_random_state(state)
             try:
                 report(measure(graph, kept, outputs[:count], kind))
             finally:
-                torch.set_rng_state(after)
+                put_random_state(after)
             return outputs
 
         return run

@@ -26,6 +26,7 @@ from dovetail import torch_private as private
 from dovetail.backends import children
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
+from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import EagerFallbackWarning
 
@@ -65,14 +66,14 @@ class _Guard:
                 return compiled(inputs)
             if failed:
                 return plain(inputs)
-            kept, state = list(inputs), torch.get_rng_state()
+            kept, state = list(inputs), take_random_state()
             try:
                 outputs = compiled(inputs)
                 proven = True
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 failed = True
                 self._give_up(_words(error))
-                torch.set_rng_state(state)
+                put_random_state(state)
                 return plain(kept)
             return outputs
 
@@ -138,4 +139,13 @@ def guarded(backend: str | Backend | Callable[..., Any], *, seconds: float = 120
     inner = lookup_backend(backend)
     if inner.takes_program:
         return inner
-    return dataclasses.replace(inner, compile=_Guard(inner, seconds).compile)
+    return _guarded(inner, seconds)
+
+
+def _guarded(inner: Backend, seconds: float) -> Backend:
+    for_options = inner.for_options
+    return dataclasses.replace(
+        inner,
+        compile=_Guard(inner, seconds).compile,
+        for_options=for_options and (lambda options: _guarded(for_options(options), seconds)),
+    )

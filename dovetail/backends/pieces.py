@@ -95,7 +95,7 @@ class Piece:
 
         What ATen's own operators cannot run says nothing about the backend.
         """
-        with torch.random.fork_rng(devices=[]):
+        with private.preserved_rng_state():
             try:
                 wanted = self.reference()
             except Exception:  # noqa: BLE001  (an operator may raise anything)
@@ -147,7 +147,7 @@ class Recording:
                 values[n] = _copies_of(result) if n.op != "output" else None
                 return result
 
-        with torch.random.fork_rng(devices=[]), private.BelowAutograd(), private.NoAutocast():
+        with private.preserved_rng_state(), private.BelowAutograd(), private.NoAutocast():
             recorder = _Recorder(graph)
             recorder.extra_traceback = False
             recorder.run(*[copy_of(value) for value in inputs])

@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import BackendError, OptionError
+from dovetail.errors import BackendError, OptionError, UnsupportedGraphError
 
 Kind = Literal["forward", "backward", "inference"]
 Numerics = Literal["bitwise", "tolerance"]
@@ -157,12 +157,12 @@ def compile_with(
 def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -> None:
     """Raise where the backend has said that it does not take such a graph."""
     if kind not in backend.kinds:
-        raise BackendError(
+        raise UnsupportedGraphError(
             f"backend {backend.name!r} takes {' and '.join(backend.kinds)} graphs only, and this is a {kind} graph",
             advice='call the function under torch.no_grad(), or use another backend for training, such as backend="aten"',
         )
     if not backend.takes_symbolic_shapes and any(map(private.has_symbols, example_inputs)):
-        raise BackendError(
+        raise UnsupportedGraphError(
             f"backend {backend.name!r} takes no symbolic sizes, and the {kind} graph has some",
             advice="use dynamic=False for this function",
         )

@@ -30,6 +30,7 @@ from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
 from dovetail.backends.float64 import make_float64
 from dovetail.backends.inductor import INDUCTOR
+from dovetail.backends.inference_only import ONNXRUNTIME, OPENVINO
 from dovetail.backends.protocol import KINDS, Backend, Kind, Numerics
 from dovetail.backends.torch_registered import adapt_torch_backend, torch_registered_backend
 from dovetail.errors import BackendError, UnknownBackendError
@@ -37,7 +38,9 @@ from dovetail.errors import BackendError, UnknownBackendError
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-_own: dict[str, Backend] = {backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR)}
+_own: dict[str, Backend] = {
+    backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)
+}
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 

@@ -66,6 +66,7 @@ def add_parsers(commands: Any) -> None:
     check = commands.add_parser("check-backend", help="run a backend through the conformance suite")
     check.add_argument("names", nargs="+", metavar="NAME", help="a backend's name")
     check.add_argument("--groups", type=_names, default=None, help=f"some of: {', '.join(GROUPS)}")
+    check.add_argument("--device", default="cpu", help="where the cases' tensors are, such as cuda")
     check.add_argument("--markdown", action="store_true", help="print tables for a page")
     check.set_defaults(run=_check)
 
@@ -84,7 +85,7 @@ def _names(text: str) -> list[str]:
 def _check(options: argparse.Namespace) -> int:
     passed = True
     for name in options.names:
-        report = check_backend(name, groups=options.groups, show=False)
+        report = check_backend(name, groups=options.groups, device=options.device, show=False)
         print(report.markdown() if options.markdown else report, flush=True)
         passed = passed and report.passed
     return 0 if passed else 1

@@ -31,6 +31,7 @@ def check_backend(
     *,
     groups: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
+    device: str = "cpu",
     isolate: bool = True,
     seconds: float = CASE_SECONDS,
     show: bool = True,
@@ -39,15 +40,16 @@ def check_backend(
 
     The cases run in another process, so that one that crashes or takes longer than ``seconds`` is an entry of the table like
     any other; ``isolate=False`` runs them here. ``groups`` picks some of "operators", "models", "mutation", "aliasing",
-    "dynamic shapes", "second order" and "errors"; ``options`` are given to the backend.
+    "dynamic shapes", "second order" and "errors"; ``options`` are given to the backend; the cases' tensors are on ``device``.
 
     >>> print(check_backend("aten", groups=["mutation"], show=False, isolate=False).rows())
     [('mutation', '5/6', '1', '-')]
     """
     found = lookup_backend(backend)
     subject = backend if isinstance(backend, str) else found
+    found = found.with_options(options or {})
     items = items_for(found, groups)
-    results = tuple(run_items(subject, items, options=options or {}, isolate=isolate, seconds=seconds))
+    results = tuple(run_items(subject, items, options=options or {}, device=device, isolate=isolate, seconds=seconds))
     report = Report(found, results)
     if show:
         print(report)
@@ -72,5 +74,7 @@ def compare_graph(
     fake_mode = torch_private.FakeTensorMode()
     with fake_mode, torch.no_grad():
         module = make_fx(graph)(*[fake_mode.from_tensor(value, static_shapes=True) for value in inputs])
-    found = Piece(module, list(inputs), (), kind).try_backend(lookup_backend(backend), options or {})
+    found = Piece(module, list(inputs), (), kind).try_backend(
+        lookup_backend(backend).with_options(options or {}), options or {}
+    )
     return str(found or "")

@@ -12,6 +12,7 @@ backend under test otherwise. It returns everything that a user could see afterw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import warnings
@@ -22,9 +23,11 @@ from typing import Any, Literal
 import torch
 
 import dovetail
+from dovetail import torch_private as private
 from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.conformance import values_agree
-from dovetail.errors import DovetailError
+from dovetail.backends.random_state import take_random_state
+from dovetail.errors import DovetailError, UnsupportedGraphError
 
 __all__ = ["Case", "CaseResult", "Compile", "Group", "Status", "difference", "lookup_backend", "run_case", "state_of"]
 
@@ -46,8 +49,8 @@ Compile = Callable[..., Any]
 class Case:
     """One program of the suite.
 
-    ``trains``: whether it needs a backward graph. ``may_refuse``: whether a backend (or Dovetail itself) may say that it
-    cannot do this, with an error; a wrong result is a failure always.
+    ``trains``: whether it needs a backward graph. ``may_refuse``: whether Dovetail may say that it cannot do this, with any
+    of its errors. A backend may always say so, with an :class:`UnsupportedGraphError`.
     """
 
     group: Group
@@ -71,8 +74,8 @@ class CaseResult:
         return f"{self.group}: {self.case}: {self.status}" + (f": {self.problem}" if self.problem else "")
 
 
-def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = None) -> CaseResult:
-    """Run one case eagerly and with ``backend``, in this process, and compare."""
+def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = None, device: str = "cpu") -> CaseResult:
+    """Run one case eagerly and with ``backend``, in this process, with its tensors on ``device``, and compare."""
     begun = time.perf_counter()
     # An error of the user's comes from eager, which is asked only where a graph may be left.
     whole = case.group != "errors"
@@ -80,21 +83,22 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
         dovetail.compile, backend=backend, fullgraph=whole, backend_options=dict(options or {})
     )
     status: Status = "passed"
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        if device != "cpu":
+            stack.enter_context(torch.device(device))
         torch.manual_seed(0)
-        wanted = [case.program(_as_it_is), torch.get_rng_state()]
+        wanted = [case.program(_as_it_is), take_random_state()]
         torch.manual_seed(0)
         try:
-            found = [case.program(compiler), torch.get_rng_state()]
+            found = [case.program(compiler), take_random_state()]
         except DovetailError as error:
             problem = str(error)
-            allowed = case.may_refuse or (case.trains and "backward" not in backend.kinds)
-            status = "refused" if allowed else "failed"
+            status = "refused" if case.may_refuse or isinstance(error, UnsupportedGraphError) else "failed"
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
             problem, status = f"{type(error).__name__}: {error}", "failed"
         else:
-            problem = difference(found, wanted, backend)
+            problem = difference(found, wanted, backend.with_options(options or {}))
             status = "failed" if problem else "passed"
     return CaseResult(case.group, case.name, status, problem, time.perf_counter() - begun)
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.backends import Backend
 from dovetail.testing.cases import GROUPS, CaseResult
 
 _WORDS = ("passed", "refused", "failed", "crashed", "timed out")
+_SHOWN = 12
+_ADVICE = "\n  what to do"
 _WRONG = ("failed", "crashed", "timed out")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all cases; ``passed`` if none is wrong. A case that is refused, by name, is not wrong."""
+    """The results of all cases. A case that is refused, with a reason, is not wrong."""
 
     backend: Backend
     results: tuple[CaseResult, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether no case failed, crashed or timed out."""
-        return not self.failures
+        """Whether no case failed, crashed or timed out, and each group of operators and models has a case that is right."""
+        groups = {result.group for result in self.results} & {"operators", "models"}
+        right = {result.group for result in self.results if result.status == "passed"}
+        return not self.failures and groups <= right
 
     @property
     def failures(self) -> tuple[CaseResult, ...]:
@@ -68,15 +73,36 @@ class Report:
         lines += [f"  {_shortened(result)}" for result in (*self.failures, *self.refusals)]
         return "\n".join(line.rstrip() for line in lines)
 
+    def cells(self) -> list[str]:
+        """The row for a page: one cell for each group, such as "5/6, 1 refused"."""
+        found = []
+        for group in GROUPS:
+            mine: list[str] = [result.status for result in self.results if result.group == group]
+            counts = {word: mine.count(word) for word in _WORDS}
+            words = [f"{counts['passed']}/{len(mine)}"]
+            words += [f"{counts[word]} {word}" for word in _WORDS[1:] if counts[word]]
+            found.append(", ".join(words) if mine else "")
+        return found
+
     def markdown(self) -> str:
         """The table for a page, with the wrong and the refused cases below it."""
-        lines = [f"### `{self.backend.name}`", "", f"Promises {self.promise()}.", ""]
-        lines += ["| group | passed | refused | wrong |", "|---|---|---|---|"]
-        lines += [f"| {' | '.join(row)} |" for row in self.rows()]
-        lines += ["", *(f"- {_shortened(result)}" for result in (*self.failures, *self.refusals))]
-        return "\n".join(lines).rstrip() + "\n"
+        return tables([self])
+
+
+def tables(reports: Sequence[Report]) -> str:
+    """One table of several backends for a page, then what each promises, gets wrong and refuses."""
+    lines = [f"| backend | conforms | {' | '.join(GROUPS)} |", f"|---|---|{'---|' * len(GROUPS)}"]
+    for report in reports:
+        verdict = "yes" if report.passed else "no"
+        lines.append(f"| `{report.backend.name}` | {verdict} | {' | '.join(report.cells())} |")
+    for report in reports:
+        lines += ["", f"`{report.backend.name}` promises {report.promise()}."]
+        shown = [*report.failures, *report.refusals]
+        lines += ["", *(f"- {_shortened(result)}" for result in shown[:_SHOWN])] if shown else []
+        lines += [f"- and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+    return "\n".join(lines) + "\n"
 
 
 def _shortened(result: CaseResult, width: int = 200) -> str:
-    text = " ".join(str(result).split())
+    text = " ".join(str(result).split(_ADVICE)[0].split())
     return text if len(text) <= width else text[: width - 3] + "..."

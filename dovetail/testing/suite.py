@@ -12,7 +12,7 @@ from dovetail.backends import Backend, children, lookup_backend
 from dovetail.backends.conformance import CASES as GRAPH_CASES
 from dovetail.backends.conformance import check_case
 from dovetail.backends.registry import defined_in_this_process
-from dovetail.errors import OptionError
+from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing.cases import GROUPS, CaseResult, run_case
 from dovetail.testing.models import MODEL_CASES
 from dovetail.testing.programs import PROGRAM_CASES
@@ -23,30 +23,33 @@ CASE_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Item:
-    """One entry of the suite: run it with a backend and its options."""
+    """One entry of the suite: run it with a backend, its options and a device."""
 
     group: str
     name: str
-    run: Callable[[Backend, Mapping[str, Any]], CaseResult]
+    run: Callable[[Backend, Mapping[str, Any], str], CaseResult]
 
 
 def _graph_item(case: Any, kind: Any) -> Item:
     name = f"{case.name} ({kind})"
 
-    def run(backend: Backend, options: Mapping[str, Any]) -> CaseResult:
+    def run(backend: Backend, options: Mapping[str, Any], device: str) -> CaseResult:
         begun = time.perf_counter()
+        status: Any = None
         try:
-            problem = check_case(backend, case, kind, options)
+            problem = check_case(backend, case, kind, options, device)
+        except UnsupportedGraphError as error:
+            problem, status = str(error), "refused"
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
             problem = f"{type(error).__name__}: {error}"
-        status: Any = "failed" if problem else "passed"
+        status = status or ("failed" if problem else "passed")
         return CaseResult("operators", name, status, problem, time.perf_counter() - begun)
 
     return Item("operators", name, run)
 
 
 def _program_item(case: Any) -> Item:
-    return Item(case.group, case.name, lambda backend, options: run_case(case, backend, options))
+    return Item(case.group, case.name, lambda backend, options, device: run_case(case, backend, options, device))
 
 
 def items_for(backend: Backend, groups: Sequence[str] | None = None) -> list[Item]:
@@ -65,6 +68,7 @@ def run_items(
     items: Sequence[Item],
     *,
     options: Mapping[str, Any],
+    device: str = "cpu",
     isolate: bool = True,
     seconds: float = CASE_SECONDS,
 ) -> Iterator[CaseResult]:
@@ -73,17 +77,17 @@ def run_items(
     by_name = isinstance(backend, str) and not defined_in_this_process(backend)
     if not isolate or not (by_name or children.can_fork()):
         for entry in items:
-            yield entry.run(found, options)
+            yield entry.run(found, options, device)
         return
     left = list(items)
     while left:
         groups = sorted({entry.group for entry in left})
         names = [entry.name for entry in left]
         if by_name:
-            job = {"backend": backend, "options": dict(options), "groups": groups, "names": names}
+            job = {"backend": backend, "options": dict(options), "device": device, "groups": groups, "names": names}
             rows = children.rows_of_module("dovetail.testing.child", job, seconds)
         else:
-            rows = children.rows_of_fork(_forked_work(found, list(left), options), seconds)
+            rows = children.rows_of_fork(_forked_work(found, list(left), options, device), seconds)
         for row in rows:
             entry = left.pop(0)
             if isinstance(row, children.Lost):
@@ -100,11 +104,11 @@ def run_items(
 
 
 def _forked_work(
-    backend: Backend, items: Sequence[Item], options: Mapping[str, Any]
+    backend: Backend, items: Sequence[Item], options: Mapping[str, Any], device: str
 ) -> Callable[[children.Write], None]:
     def work(write: children.Write) -> None:
         for entry in items:
-            write(vars(entry.run(backend, options)))
+            write(vars(entry.run(backend, options, device)))
 
     return work
 
@@ -116,4 +120,4 @@ def run_job(job: Mapping[str, Any], write: children.Write) -> None:
     wanted = job["names"]
     by_name = {entry.name: entry for entry in items_for(backend, job["groups"])}
     for name in wanted:
-        write(vars(by_name[name].run(backend, job["options"])))
+        write(vars(by_name[name].run(backend, job["options"], job["device"])))

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+import dovetail
 from dovetail import torch_private as private
 from dovetail.backends import ATEN, compile_with
 from dovetail.backends.aten import compile_aten, generate_source
@@ -181,3 +182,17 @@ def test_depthwise_convolution_is_bitwise_eager():
 
     want = conv(x, w)[0]
     assert torch.equal(run(conv, x, w, kind="forward")[0], want)
+
+
+@pytest.mark.parametrize("name", ["aten", "aot_eager"])
+def test_results_of_operators_that_end_with_a_view_can_be_written_to(name):
+    table, places = torch.randn(3, 4, requires_grad=True), torch.tensor([[0, 1], [1, 0]])
+    for program in (lambda p, t: torch.nn.functional.embedding(p, t), lambda p, t: torch.stack([t, t])):
+        compiled = dovetail.compile(program, backend=name)
+        for _ in range(2):
+            result = compiled(places, table)
+            result.mul_(2)
+            (gradient,) = torch.autograd.grad(result.sum(), table)
+            wanted = program(places, table).mul_(2)
+            assert torch.equal(result, wanted)
+            assert torch.equal(gradient, torch.autograd.grad(wanted.sum(), table)[0])

@@ -434,11 +434,13 @@ def test_released_recordings_are_made_again_and_results_stay() -> None:
     assert recorder.live > 0
 
 
-def test_conformance_over_aten() -> None:
+def test_conformance_over_aten(told: Told) -> None:
+    told.asked = True  # a few of the suite's graphs cannot be recorded as a whole
     assert check_backend(recorded_backend(SimulatedRecorder())) == ()
 
 
-def test_conformance_over_inductor() -> None:
+def test_conformance_over_inductor(told: Told) -> None:
+    told.asked = True
     recorder = SimulatedRecorder(opaque=True)
     assert check_backend(recorded_backend(recorder, kernels="inductor")) == ()
     assert recorder.replays > 0
