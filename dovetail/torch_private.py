@@ -40,6 +40,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     decompose,
     disable_autocast_cache,
     get_proxy_slot,
+    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
@@ -1152,3 +1153,14 @@ def same_wrapper_form(left: Any, right: Any) -> bool:
 def storage_of(value: torch.Tensor) -> int:
     """A number that tensors in the same memory share."""
     return int(value.untyped_storage()._cdata)
+
+
+def symbol_for(value: torch.SymFloat, tracer: Any) -> torch.SymFloat:
+    """A new symbol for the float that a recorded operation computes: what is computed from it is recorded step by step, and
+    never simplified together with it. Torch 2.13.
+    """
+    slot: Any = get_proxy_slot(value, tracer)
+    fresh = value.node.shape_env.create_unbacked_symfloat()
+    set_proxy_slot(fresh, tracer, slot)
+    slot.force().node.meta["val"] = fresh
+    return fresh  # type: ignore[no-any-return]

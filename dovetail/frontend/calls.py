@@ -48,6 +48,7 @@ INLINED_TORCH = (
     "torch.utils._contextlib",
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
+    "torch.optim",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
@@ -549,7 +550,7 @@ class Calls:
             "__delitem__",
             "index",
         ):
-            args = (plain_numbers(args[0]), *args[1:]) if args else args
+            args = (self.values.key_in(owner, args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)

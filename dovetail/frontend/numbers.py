@@ -151,7 +151,9 @@ class Numbers:
             symbolic = [item for item in arguments if private.is_symbolic(item)]
             if all(private.is_symbol(private.first_expression(item)) for item in symbolic):
                 # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.
-                return function(*arguments)
+                result = function(*arguments)
+                exact = self.trace.is_exact and type(result) is torch.SymFloat
+                return private.symbol_for(result, self.trace.tracer) if exact else result
             raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
         hints = [item.node.hint if private.is_symbolic(item) else item for item in arguments]
         value = function(*hints)

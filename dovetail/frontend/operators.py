@@ -218,9 +218,11 @@ class Operators(Numbers):
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
-            item = plain_numbers(item)
+            item = self.values.key_in(container, item)
             self.values.whole(container)
-            if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
+            if isinstance(container, (set, frozenset)) and (
+                self.values.source_of(container) is None or isinstance(item, torch.Tensor)
+            ):
                 # A tensor's hash is its identity: no two are ever compared.
                 return item in container
             for entry in container:

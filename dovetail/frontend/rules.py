@@ -299,11 +299,6 @@ def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return copy.deepcopy(args[0])
 
 
-@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
-
-
 @rule(torch.autograd.grad)
 def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())

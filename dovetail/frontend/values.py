@@ -354,6 +354,22 @@ class Values:
             self.guard(source, SetEquals(tuple(before)), f"{source.name} was gone through")
             self._hold(before)
 
+    def key_in(self, container: Any, key: Any) -> Any:
+        """A key as a dictionary or set has it: one that existed before the trace has the real tensors, not the traced ones."""
+        key = plain_numbers(key)
+        if not isinstance(key, torch.Tensor) or not isinstance(container, (dict, set, frozenset)):
+            return key
+        traced = self.trace.input_of(key)
+        base: Any = dict if isinstance(container, dict) else type(container)
+        if traced is None or base.__contains__(container, key):
+            return key
+        if self.source_of(container) is None and not base.__contains__(container, traced.real):
+            return key
+        # The guards and effects of the container hold for this very tensor.
+        source = self.guards.tensor_source(traced.index)
+        self.guard(source, Identity(traced.real), f"{source.name} is a key of a container")
+        return traced.real
+
     def _hold(self, items: Iterable[Any]) -> None:
         """Keys, and items of sets, are guarded by identity: the objects among them are found again by holding them."""
         for item in items:

@@ -1,0 +1,28 @@
+"""What ``torch.optim`` asks torch while one of its optimizers is captured, answered as in eager.
+
+``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
+is true, keep numbers on tensors that eager computes in Python, which rounds differently. So they are told that nothing is
+compiled, and what they then do is what they do in eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from dovetail.frontend.calls import rule
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    frames = interpreter.frames
+    module = frames[-1].globals.get("__name__") if frames else None
+    return not str(module).startswith("torch.optim.")
+
+
+@rule(torch.autograd.profiler.record_function)
+def _record_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A name for a profiler, which sees the graph's operators instead."""
+    return contextlib.nullcontext()
