@@ -1160,7 +1160,21 @@ def symbol_for(value: torch.SymFloat, tracer: Any) -> torch.SymFloat:
     never simplified together with it. Torch 2.13.
     """
     slot: Any = get_proxy_slot(value, tracer)
-    fresh = value.node.shape_env.create_unbacked_symfloat()
+    environment = value.node.shape_env
+    with environment.ignore_fresh_unbacked_symbols():
+        fresh = environment.create_unbacked_symfloat()
     set_proxy_slot(fresh, tracer, slot)
     slot.force().node.meta["val"] = fresh
     return fresh  # type: ignore[no-any-return]
+
+
+_DISABLED: types.CodeType = next(
+    item
+    for item in torch._compile._disable_dynamo.__code__.co_consts
+    if isinstance(item, types.CodeType) and item.co_name == "inner"
+)
+
+
+def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
+    """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
+    return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]

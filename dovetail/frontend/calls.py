@@ -293,7 +293,7 @@ class Calls:
             return rule(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
-            interpreted = interpreted_of(function)
+            interpreted = private.without_dynamo_guard(interpreted_of(function))
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):

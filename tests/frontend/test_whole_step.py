@@ -81,8 +81,41 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
     "sgd-nesterov": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd-foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
+    "sgd-maximize": lambda parameters: torch.optim.SGD(parameters, lr=0.001, maximize=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adam-amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True),
+    "adam-foreach": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
+    "adam-fused": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    "adam-tensor-lr": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.01)),
+    "adam-tensor-betas": lambda parameters: torch.optim.Adam(
+        parameters, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False
+    ),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "adamw-foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True, amsgrad=True),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters),
+    "adamax-foreach": lambda parameters: torch.optim.Adamax(parameters, foreach=True),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters),
+    "adadelta-foreach": lambda parameters: torch.optim.Adadelta(parameters, foreach=True),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters),
+    "adagrad-decay": lambda parameters: torch.optim.Adagrad(parameters, lr_decay=0.1, weight_decay=0.1),
+    "adagrad-foreach": lambda parameters: torch.optim.Adagrad(parameters, foreach=True),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, t0=3),
+    "asgd-foreach": lambda parameters: torch.optim.ASGD(parameters, t0=3, foreach=True),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, weight_decay=0.1),
+    "nadam-foreach": lambda parameters: torch.optim.NAdam(parameters, foreach=True),
+    "radam": lambda parameters: torch.optim.RAdam(parameters),
+    "radam-foreach": lambda parameters: torch.optim.RAdam(parameters, foreach=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters),
+    "rmsprop-centred": lambda parameters: torch.optim.RMSprop(parameters, centered=True, momentum=0.9),
+    "rmsprop-foreach": lambda parameters: torch.optim.RMSprop(parameters, foreach=True, momentum=0.9),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters),
+    "rprop-foreach": lambda parameters: torch.optim.Rprop(parameters, foreach=True),
+    "groups": lambda parameters: torch.optim.AdamW(
+        [{"params": [item], "lr": 0.01 * (index + 1)} for index, item in enumerate(parameters)]
+    ),
 }
 
 
