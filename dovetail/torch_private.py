@@ -52,6 +52,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     SymT,
     symbol_is_type,
 )
+from torch.utils._thunk import Thunk  # noqa: E402
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
@@ -1155,16 +1156,18 @@ def storage_of(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def symbol_for(value: torch.SymFloat, tracer: Any) -> torch.SymFloat:
-    """A new symbol for the float that a recorded operation computes: what is computed from it is recorded step by step, and
-    never simplified together with it. Torch 2.13.
+def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tracer: Any) -> torch.SymFloat:
+    """A Python function of numbers that gives a float, recorded as one node; its result is a new symbol, so that what is
+    computed from it is recorded step by step and never simplified together with it. Torch 2.13.
     """
-    slot: Any = get_proxy_slot(value, tracer)
-    environment = value.node.shape_env
+    symbolic = [item for item in arguments if is_symbolic(item)]
+    proxies = tuple(get_proxy_slot(item, tracer).force() if is_symbolic(item) else item for item in arguments)  # type: ignore[call-overload]
+    proxy = tracer.create_proxy("call_function", function, proxies, {})
+    environment = symbolic[0].node.shape_env
     with environment.ignore_fresh_unbacked_symbols():
         fresh = environment.create_unbacked_symfloat()
-    set_proxy_slot(fresh, tracer, slot)
-    slot.force().node.meta["val"] = fresh
+    proxy.node.meta["val"] = fresh
+    set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
     return fresh  # type: ignore[no-any-return]
 
 

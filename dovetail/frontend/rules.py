@@ -226,6 +226,8 @@ def _iterating(function: Any, first: int) -> Any:
             ):
                 break
             if function in (min, max) and len(args) > 1:
+                if not kwargs and any(map(private.is_data_number, args)) and is_exact_only_in_python(function, args):
+                    return interpreter.derive(function, args)
                 break
             if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])

@@ -102,6 +102,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters),
     "adagrad-decay": lambda parameters: torch.optim.Adagrad(parameters, lr_decay=0.1, weight_decay=0.1),
     "adagrad-foreach": lambda parameters: torch.optim.Adagrad(parameters, foreach=True),
+    "sgd-fused": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "adagrad-fused": lambda parameters: torch.optim.Adagrad(parameters, fused=True),
     "asgd": lambda parameters: torch.optim.ASGD(parameters, t0=3),
     "asgd-foreach": lambda parameters: torch.optim.ASGD(parameters, t0=3, foreach=True),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, weight_decay=0.1),
@@ -127,3 +129,124 @@ def test_twenty_steps_leave_what_eager_leaves(name: str) -> None:
 @pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
 def test_gradients_are_kept_and_accumulate_without_zero_grad(name: str) -> None:
     train(OPTIMIZERS[name], plain_step, steps=4)
+
+
+def clipping_step(norm: bool) -> MakeStep:
+    def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            optimizer.zero_grad(set_to_none=norm)
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            total = None
+            if norm:
+                total = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            else:
+                torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)
+            optimizer.step()
+            return loss, total
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
+def test_gradients_are_clipped(name: str, norm: bool) -> None:
+    train(OPTIMIZERS[name], clipping_step(norm), steps=6)
+
+
+def accumulating_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        losses = []
+        for some_x, some_y in zip(x.chunk(4), y.chunk(4), strict=True):
+            loss = torch.nn.functional.mse_loss(model(some_x), some_y) / 4
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        return losses
+
+    return step
+
+
+def test_gradients_are_accumulated_over_micro_batches() -> None:
+    train(OPTIMIZERS["adamw"], accumulating_step, steps=6)
+
+
+def autocast_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_forward_runs_under_autocast(name: str) -> None:
+    train(OPTIMIZERS[name], autocast_step, steps=6)
+
+
+def closure_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    return step
+
+
+def test_a_closure_computes_the_loss() -> None:
+    train(OPTIMIZERS["adam"], closure_step, steps=4)
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adamw-foreach"])
+def test_a_changed_learning_rate_does_not_recompile(name: str) -> None:
+    def schedule(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (index + 1)
+
+    compiled = train(OPTIMIZERS[name], steps=12, between=schedule)
+    # The first step makes the state; the rate changes at the second.
+    assert len(compiled.entries) <= 3
+
+
+def test_a_scheduler_outside_of_the_step() -> None:
+    schedulers: dict[int, Any] = {}
+
+    def schedule(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in schedulers:
+            schedulers[id(optimizer)] = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        else:
+            schedulers[id(optimizer)].step()
+
+    compiled = train(OPTIMIZERS["adam"], steps=12, between=schedule)
+    assert len(compiled.entries) <= 3
+
+
+def averaging_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, parameter in zip(average, model.parameters(), strict=True):
+                kept.lerp_(parameter, 0.1)
+        return [kept.clone() for kept in average]
+
+    return step
+
+
+def test_weights_are_averaged() -> None:
+    train(OPTIMIZERS["sgd"], averaging_step, steps=4)
