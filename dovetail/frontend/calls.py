@@ -512,6 +512,8 @@ class Calls:
                 return None
             if name == "__getattribute__":
                 return self.load_default_attribute(owner, *args)
+            if name == "__get__" and type(owner) is types.FunctionType and args:
+                return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -250,3 +251,125 @@ def averaging_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def test_weights_are_averaged() -> None:
     train(OPTIMIZERS["sgd"], averaging_step, steps=4)
+
+
+def test_the_loss_behaves_as_that_of_eager_afterwards() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = dovetail.compile(zeroing_step(model, optimizer), backend="aten", fullgraph=True)
+    loss = compiled(*batch(0))
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam"])
+def test_the_state_is_loaded_between_steps(name: str) -> None:
+    saved: dict[int, Any] = {}
+
+    def reload(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if index == 2:
+            saved[id(optimizer)] = copy.deepcopy(optimizer.state_dict())
+        if index in (4, 6):
+            optimizer.load_state_dict(copy.deepcopy(saved[id(optimizer)]))
+
+    train(OPTIMIZERS[name], steps=8, between=reload)
+
+
+def test_a_parameter_is_frozen_and_thawed() -> None:
+    def freeze(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        next(model.parameters()).requires_grad_(not 2 <= index < 4)
+
+    train(OPTIMIZERS["adam"], steps=7, between=freeze)
+
+
+def test_a_parameter_is_added_between_steps() -> None:
+    def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(list(parameters)[:2], lr=0.01)
+
+    def add(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if index == 3:
+            optimizer.add_param_group({"params": list(model.parameters())[2:], "lr": 0.1})
+
+    train(make, steps=6, between=add)
+
+
+def test_weights_are_replaced_between_steps() -> None:
+    def replace(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if index == 3:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.data = torch.ones_like(parameter)
+
+    train(OPTIMIZERS["adam"], steps=6, between=replace)
+
+
+def test_the_optimizer_is_swapped_between_steps() -> None:
+    class Holder:
+        optimizer: torch.optim.Optimizer
+
+    results = []
+    for compiled in (False, True):
+        model, holder = network(), Holder()
+
+        def step(x: torch.Tensor, y: torch.Tensor, model: Any = model, holder: Holder = holder) -> torch.Tensor:
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            holder.optimizer.step()
+            holder.optimizer.zero_grad()
+            return loss
+
+        call = dovetail.compile(step, backend="aten", fullgraph=True) if compiled else step
+        first, second = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.01, 0.02))
+        third = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        found = []
+        for index, optimizer in enumerate([first, first, second, second, first, third, third, second]):
+            holder.optimizer = optimizer
+            found.append(call(*batch(index)).detach())
+        states = [optimizer.state_dict() for optimizer in (first, second, third)]
+        results.append((found, list(model.parameters()), states))
+    same(results[0], results[1])
+
+
+def test_a_hook_of_the_optimizer_runs() -> None:
+    def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(0.5)
+
+        optimizer.register_step_pre_hook(before)
+        return optimizer
+
+    train(make, steps=4)
+
+
+def test_sizes_of_batches_change() -> None:
+    model, twin = network(), network()
+    optimizer, other = (torch.optim.Adam(item.parameters(), lr=0.01) for item in (model, twin))
+    eager = zeroing_step(model, optimizer)
+    compiled = dovetail.compile(zeroing_step(twin, other), backend="aten", fullgraph=True)
+    for index, size in enumerate([16, 16, 8, 12, 1, 5, 16]):
+        same(eager(*batch(index, size)), compiled(*batch(index, size)))
+        same(list(model.parameters()), list(twin.parameters()))
+        same(optimizer.state_dict(), other.state_dict())
+
+
+def test_an_error_in_the_step_leaves_everything_as_eager_does() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    compiled = dovetail.compile(zeroing_step(model, optimizer), backend="aten")
+    compiled(*batch(0))
+    with pytest.raises(RuntimeError, match="shapes"):
+        compiled(torch.randn(3, 5), torch.randn(3, 2))
+    twin = network()
+    other = torch.optim.Adam(twin.parameters(), lr=0.01)
+    eager = zeroing_step(twin, other)
+    eager(*batch(0))
+    with pytest.raises(RuntimeError, match="shapes"):
+        eager(torch.randn(3, 5), torch.randn(3, 2))
+    same(eager(*batch(1)), compiled(*batch(1)))
+    same(list(twin.parameters()), list(model.parameters()))
+    same(other.state_dict(), optimizer.state_dict())
