@@ -161,7 +161,7 @@ class Numbers:
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
         if any(map(private.is_data_number, arguments)):
-            if self.trace.is_exact and _gives_a_float(function, arguments):
+            if _gives_a_float(function, arguments):
                 function = real_power if function in (operator.pow, operator.ipow, pow) else function
                 return private.recorded_number(function, arguments, self.trace.tracer)
             symbolic = [item for item in arguments if private.is_symbolic(item)]
