@@ -93,7 +93,7 @@ def _is_float(node: torch.fx.Node) -> bool:
 def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
     tensor: Any = scalar.args[0]
     with graph.inserting_after(scalar):
-        made = graph.call_function(_aten._to_copy.default, (tensor,), {"dtype": torch.float64})
+        made = graph.call_function(torch.ops.prims.convert_element_type.default, (tensor, torch.float64))
     return _with_value(made, scalar, tensor.meta["val"].to(torch.float64))
 
 
@@ -103,7 +103,7 @@ def _computed(
     """The tensor that holds what Python would compute."""
     known = [tensors[item] for item in scalar.args if isinstance(item, torch.fx.Node) and item in tensors]
     if not known or len(known) < sum(isinstance(item, torch.fx.Node) for item in scalar.args):
-            raise _refusal(scalar, scalar)
+        raise _refusal(scalar, scalar)
     example = known[0].meta["val"]
     with graph.inserting_before(scalar):
         arguments = []
