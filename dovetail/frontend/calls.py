@@ -571,7 +571,16 @@ class Calls:
                 for position, item in enumerate(owner):
                     if isinstance(item, torch.Tensor):
                         list.__setitem__(owner, position, self.values.wrap(item))
-        arguments = tuple(self._native_argument(item) for item in args)
+        is_table = isinstance(owner, (dict, set))
+        # A tensor is a key there, and the container has the real ones.
+        arguments = tuple(
+            item
+            if is_table and isinstance(item, torch.Tensor) and at == 0
+            else self.values.keyed_for(owner, self._native_argument(item))
+            if is_table
+            else self._native_argument(item)
+            for at, item in enumerate(args)
+        )
         keywords = {
             name: self.called_argument(item) if name == "key" else self._native_argument(item)
             for name, item in kwargs.items()

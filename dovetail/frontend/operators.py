@@ -129,6 +129,7 @@ class Operators(Numbers):
         for item in operands:
             if isinstance(item, OLD_CONTAINERS):
                 self.values.whole_deep(item)
+        self.values.check_keys(operands)
         if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
             equal = self._equal_containers(*operands)
             if equal is not None:
