@@ -687,6 +687,13 @@ def is_made_of_data(symbol: Any) -> bool:
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
 
 
+def is_made_of_data_float(value: Any) -> bool:
+    """Whether a number or truth value depends on a float out of a tensor's data; symbols are simplified as if it were no NaN."""
+    return is_symbolic(value) and any(
+        symbol_is_type(item, SymT.UNBACKED_FLOAT) for item in value.node.expr.free_symbols
+    )
+
+
 def is_data_number(value: Any) -> bool:
     """Whether a number depends on a tensor's data."""
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))

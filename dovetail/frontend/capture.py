@@ -15,6 +15,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
+from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
@@ -278,6 +279,7 @@ def capture(
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter)
+        guard_distinct(values, interpreter.effects)
         effects = []
         for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects()):
             recipe = outputs.builder.build(effect.values)

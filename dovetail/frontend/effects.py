@@ -268,6 +268,11 @@ class Effects:
                 set.difference_update(container, added)
                 set.update(container, removed)
 
+    def written_containers(self) -> list[tuple[Any, Source]]:
+        """What was written to, with where it came from; for an object its dictionary or, for a slot, itself."""
+        found = [(record.container, record.source) for record in self._records.values()]
+        return found + [(written.target, written.source) for written in self._attributes.values()]
+
     def collect(self) -> tuple[Effect, ...]:
         """The final state of every container that ended up different; call before :meth:`undo`."""
         effects: list[Effect] = []

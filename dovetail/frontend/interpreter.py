@@ -19,6 +19,7 @@ import torch
 import dovetail.frontend.optimizers  # noqa: F401  (its rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
+from dovetail.frontend.aliases import guard_comparison
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
@@ -50,8 +51,15 @@ from dovetail.trace import Trace
 MAXIMUM_DEPTH = 400
 
 
-# What Python raises for a number that is not quite an int.
-SYMBOLIC_ERRORS = (TypeError, AttributeError, ValueError, NotImplementedError, OverflowError)
+# What a program raises on purpose or looks for, and a symbol does not cause.
+ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
+
+
+def _may_come_of_a_symbol(error: BaseException) -> bool:
+    """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
+    return not isinstance(error, ORDINARY_ERRORS) and (
+        type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
+    )
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:
@@ -275,7 +283,7 @@ class Interpreter(Attributes, Calls, Operators):
                 # The traceback leads to this call; in a cycle, what the frames hold would outlive the function.
                 del error
         if (
-            isinstance(error, SYMBOLIC_ERRORS)
+            _may_come_of_a_symbol(error)
             and self.trace.policy.has_symbols
             and frame.decoded.instructions[frame.position].opname not in ("RAISE_VARARGS", "RERAISE")
             and self._catches(frame, found.target, error)
@@ -322,6 +330,10 @@ class Interpreter(Attributes, Calls, Operators):
         return None
 
     # --- names --------------------------------------------------------------------------------------------------------
+
+    def compared(self, left: Any, right: Any) -> None:
+        """Two objects were compared by identity, and are not the same."""
+        guard_comparison(self.values, left, right)
 
     def load_global(self, frame: Frame, name: str) -> Any:
         """A global or builtin name."""

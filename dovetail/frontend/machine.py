@@ -174,6 +174,9 @@ class Machine:
                 return candidate.current_exceptions[-1]
         return None
 
+    def compared(self, left: Any, right: Any) -> None:
+        """Nothing to guard: there is no trace."""
+
     def load_global(self, frame: Frame, name: str) -> Any:
         """A global or builtin name."""
         if name in frame.globals:

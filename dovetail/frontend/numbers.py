@@ -2,7 +2,8 @@
 
 Torch's symbolic integers add, multiply and divide as Python's ints do. Its symbolic floats are sympy expressions, which are
 put in another order and rounded in another way: ``n / 3 * 0.1`` was seen to differ in its last bit. So a result that is a
-float, and everything else on the list below, is computed by Python at every call and is a symbolic number of its own.
+float, and everything else on the list below, is computed by Python at every call and is a symbolic number of its own. So are
+comparisons of floats: torch 2.13 says of a float symbol that it is less than itself, and equal to itself though it may be NaN.
 
 >>> is_exact_only_in_python(operator.truediv, (3, 4))
 False
@@ -38,6 +39,12 @@ EXACT_ON_INTEGERS = frozenset(
         operator.imul,
         operator.ifloordiv,
         operator.imod,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+        operator.eq,
+        operator.ne,
     }
 )
 
@@ -100,6 +107,12 @@ _MARKS = {
     operator.floordiv: "//",
     operator.mod: "%",
     operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
 }
 
 
@@ -167,12 +180,15 @@ class Numbers:
             symbolic = [item for item in arguments if private.is_symbolic(item)]
             if all(private.is_symbol(private.first_expression(item)) for item in symbolic):
                 # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.
-                return function(*arguments)
+                result = function(*arguments)
+                # ``x - x`` is no zero and ``x == x`` not true where x is no number.
+                if private.is_data_number(result):
+                    return result
             raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
         hints = [item.node.hint if private.is_symbolic(item) else item for item in arguments]
         value = function(*hints)
         sources = tuple(self._source_of_number(item) if private.is_symbolic(item) else item for item in arguments)
-        if type(value) not in (int, float) or any(source is None for source in sources):
+        if type(value) not in (int, float, bool) or any(source is None for source in sources):
             return function(*[plain_numbers(item) for item in arguments])
         shown = [item.name if isinstance(item, Source) else repr(item) for item in sources]
         mark = _MARKS.get(function)

@@ -261,6 +261,10 @@ class Operators(Numbers):
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error
+        if private.is_made_of_data_float(value):
+            raise Break(
+                "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
+            )
         kind = type(value)
         for name in ("__bool__", "__len__"):
             method, _ = class_attribute(kind, name)

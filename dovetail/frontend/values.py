@@ -191,6 +191,14 @@ class Values:
         """Remember where an object came from."""
         self._sources.setdefault(id(value), (value, source))
 
+    def noted(self) -> list[tuple[Any, Source]]:
+        """The objects that existed before and were met, with where they came from."""
+        return list(self._sources.values())
+
+    def type_at(self, source: Source) -> type:
+        """The type of the object that came from a source."""
+        return next((type(value) for value, known in self._sources.values() if known == source), object)
+
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
         try:

@@ -6,6 +6,7 @@ from dovetail.guards.checker import Checker, compile_checker
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput
 from dovetail.guards.predicate import (
     DictKeys,
+    Distinct,
     Elements,
     Equals,
     HasNoKey,
@@ -68,6 +69,7 @@ __all__ = [
     "TensorInput",
     "Predicate",
     "DictKeys",
+    "Distinct",
     "Elements",
     "Equals",
     "HasNoKey",

@@ -28,6 +28,7 @@ from dovetail.guards.ambient import AmbientState
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, check_guard, is_argument
 from dovetail.guards.predicate import (
     HOOK_TABLES,
+    RELATIONS,
     DictKeys,
     Equals,
     HasNoKey,
@@ -176,6 +177,10 @@ class Node:
         return len(self.guards) + sum(child.size() for child in self.children.values())
 
 
+Group = tuple[tuple[Node, ...], bool]
+"""Nodes, and whether their values are one object (else each is another one)."""
+
+
 class Generator:
     """Writes the function for one set of guards."""
 
@@ -187,13 +192,13 @@ class Generator:
         self._constants: dict[int, tuple[str, Any]] = {}
         self.roots: dict[Source, Node] = {}
         self.nodes: dict[Source, Node] = {}
-        self._same: list[tuple[Node, Node]] = []
+        self._groups: list[Group] = []
         self._slots: set[tuple[type, str]] = set()
         self._class_tables: dict[type, Any] = {}
         if tree is None:
             self._build_tree()
         else:
-            self.roots, self.nodes, self._same = tree.roots, tree.nodes, tree._same
+            self.roots, self.nodes, self._groups = tree.roots, tree.nodes, tree._groups
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -237,11 +242,14 @@ class Generator:
             if isinstance(guard.predicate, NoHooks):
                 # The tables of hooks are in the dictionary that the module's other guards read as well.
                 self.node(InstanceDictSource(guard.source))
-            if isinstance(guard.predicate, SameTensor):
-                other = self.node(guard.predicate.other)
-                for position, one in enumerate((node, other)):
-                    one.kept = one.kept or f"same{len(self._same)}_{position}"
-                self._same.append((node, other))
+            if isinstance(guard.predicate, RELATIONS):
+                predicate = guard.predicate
+                is_same = isinstance(predicate, SameTensor)
+                others = (predicate.other,) if isinstance(predicate, SameTensor) else predicate.others
+                group = (node, *map(self.node, others))
+                for position, one in enumerate(group):
+                    one.kept = one.kept or f"kept{len(self._groups)}_{position}"
+                self._groups.append((group, is_same))
 
     def generate(self) -> str:
         """The text of the function."""
@@ -275,8 +283,11 @@ class Generator:
 
     def _tail(self) -> None:
         frozen = self.frozen
-        for one, other in self.open_pairs():
-            self.require(f"{one.kept} is {other.kept}")
+        for group, is_same in self.open_groups():
+            if len(group) == 2:
+                self.require(f"{group[0].kept} is {'' if is_same else 'not '}{group[1].kept}")
+            else:
+                self.require(f"len({{*map(id, ({', '.join(str(node.kept) for node in group)}))}}) == {len(group)}")
         count = len(frozen.tensors)
         self.gather()
         names = self.tensors()
@@ -303,9 +314,9 @@ class Generator:
         """The list of all input tensors."""
         return f"[{self.tensors()}]"
 
-    def open_pairs(self) -> list[tuple[Node, Node]]:
-        """The pairs of nodes whose values are kept in local variables and must be one object."""
-        return self._same
+    def open_groups(self) -> list[Group]:
+        """The groups of nodes whose values are kept in local variables, and must be one object or different ones."""
+        return self._groups
 
     def gather(self) -> None:
         """Prepare what :meth:`tensors` names."""
@@ -319,7 +330,7 @@ class Generator:
     def walk(self, node: Node, depth: int) -> None:
         """Fetch a node's value, check it, and go on with its children."""
         source = node.source
-        guards = [guard for guard in node.guards if not isinstance(guard.predicate, SameTensor)]
+        guards = [guard for guard in node.guards if not isinstance(guard.predicate, RELATIONS)]
         unbound = [guard for guard in guards if isinstance(guard.predicate, Unbound)]
         if unbound and isinstance(source, CellSource):
             cell = self.constant(source.cell, "cell_")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.guards.checker import Checker, Generator, Node, make_check
-from dovetail.guards.predicate import NoHooks, SameTensor, TensorMatch
+from dovetail.guards.checker import Checker, Generator, Group, Node, make_check
+from dovetail.guards.predicate import RELATIONS, NoHooks, TensorMatch
 from dovetail.guards.remembered import Check, Recorder, Remembering
 from dovetail.guards.source import InstanceDictSource
 
@@ -89,7 +89,7 @@ class _FastGenerator(Generator):
         own = next((child for child in node.children.values() if isinstance(child.source, InstanceDictSource)), None)
         for guard in node.guards:
             predicate = guard.predicate
-            if isinstance(predicate, (SameTensor, TensorMatch)) or self.implied_by_tensors(node, predicate):
+            if isinstance(predicate, (*RELATIONS, TensorMatch)) or self.implied_by_tensors(node, predicate):
                 continue
             if isinstance(predicate, NoHooks) and own is not None and own not in recorder.values:
                 continue  # asked of the dictionary
@@ -100,7 +100,7 @@ class _FastGenerator(Generator):
             )
             if not implied:
                 self.require(self.condition(node.source, predicate, value))
-        if node.kept is not None and any(node in pair for pair in self.open_pairs()):
+        if node.kept is not None and any(node in group for group, _ in self.open_groups()):
             self.lines.append(f"        {node.kept} = {value}")
         for child in node.children.values():
             if child in recorder.values:
@@ -110,10 +110,10 @@ class _FastGenerator(Generator):
                     self.lines.append(f"        {self.variable(depth)} = {value}")
                 self.walk(child, depth + 1)
 
-    def open_pairs(self) -> list[tuple[Node, Node]]:
-        """The pairs that must be one object, and are not both remembered."""
+    def open_groups(self) -> list[Group]:
+        """The groups of which not all are remembered."""
         values = self.recorder.values
-        return [pair for pair in super().open_pairs() if pair[0] not in values or pair[1] not in values]
+        return [found for found in super().open_groups() if any(node not in values for node in found[0])]
 
     def gather(self) -> None:
         """Put the remembered tensors and those that were just fetched in one list."""

@@ -21,6 +21,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import InputError, UserLocation
 from dovetail.guards.predicate import (
+    Distinct,
     Equals,
     Leafness,
     Predicate,
@@ -337,6 +338,9 @@ def check_guard(
             value = source.fetch(callee, args, kwargs)
         if isinstance(predicate, SameTensor):
             holds = value is predicate.other.fetch(callee, args, kwargs)
+        elif isinstance(predicate, Distinct):
+            values = [value, *(other.fetch(callee, args, kwargs) for other in predicate.others)]
+            holds = len({*map(id, values)}) == len(values)
         elif isinstance(predicate, TensorMatch):
             sentences = tensors[predicate.index].facts.differences(name, value)
             return [GuardFailure(sentence, guard) for sentence in sentences]

@@ -324,6 +324,27 @@ class SameTensor(Predicate):
 
 
 @dataclass(frozen=True)
+class Distinct(Predicate):
+    """The value and those at other sources are objects of their own; checked with all in hand."""
+
+    others: tuple[Source, ...]
+
+    def holds(self, value: Any) -> bool:
+        raise TypeError("Distinct needs the values at the other sources")
+
+    def describe(self, name: str) -> str:
+        return f"{name} is none of {', '.join(other.name for other in self.others)}"
+
+    def failure(self, name: str, value: Any) -> str:
+        listed = ", ".join(f"`{other.name}`" for other in self.others)
+        return f"`{name}` and {listed} were different objects, and two of them are one now"
+
+
+RELATIONS = (SameTensor, Distinct)
+"""Predicates on the objects at several sources."""
+
+
+@dataclass(frozen=True)
 class TensorMatch(Predicate):
     """The value is a tensor with the metadata recorded under ``index``; checked for all tensors at once in C++."""
 

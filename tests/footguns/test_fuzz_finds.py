@@ -375,3 +375,28 @@ thing.table = {}
 def call_0(run): return run(torch.ones(2))
 def call_1(run): return run(torch.ones(2))
 """)
+
+
+@pytest.mark.parametrize("test", ["factor < factor", "factor != factor", "factor == factor", "not factor <= factor"])
+@pytest.mark.parametrize("start", ["square.sum().item()", "rate"])
+def test_a_float_compared_with_itself(test: str, start: str) -> None:
+    check(f"""
+rate = 0.5
+square = torch.ones(3)
+weight = torch.nn.Parameter(torch.ones(3))
+def function(x):
+    factor = {start}
+    if {test}:
+        return square
+    return x * weight
+def call_0(run): return run(torch.ones(3))
+def call_1(run):
+    global rate
+    rate = 0.25
+    return run(torch.ones(3))
+def call_2(run):
+    global rate
+    rate = float("nan")
+    square[0] = float("nan")
+    return run(torch.ones(3))
+""")

@@ -264,6 +264,8 @@ def compare_op(interpreter: Any, frame: Any, instruction: Any) -> None:
 def is_op(interpreter: Any, frame: Any, instruction: Any) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
+    if left is not right:
+        interpreter.compared(left, right)
     frame.stack.append((left is right) ^ bool(instruction.arg))
 
 
