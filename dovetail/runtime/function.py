@@ -14,6 +14,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
+from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
@@ -102,6 +103,7 @@ def _autograd_function(
             ctx.wrappers = [noted for index in wrapped for noted in wrappers_of(primals[index])]
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
+            ctx.reads = pending_reads()
             ctx.kept = derivatives.keep(primals) if derivatives is not None else None
             results = forward(list(primals))
             if tangent_strides is None:
@@ -124,13 +126,16 @@ def _autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
             check_versions(ctx.wrappers)
+            if ctx.reads is not None:
+                ctx.reads.check()
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
             tangents = [gradients[index] for index in differentiable]
             if torch.is_grad_enabled():
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
-                return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+                with reads_of(ctx.reads):
+                    return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
             if not private.keeps_graph():
                 ctx.kept = None
             return tuple(plain(ctx, tangents))
@@ -140,6 +145,8 @@ def _autograd_function(
         @staticmethod
         def prologue(ctx: Any, saved: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[Any]:
             """What the backward's graph is called with."""
+            if ctx.reads is not None:
+                ctx.reads.check()
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
             return graph_inputs(ctx, saved, [gradients[index] for index in differentiable])
