@@ -134,6 +134,11 @@ class _Backward:
             keep = [position for position in keep if position not in unused]
         return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
 
+    def needed(self, defined: tuple[bool, ...]) -> Sequence[int]:
+        """Which of the saved values the backward for these tangents takes."""
+        found = self.graph_of(defined)
+        return () if found is None else found[1][: len(found[1]) - sum(defined)]
+
     def _compile(self, defined: tuple[bool, ...]) -> Callable_:
         found = self.graph_of(defined)
         if found is None:

@@ -632,7 +632,14 @@ class Calls:
         """A plain function that native code may call: it goes through the interpreter."""
 
         def enter(*args: Any, **kwargs: Any) -> Any:
-            return self.call(function, args, kwargs)
+            if not self.values.in_backward:
+                return self.call(function, args, kwargs)
+            trace = self.values.trace
+            outer, trace.user_backward = trace.user_backward, True
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                trace.user_backward = outer
 
         if isinstance(function, (types.FunctionType, types.MethodType)):
             functools.update_wrapper(enter, function)

@@ -240,3 +240,56 @@ def test_a_checkpointed_region_that_would_compute_something_else() -> None:
     block.scale = 3.0
     with pytest.raises(ChangedReadError):
         loss.backward()
+
+
+def holds_input(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * x.cos())
+    return y.sum(), x
+
+
+def holds_result(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y, other = x * 2, x.sin()
+    y.register_hook(lambda gradient: gradient * other.cos())
+    return y.sum(), other
+
+
+def holds_base_of_result(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y, other = x * 2, x.sin()
+    y.register_hook(lambda gradient: gradient * other.cos())
+    return y.sum(), other[1:]
+
+
+class HeldByContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.other = other
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.other.cos(), None
+
+
+def holds_by_context(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    other = x.detach().exp()
+    return HeldByContext.apply(x, other).sum(), other
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("program", [holds_input, holds_result, holds_base_of_result, holds_by_context])
+def test_a_tensor_that_a_hook_holds_is_written_to(program: Any, create_graph: bool) -> None:
+    """Eager's hook computes with the new content, which a compiled backward does not have: refused."""
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for _ in range(2):
+        found = []
+        for function in (program, compiled):
+            x = torch.linspace(0.1, 1, 4, dtype=torch.float64).requires_grad_()
+            found.append(torch.autograd.grad(function(x)[0], x, create_graph=create_graph)[0])
+        assert torch.equal(*found)
+        x = torch.linspace(0.1, 1, 4, dtype=torch.float64).requires_grad_()
+        loss, held = compiled(x)
+        with torch.no_grad():
+            held.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, x, create_graph=create_graph)
