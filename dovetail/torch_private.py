@@ -40,6 +40,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     decompose,
     disable_autocast_cache,
     get_proxy_slot,
+    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
@@ -51,6 +52,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     SymT,
     symbol_is_type,
 )
+from torch.utils._thunk import Thunk  # noqa: E402
 from torch.utils._sympy.numbers import int_oo  # noqa: E402
 from torch.utils._sympy.printers import PythonPrinter  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
@@ -1159,3 +1161,30 @@ def same_wrapper_form(left: Any, right: Any) -> bool:
 def storage_of(value: torch.Tensor) -> int:
     """A number that tensors in the same memory share."""
     return int(value.untyped_storage()._cdata)
+
+
+def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tracer: Any) -> torch.SymFloat:
+    """A Python function of numbers that gives a float, recorded as one node; its result is a new symbol, so that what is
+    computed from it is recorded step by step and never simplified together with it. Torch 2.13.
+    """
+    symbolic = [item for item in arguments if is_symbolic(item)]
+    proxies = tuple(get_proxy_slot(item, tracer).force() if is_symbolic(item) else item for item in arguments)  # type: ignore[call-overload]
+    proxy = tracer.create_proxy("call_function", function, proxies, {})
+    environment = symbolic[0].node.shape_env
+    with environment.ignore_fresh_unbacked_symbols():
+        fresh = environment.create_unbacked_symfloat()
+    proxy.node.meta["val"] = fresh
+    set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
+    return fresh  # type: ignore[no-any-return]
+
+
+_DISABLED: types.CodeType = next(
+    item
+    for item in torch._compile._disable_dynamo.__code__.co_consts
+    if isinstance(item, types.CodeType) and item.co_name == "inner"
+)
+
+
+def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
+    """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
+    return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]

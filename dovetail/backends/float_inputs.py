@@ -6,11 +6,14 @@ zero-dimensional tensor. Where the meaning would change, the graph is refused.
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import torch
 
 from dovetail.errors import BackendError
+from dovetail.trace.python_numbers import real_power
 
 _aten = torch.ops.aten
 _BINARY: dict[Any, Any] = {
@@ -32,26 +35,113 @@ _BINARY: dict[Any, Any] = {
 }
 
 
+_SCALED: dict[Any, Any] = {_aten.addcdiv.default: _aten.div.Tensor, _aten.addcmul.default: _aten.mul.Tensor}
+_NUMBERS: dict[Any, Any] = {
+    operator.add: _aten.add.Tensor,
+    operator.iadd: _aten.add.Tensor,
+    operator.sub: _aten.sub.Tensor,
+    operator.isub: _aten.sub.Tensor,
+    operator.mul: _aten.mul.Tensor,
+    operator.imul: _aten.mul.Tensor,
+    operator.truediv: _aten.div.Tensor,
+    operator.itruediv: _aten.div.Tensor,
+    operator.neg: _aten.neg.default,
+    abs: _aten.abs.default,
+    max: _aten.maximum.default,
+    min: _aten.minimum.default,
+    math.sqrt: _aten.sqrt.default,
+    math.exp: _aten.exp.default,
+    operator.pow: _aten.pow.Tensor_Tensor,
+    real_power: _aten.pow.Tensor_Tensor,
+}
+"""What Python computes from numbers, on tensors of double precision without dimensions."""
+
+
 def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
     """Rewrite ``graph`` so that no float is read from a tensor; raises :class:`BackendError` where the meaning would change."""
-    for scalar in graph.graph.find_nodes(op="call_function", target=_aten._local_scalar_dense.default):
-        if not isinstance(scalar.meta.get("val"), torch.SymFloat):
-            continue
-        number = scalar.args[0]
+    scalars = [node for node in graph.graph.nodes if _is_float(node)]
+    tensors: dict[torch.fx.Node, torch.fx.Node] = {}
+    for scalar in scalars:
+        if scalar.target is _aten._local_scalar_dense.default:
+            tensors[scalar] = _double(graph.graph, scalar)
+        else:
+            tensors[scalar] = _computed(graph.graph, scalar, tensors)
+    for scalar in scalars:
         for user in list(scalar.users):
-            _rewrite(graph.graph, user, scalar)
+            if user in tensors:
+                continue
+            number = tensors[scalar]
+            if scalar.target is _aten._local_scalar_dense.default:
+                number = scalar.args[0]  # type: ignore[assignment]
+            _rewrite(graph.graph, user, scalar, number)
             user.replace_input_with(scalar, number)
+    for scalar in reversed(scalars):
         graph.graph.erase_node(scalar)
+    for number in reversed(tensors.values()):
+        if not number.users:
+            graph.graph.erase_node(number)
 
 
-def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node) -> None:
+def _is_float(node: torch.fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and isinstance(node.meta.get("val"), torch.SymFloat)
+        and (node.target is _aten._local_scalar_dense.default or node.target in _NUMBERS)
+    )
+
+
+def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
+    tensor: Any = scalar.args[0]
+    with graph.inserting_after(scalar):
+        made = graph.call_function(torch.ops.prims.convert_element_type.default, (tensor, torch.float64))
+    return _with_value(made, scalar, tensor.meta["val"].to(torch.float64))
+
+
+def _computed(
+    graph: torch.fx.Graph, scalar: torch.fx.Node, tensors: dict[torch.fx.Node, torch.fx.Node]
+) -> torch.fx.Node:
+    """The tensor that holds what Python would compute."""
+    known = [tensors[item] for item in scalar.args if isinstance(item, torch.fx.Node) and item in tensors]
+    if not known or len(known) < sum(isinstance(item, torch.fx.Node) for item in scalar.args):
+        raise _refusal(scalar, scalar)
+    example = known[0].meta["val"]
+    with graph.inserting_before(scalar):
+        arguments = []
+        for item in scalar.args:
+            if isinstance(item, torch.fx.Node):
+                arguments.append(tensors[item])
+                continue
+            settings = {"dtype": torch.float64, "device": example.device}
+            constant = graph.call_function(_aten.full.default, ([], item), settings)
+            arguments.append(_with_value(constant, scalar, example))
+        made = graph.call_function(_NUMBERS[scalar.target], tuple(arguments))
+    return _with_value(made, scalar, example)
+
+
+def _with_value(made: torch.fx.Node, scalar: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:
+    # The symbol that the number was is no more.
+    made.meta = {**scalar.meta, "val": value}
+    made.meta.pop("unbacked_bindings", None)
+    return made
+
+
+def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> None:
     if user.target is _aten.add.Tensor and user.kwargs.get("alpha") is number and number not in user.args:
         with graph.inserting_before(user):
-            product = graph.call_function(_aten.mul.Tensor, (user.args[1], number.args[0]))
+            product = graph.call_function(_aten.mul.Tensor, (user.args[1], tensor))
         product.meta = {**user.meta, "val": user.args[1].meta["val"]}  # type: ignore[union-attr]
         _check(user, number, user.args[1])
         user.args = (user.args[0], product)
         user.kwargs = {}
+        return
+    if user.target in _SCALED and user.kwargs == {"value": number} and number not in user.args:
+        _check(user, number, user.args[1])
+        value = user.args[1].meta["val"]  # type: ignore[union-attr]
+        with graph.inserting_before(user):
+            inner = graph.call_function(_SCALED[user.target], user.args[1:])
+            product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
+        inner.meta = product.meta = {**user.meta, "val": value}
+        user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
         return
     target = _BINARY.get(user.target)
     others = [item for item in user.args if item is not number]

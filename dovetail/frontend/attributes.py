@@ -90,6 +90,9 @@ class Attributes:
             if name == "is_leaf":
                 self.values.guards.add_leafness(traced.index, self.values.where())
                 return traced.real.is_leaf
+            if name == "grad_fn" and traced.real.is_leaf and target.grad_fn is None:
+                self.values.guards.add_leafness(traced.index, self.values.where())
+                return None
             if name in ("grad_fn", "_version"):
                 raise Break(f".{name} of an input is read", "read it outside of the compiled function")
             attributes = instance_dict(traced.real)

@@ -48,6 +48,7 @@ INLINED_TORCH = (
     "torch.utils._contextlib",
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
+    "torch.optim",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
@@ -292,7 +293,7 @@ class Calls:
             return rule(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
-            interpreted = interpreted_of(function)
+            interpreted = private.without_dynamo_guard(interpreted_of(function))
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):
@@ -511,6 +512,8 @@ class Calls:
                 return None
             if name == "__getattribute__":
                 return self.load_default_attribute(owner, *args)
+            if name == "__get__" and type(owner) is types.FunctionType and args:
+                return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if (
@@ -549,7 +552,7 @@ class Calls:
             "__delitem__",
             "index",
         ):
-            args = (plain_numbers(args[0]), *args[1:]) if args else args
+            args = (self.values.key_in(owner, args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)
@@ -568,7 +571,16 @@ class Calls:
                 for position, item in enumerate(owner):
                     if isinstance(item, torch.Tensor):
                         list.__setitem__(owner, position, self.values.wrap(item))
-        arguments = tuple(self._native_argument(item) for item in args)
+        is_table = isinstance(owner, (dict, set))
+        # A tensor is a key there, and the container has the real ones.
+        arguments = tuple(
+            item
+            if is_table and isinstance(item, torch.Tensor) and at == 0
+            else self.values.keyed_for(owner, self._native_argument(item))
+            if is_table
+            else self._native_argument(item)
+            for at, item in enumerate(args)
+        )
         keywords = {
             name: self.called_argument(item) if name == "key" else self._native_argument(item)
             for name, item in kwargs.items()

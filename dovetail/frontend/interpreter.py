@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import dovetail.frontend.optimizers  # noqa: F401  (its rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison
@@ -424,7 +425,7 @@ class Interpreter(Attributes, Calls, Operators):
         if isinstance(method, types.FunctionType):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
-            key = plain_numbers(key)
+            key = self.values.key_in(target, key)
             if dict.__contains__(target, key):
                 return self.values.read(dict.__getitem__(target, key), self.values.item_source(target, key))
             missing, _ = class_attribute(kind, "__missing__")
@@ -468,7 +469,7 @@ class Interpreter(Attributes, Calls, Operators):
         if isinstance(method, types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
-            key = plain_numbers(key)
+            key = self.values.key_in(target, key)
             if isinstance(target, list):
                 self.values.whole(target)
                 if isinstance(key, slice):
@@ -484,7 +485,7 @@ class Interpreter(Attributes, Calls, Operators):
             self.call(types.MethodType(method, target), (key,), {})
         elif isinstance(target, (list, dict)):
             self.values.whole(target)
-            self.effects.delete_item(target, key)
+            self.effects.delete_item(target, self.values.key_in(target, key))
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
 

@@ -23,6 +23,7 @@ from dovetail.frontend.frame import Break
 from dovetail.frontend.values import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
 from dovetail.trace import can_be_symbolic
+from dovetail.trace.python_numbers import real_power
 
 EXACT_ON_INTEGERS = frozenset(
     {
@@ -93,6 +94,8 @@ PYTHON_ONLY = EXACT_ON_INTEGERS | frozenset(
         math.gcd,
         math.erf,
         sum_of,
+        max,
+        min,
     }
 )
 """Pure functions of numbers that give a number."""
@@ -152,6 +155,16 @@ def is_exact_only_in_python(function: Any, arguments: tuple[Any, ...]) -> bool:
     return has_float or function not in EXACT_ON_INTEGERS
 
 
+def _gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether a pure function of numbers has a float for its result, whatever the numbers' values are."""
+    floats = [type(item) in (float, torch.SymFloat) for item in arguments]
+    if function in (max, min):
+        return len(floats) > 1 and all(floats)
+    if function in (operator.truediv, operator.itruediv) or getattr(function, "__module__", None) == "math":
+        return function not in (math.floor, math.ceil, math.trunc, math.gcd, math.isqrt)
+    return any(floats) and function not in (int, round)
+
+
 class Numbers:
     """Mixed into the interpreter."""
 
@@ -161,6 +174,9 @@ class Numbers:
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
         if any(map(private.is_data_number, arguments)):
+            if _gives_a_float(function, arguments):
+                function = real_power if function in (operator.pow, operator.ipow, pow) else function
+                return private.recorded_number(function, arguments, self.trace.tracer)
             symbolic = [item for item in arguments if private.is_symbolic(item)]
             if all(private.is_symbol(private.first_expression(item)) for item in symbolic):
                 # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.

@@ -129,6 +129,7 @@ class Operators(Numbers):
         for item in operands:
             if isinstance(item, OLD_CONTAINERS):
                 self.values.whole_deep(item)
+        self.values.check_keys(operands)
         if function in (operator.eq, operator.ne) and not any(isinstance(item, torch.Tensor) for item in operands):
             equal = self._equal_containers(*operands)
             if equal is not None:
@@ -218,9 +219,11 @@ class Operators(Numbers):
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
-            item = plain_numbers(item)
+            item = self.values.key_in(container, item)
             self.values.whole(container)
-            if isinstance(container, (set, frozenset)) and self.values.source_of(container) is None:
+            if isinstance(container, (set, frozenset)) and (
+                self.values.source_of(container) is None or isinstance(item, torch.Tensor)
+            ):
                 # A tensor's hash is its identity: no two are ever compared.
                 return item in container
             for entry in container:

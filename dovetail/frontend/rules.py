@@ -226,6 +226,8 @@ def _iterating(function: Any, first: int) -> Any:
             ):
                 break
             if function in (min, max) and len(args) > 1:
+                if not kwargs and any(map(private.is_data_number, args)) and is_exact_only_in_python(function, args):
+                    return interpreter.derive(function, args)
                 break
             if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])
@@ -297,11 +299,6 @@ def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
     interpreter.guard_deep(args[0], set())
     return copy.deepcopy(args[0])
-
-
-@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
 
 
 @rule(torch.autograd.grad)

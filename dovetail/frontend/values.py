@@ -12,7 +12,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from typing import Any
 
 import torch
@@ -388,6 +388,53 @@ class Values:
         elif isinstance(container, (set, frozenset)):
             self.guard(source, SetEquals(tuple(before)), f"{source.name} was gone through")
             self._hold(before)
+
+    def key_in(self, container: Any, key: Any) -> Any:
+        """A key as a dictionary or set has it: one that existed before the trace has the real tensors, not the traced ones."""
+        key = plain_numbers(key)
+        if not isinstance(key, torch.Tensor) or not isinstance(container, (dict, set, frozenset)):
+            return key
+        traced = self.trace.input_of(key)
+        base: Any = dict if isinstance(container, dict) else type(container)
+        if traced is None or base.__contains__(container, key):
+            return key
+        if self.source_of(container) is None and not base.__contains__(container, traced.real):
+            return key
+        # The guards and effects of the container hold for this very tensor.
+        source = self.guards.tensor_source(traced.index)
+        self.guard(source, Identity(traced.real), f"{source.name} is a key of a container")
+        return traced.real
+
+    def keyed_for(self, owner: Any, container: Any) -> Any:
+        """A dictionary or set whose items are to be put into another one, with the keys that the other one has."""
+        if not isinstance(container, (dict, set, frozenset)):
+            return container
+        if not any(isinstance(key, torch.Tensor) for key in container):
+            return container
+
+        def chosen(key: Any) -> Any:
+            if isinstance(key, torch.Tensor) and not is_traced(key):
+                return key if self.source_of(owner) is not None or key in owner else self.wrap(key)
+            return self.key_in(owner, key)
+
+        if isinstance(container, dict):
+            return {chosen(key): value for key, value in dict.items(container)}
+        return {chosen(key) for key in container}
+
+    def check_keys(self, containers: Iterable[Any]) -> None:
+        """Refuse an operator on tables of which one has real tensors for its keys and another one traced ones."""
+        kinds = {
+            is_traced(key)
+            for container in containers
+            if isinstance(container, (dict, set, frozenset, KeysView))
+            for key in container
+            if isinstance(key, torch.Tensor)
+        }
+        if len(kinds) > 1:
+            raise Break(
+                "an operator is given a container of tensors that existed before and one that did not",
+                "add the items one by one",
+            )
 
     def _hold(self, items: Iterable[Any]) -> None:
         """Keys, and items of sets, are guarded by identity: the objects among them are found again by holding them."""

@@ -1,0 +1,49 @@
+"""What ``torch.optim`` asks torch while one of its optimizers is captured, answered as in eager.
+
+``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
+is true, keep numbers on tensors that eager computes in Python, which rounds differently. So they are told that nothing is
+compiled, and what they then do is what they do in eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from dovetail.frontend.calls import rule
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    frames = interpreter.frames
+    module = frames[-1].globals.get("__name__") if frames else None
+    return not str(module).startswith("torch.optim.")
+
+
+@rule(torch.autograd.profiler.record_function)
+def _record_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A name for a profiler, which sees the graph's operators instead."""
+    return contextlib.nullcontext()
+
+
+def _fused(name: str) -> None:
+    """Functionalisation does not take an empty list among those that are written to, so the pure form of it is recorded."""
+    written: Any = getattr(torch, name)
+    pure: Any = getattr(torch.ops.aten, name.rstrip("_"))
+    schema = getattr(torch.ops.aten, name).default._schema
+
+    @rule(written)
+    def call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
+        targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
+        results = interpreter.call_torch(pure, args, kwargs)
+        for target, result in zip(targets, results, strict=True):
+            for tensor, value in zip(target, result, strict=True):
+                interpreter.call_torch(torch.Tensor.copy_, (tensor, value), {})
+
+
+for _name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+    if hasattr(torch, _name):
+        _fused(_name)
