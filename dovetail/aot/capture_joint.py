@@ -342,6 +342,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         raise CaptureError(
             "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
         )
+    if any(found.graph_values[position].grad_fn not in trace.freed for position in freed):
+        raise CaptureError(
+            "a result was computed from what a backward() inside has freed, and from something else",
+            advice="pass retain_graph=True to that backward",
+        )
     outputs = [_mark_freed(output, freed) for output in found.outputs] if freed else found.outputs
     differentiable = tuple(
         value.grad_fn is not None and position not in mutated_plain and position not in freed
