@@ -155,6 +155,9 @@ def is_exact_only_in_python(function: Any, arguments: tuple[Any, ...]) -> bool:
     return has_float or function not in EXACT_ON_INTEGERS
 
 
+_NO_FLOAT = (int, round, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
 def _gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
     """Whether a pure function of numbers has a float for its result, whatever the numbers' values are."""
     floats = [type(item) in (float, torch.SymFloat) for item in arguments]
@@ -162,7 +165,7 @@ def _gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
         return len(floats) > 1 and all(floats)
     if function in (operator.truediv, operator.itruediv) or getattr(function, "__module__", None) == "math":
         return function not in (math.floor, math.ceil, math.trunc, math.gcd, math.isqrt)
-    return any(floats) and function not in (int, round)
+    return any(floats) and function not in _NO_FLOAT
 
 
 class Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -403,3 +404,24 @@ def test_such_a_branch_is_refused_in_one_graph(name: str) -> None:
     make: MakeOptimizer = torch.optim.RAdam if name == "radam" else torch.optim.ASGD
     with pytest.raises(GraphBreakError):
         train(make, steps=2)
+
+
+def test_python_computes_numbers_read_from_a_tensor() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        number = x.sum().item()
+        scaled = number * 3.0 / 7 - 0.1
+        kept = max(scaled, 0.5)
+        return [
+            x * scaled,
+            x + math.sqrt(kept),
+            x * abs(-scaled),
+            scaled,
+            scaled > 1.0,
+            x * (scaled > 1.0),
+            x / (kept * 2),
+        ]
+
+    compiled = dovetail.compile(function, backend="aten")
+    for start in (0.1, 0.7, -1.0, float("inf"), float("nan")):
+        x = torch.full((3,), start)
+        same(function(x), compiled(x))
