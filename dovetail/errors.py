@@ -96,6 +96,10 @@ class PartialGradientError(DovetailError, RuntimeError):
     """A hook or ``retain_grad`` asks for the gradient of an output of which only a part is known outside of the graph."""
 
 
+class ChangedReadError(DovetailError, RuntimeError):
+    """What a hook or a custom backward reads was changed between the forward and the backward of a compiled function."""
+
+
 class OutgrownError(DovetailError, RuntimeError):
     """Data-dependent results of a call are not such as the graph was compiled for (in a forward the call then runs eagerly)."""
 

@@ -12,6 +12,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
+from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.ties import find_ties
@@ -341,6 +342,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         raise CaptureError(
             "an input is written to by what a backward() inside has freed", advice="pass retain_graph=True to it"
         )
+    if any(found.graph_values[position].grad_fn not in trace.freed for position in freed):
+        raise CaptureError(
+            "a result was computed from what a backward() inside has freed, and from something else",
+            advice="pass retain_graph=True to that backward",
+        )
     outputs = [_mark_freed(output, freed) for output in found.outputs] if freed else found.outputs
     differentiable = tuple(
         value.grad_fn is not None and position not in mutated_plain and position not in freed
@@ -361,6 +367,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             descriptor_of = output_descriptors[position]
             assert descriptor_of is not None
             input_descriptors.append(Tangent(descriptor_of))
+    together = freed_together(roots) if len(roots) > 1 else None
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
     inexact = () if trace.is_exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
@@ -408,6 +415,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         _feeding(found.graph_values, differentiable),
         ties,
         tuple(trace.metadata_changes),
+        together,
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(

@@ -26,6 +26,7 @@ from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
 from dovetail.guards import compile_checker
 from dovetail.options import check_budget, check_numerics
+from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
@@ -79,7 +80,8 @@ def make_entry(compiled: CompiledGraph) -> Entry:
     if not capture.guards.is_frozen:
         # The last backend has run: nothing can assume more about sizes.
         capture.guards.set_shapes(shape_guards(environment, bindings))
-    checker = compile_checker(capture.guards.freeze(), ambient=capture.ambient)
+    frozen = capture.guards.freeze()
+    checker = compile_checker(frozen, ambient=capture.ambient)
     return Entry(
         checker,
         compiled.run,
@@ -88,6 +90,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         compiled=compiled,
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
+        backward_reads=BackwardReads(frozen.backward) if frozen.backward else None,
         assumes=any(map(assumes, compiled.joint.graph.nodes)),
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
     )
@@ -130,6 +133,11 @@ class _Backward:
             graph, unused = specialise_tangents(graph, positions, defined)
             keep = [position for position in keep if position not in unused]
         return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
+
+    def needed(self, defined: tuple[bool, ...]) -> Sequence[int]:
+        """Which of the saved values the backward for these tangents takes."""
+        found = self.graph_of(defined)
+        return () if found is None else found[1][: len(found[1]) - sum(defined)]
 
     def _compile(self, defined: tuple[bool, ...]) -> Callable_:
         found = self.graph_of(defined)

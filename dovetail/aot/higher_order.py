@@ -18,6 +18,7 @@ from dovetail import torch_private as private
 from dovetail.aot.capture_joint import finish_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.whole_calls import with_whole_calls
 from dovetail.errors import DovetailError, UserLocation
 from dovetail.events import EventLog
 from dovetail.guards import GuardSet
@@ -258,7 +259,7 @@ def _backward(
         inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
         carriers = {id(item.value) for item in trace.inputs if private.carried_float(item.node.meta["val"]) is not None}
         numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
-        outputs = program.run(inputs, numbers)
+        outputs = with_whole_calls(trace, program).run(inputs, numbers)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
         roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
         wanted = [sources[index] for index in request.wanted]

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from dovetail.aot.compile_joint import CompiledGraph
 
 # Marks in a node's ``meta``. The first: it is computed in the backward, though no tangent is needed for it. The second: it is
-# computed in the forward and saved, not computed again.
+# computed in the forward and saved, not computed again. The third: it is computed by a hook or a custom backward.
 IN_BACKWARD = "checkpointed"
 SAVE = "save"
+BY_USER_BACKWARD = "user_backward"
 
 Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
 

@@ -17,7 +17,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
-from dovetail.aot.joint_graph import IN_BACKWARD, SAVE, JointGraph, must_stay
+from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, SAVE, JointGraph, must_stay
 from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
 
 Strategy = Literal["minimum_cut", "save_all"]
@@ -122,9 +122,17 @@ class _Split:
         self.gradients = list(results[joint.num_forward_outputs :])
         self.dependent: set[torch.fx.Node] = set(self.tangents)
         for node in self.nodes:
-            # What torch.utils.checkpoint computes again belongs to the backward, though no tangent is needed for it.
-            if node.meta.get(IN_BACKWARD) or any(argument in self.dependent for argument in node.all_input_nodes):
+            # What torch.utils.checkpoint computes again belongs to the backward, though no tangent is needed for it. So does what
+            # a hook computes: of a tensor that was written to meanwhile, eager's hook sees the new content.
+            if self._is_of_backward(node) or any(argument in self.dependent for argument in node.all_input_nodes):
                 self.dependent.add(node)
+        handed_out = {storage for node in self.forward_outputs if (storage := _storage(node)) is not None}
+        for node in self.nodes:
+            if node.meta.get(BY_USER_BACKWARD):
+                for argument in node.all_input_nodes:
+                    # Saved as it is, a write to it is noticed. Computed again, it would be what it was.
+                    if argument not in self.dependent and _storage(argument) in handed_out:
+                        argument.meta[SAVE] = True
         self.needed: set[torch.fx.Node] = set()
         self.read: dict[torch.fx.Node, None] = {}
         staying = [node for node in self.nodes if node.op == "call_function" and must_stay(node)]
@@ -144,6 +152,18 @@ class _Split:
                     stack.append(argument)
                 else:
                     self.read[argument] = None
+
+    @staticmethod
+    def _is_of_backward(node: torch.fx.Node) -> bool:
+        return bool(node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD))
+
+
+def _storage(node: torch.fx.Node | None) -> int | None:
+    """The memory of a node's example tensor, which views share."""
+    value = None if node is None else node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def partition(

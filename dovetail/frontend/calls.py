@@ -644,7 +644,14 @@ class Calls:
         """A plain function that native code may call: it goes through the interpreter."""
 
         def enter(*args: Any, **kwargs: Any) -> Any:
-            return self.call(function, args, kwargs)
+            if not self.values.in_backward:
+                return self.call(function, args, kwargs)
+            trace = self.values.trace
+            outer, trace.user_backward = trace.user_backward, True
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                trace.user_backward = outer
 
         if isinstance(function, (types.FunctionType, types.MethodType)):
             functools.update_wrapper(enter, function)
@@ -795,7 +802,10 @@ class Calls:
                 if holder is not None and not (holder.__module__ or "").startswith("torch.autograd"):
                     inner = found.__func__ if isinstance(found, staticmethod) else found
                     if isinstance(inner, types.FunctionType):
-                        self.values.read(inner, self._static_source(holder, name))
+                        found_at = self._static_source(holder, name)
+                        self.values.read(inner, found_at)
+                        if name in ("backward", "vjp"):
+                            self.values.note_backward_read(found_at, Identity(inner), f"{name} was called", always=True)
                         body[name] = staticmethod(self.trampoline(inner))
             derived = self._function_classes[owner] = types.new_class(
                 owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)

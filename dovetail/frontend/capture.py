@@ -313,6 +313,7 @@ def capture(
             interpreter.effects.undo()
             if outputs is not None:
                 interpreter.effects.close(outputs.builder.holds)
+                interpreter.begin_backward()
         if change is None:
             change = AmbientChange.between(inside, nesting)
         change.take_back()

@@ -51,6 +51,11 @@ class Gradients:
         return traced.index in self._before
 
     def _begin(self, traced: TracedInput) -> None:
+        if self._values.in_backward:
+            raise Break(
+                "a hook or the backward of a custom autograd.Function reads or sets .grad",
+                "do so outside of the compiled function",
+            )
         if traced.index in self._before:
             return
         guards, real = self._values.guards, traced.real

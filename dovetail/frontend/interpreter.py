@@ -105,6 +105,12 @@ class Interpreter(Attributes, Calls, Operators):
                 return frame.location()
         return self.frames[-1].location() if self.frames else self.entry_location
 
+    def begin_backward(self) -> None:
+        """The forward has ended and is undone: what hooks and custom backwards read is noted anew."""
+        self.values.begin_backward()
+        self._seen_globals.clear()
+        self._seen_functions.clear()
+
     def created(self, value: Any) -> None:
         """Remember that an object was made by the trace."""
         self._created[id(value)] = value

@@ -27,6 +27,7 @@ from dovetail.guards import (
     Equals,
     FloatSource,
     GradientForm,
+    Guard,
     GuardSet,
     Identity,
     InnerSource,
@@ -39,6 +40,7 @@ from dovetail.guards import (
     SameTensor,
     SetEquals,
     Source,
+    TensorMatch,
     TypeIs,
     WrapperMaker,
     WrapperMatch,
@@ -167,6 +169,8 @@ class Values:
         self._wrappers: dict[int, tuple[torch.Tensor, torch.Tensor, Source]] = {}
         self._wrapper_sources: dict[int, Source] = {}
         self.effects: Any = None
+        #: The forward has ended: what is read now, eager reads when the backward runs.
+        self.in_backward = False
 
     def where(self) -> UserLocation | None:
         """The user's line now."""
@@ -201,11 +205,23 @@ class Values:
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
+        self.note_backward_read(source, predicate, reason)
         try:
             self.guards.add(source, predicate, self.where(), reason)
         except ValueError as error:
             # Not an exception of the program: its handlers must not see it.
             raise Break(str(error), "report this as a bug of Dovetail") from error
+        self.note_backward_read(source, predicate, reason)
+
+    def begin_backward(self) -> None:
+        """The forward has ended. What it has read already is noted again where hooks and custom backwards read it."""
+        self.in_backward = True
+        self._whole.clear()
+
+    def note_backward_read(self, source: Source, predicate: Any, reason: str, always: bool = False) -> None:
+        """Have a value checked again when the backward runs, if the forward has ended or ``always``."""
+        if self.in_backward or always:
+            self.guards.add_backward_read(Guard(source, predicate, self.where(), reason))
 
     def read(self, value: Any, source: Source | None, plain: bool = False) -> Any:
         """A value as the trace sees it, with the guards that reading it needs.
@@ -223,10 +239,16 @@ class Values:
                 return self.wrap(value)
             if private.is_wrapper(value):
                 return self.read_wrapper(value, source)
+            if self.in_backward and self.trace.known(value) is None:
+                raise Break(
+                    f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
+                    "read it in the forward, and hand it over as a closure variable or by ctx.save_for_backward",
+                )
             traced = self.trace.input(value, source.name)
             index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
             if index != traced.index:
                 raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")
+            self.note_backward_read(source, TensorMatch(index), f"{source.name} was read")
             return traced.value
         if source is None:
             return value
@@ -234,6 +256,7 @@ class Values:
         if (
             (kind is int or kind is float)
             and not plain
+            and (not self.in_backward or source in self._numbers)
             and self.trace.policy.is_symbolic_number(
                 value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
             )
@@ -259,6 +282,7 @@ class Values:
         if known is not None:
             if known[1] != source:
                 self.guard(source, SameTensor(known[1]), f"{source.name} and {known[1].name} are one object")
+            self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
         self.note(value, source)
@@ -270,6 +294,7 @@ class Values:
         if known is not None:
             if known[2] != source:
                 self.guard(source, SameTensor(known[2]), f"{source.name} and {known[2].name} are one object")
+            self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
             return known[1]
         self.guard(source, TypeIs(type(value)), f"{source.name} was read")
         with private.disable_current_modes():
@@ -280,6 +305,7 @@ class Values:
         traced = maker(*[self.read(item, InnerSource(source, name, form)) for name, item in inner.items()], form=form)
         if private.has_symbols(traced):
             raise SymbolicTrouble(f"{source.name} is a tensor subclass of a symbolic size")
+        self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         self._wrappers[id(value)] = (value, traced, source)
         self._wrapper_sources[id(traced)] = source
         return traced
@@ -303,6 +329,7 @@ class Values:
                 with private.no_torch_function():
                     found = torch.ops.aten._local_scalar_dense.default(traced.value)
             self._numbers[source] = found
+        self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         return found
 
     def wrap(self, value: Any) -> Any:

@@ -99,6 +99,7 @@ class FrozenGuards:
 
     ``bulk`` checks all tensors, ``argument_bulk`` those reached from arguments alone; None where there are none.
     ``separate`` holds indices of inputs whose memory no other input may share. ``shapes`` checks symbolic sizes.
+    ``backward`` are those guards that hooks and custom backwards need: eager would read these values when the backward runs.
     """
 
     guards: tuple[Guard, ...]
@@ -109,6 +110,7 @@ class FrozenGuards:
     argument_bulk: Callable[..., bool] | None = field(default=None, compare=False, repr=False)
     separate: tuple[int, ...] = ()
     shapes: SizeCheck | None = field(default=None, compare=False, repr=False)
+    backward: tuple[Guard, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(f"{guard}  # {guard.location or guard.reason}" for guard in self.guards)
@@ -131,6 +133,7 @@ class GuardSet:
         self._separate: dict[int, None] = {}
         self._frozen: FrozenGuards | None = None
         self._shapes: SizeCheck | None = None
+        self._backward: dict[tuple[Source, Predicate], Guard] = {}
 
     @property
     def is_frozen(self) -> bool:
@@ -246,6 +249,11 @@ class GuardSet:
         self._check_open()
         self._separate[index] = None
 
+    def add_backward_read(self, guard: Guard) -> None:
+        """Note what a hook or a custom backward has read: it must hold when the backward runs, too."""
+        self._check_open()
+        self._backward.setdefault((guard.source, guard.predicate), guard)
+
     def set_call_shape(self, positional: int, keywords: Iterable[str]) -> None:
         """Say how many positional arguments the call has and the names of its keyword arguments, in order.
 
@@ -281,6 +289,7 @@ class GuardSet:
                 argument_bulk,
                 tuple(self._separate),
                 self._shapes,
+                tuple(self._backward.values()),
             )
             self._tensors.clear()
             self._index_of.clear()

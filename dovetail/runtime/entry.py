@@ -12,6 +12,7 @@ import torch
 
 from dovetail.errors import OutgrownError
 from dovetail.guards import AmbientChange, Checker, Source
+from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.trace import ASSUMPTION
 
@@ -47,6 +48,7 @@ class Entry:
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     assumes: bool = False
+    backward_reads: BackwardReads | None = None
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -54,6 +56,23 @@ class Entry:
             return callee(*args, **kwargs)
         # Read before the graph runs: it may change a size in place.
         numbers = self.numbers(tensors) if self.numbers is not None else None
+        if self.backward_reads is not None:
+            reads = self.backward_reads.of_call(callee, args, kwargs, tensors)
+            with reads_of(reads):
+                result = self._call(callee, args, kwargs, tensors, numbers)
+            reads.note_versions()
+            return result
+        return self._call(callee, args, kwargs, tensors, numbers)
+
+    def _call(
+        self,
+        callee: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        numbers: tuple[Any, ...] | None,
+    ) -> Any:
+        assert self.run is not None
         if self.assumes:
             state = torch.get_rng_state()
             try:

@@ -14,7 +14,9 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
+from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
+from dovetail.runtime.independence import Independence, unpack
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
 from dovetail.trace.metadata import MetadataChange
@@ -85,6 +87,10 @@ def _autograd_function(
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
     constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
+    needed = getattr(backward_for, "needed", None)
+    independence = None
+    if spec.freed_together is not None and needed is not None:
+        independence = Independence(spec.freed_together, needed)
     is_apart = not any(spec.input_requires_grad)
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
@@ -102,6 +108,8 @@ def _autograd_function(
             ctx.wrappers = [noted for index in wrapped for noted in wrappers_of(primals[index])]
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
+            ctx.reads = pending_reads()
+            ctx.freed, ctx.rest = frozenset(), None
             ctx.kept = derivatives.keep(primals) if derivatives is not None else None
             results = forward(list(primals))
             if tangent_strides is None:
@@ -124,25 +132,36 @@ def _autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
             check_versions(ctx.wrappers)
+            if ctx.reads is not None:
+                ctx.reads.check()
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
             tangents = [gradients[index] for index in differentiable]
+            if independence is not None:
+                independence.check(ctx.freed, tuple(tangent is not None for tangent in tangents))
             if torch.is_grad_enabled():
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
-                return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+                # As in the ordinary backward: raises for what is freed, and for what was written to.
+                saved_values(ctx)
+                with reads_of(ctx.reads):
+                    return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+            saved = saved_values(ctx)
             if not private.keeps_graph():
-                ctx.kept = None
-            return tuple(plain(ctx, tangents))
+                free(ctx, saved, tangents)
+            defined = tuple(tangent is not None for tangent in tangents)
+            return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
 
         # For compiled autograd, which puts the backward's graph into its own.
 
         @staticmethod
         def prologue(ctx: Any, saved: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[Any]:
             """What the backward's graph is called with."""
+            if ctx.reads is not None:
+                ctx.reads.check()
             for hooks, output in getattr(ctx, "watched", ()):
                 _refuse_partial_gradient(hooks, output())
-            return graph_inputs(ctx, saved, [gradients[index] for index in differentiable])
+            return graph_inputs(ctx, with_constants(ctx, saved), [gradients[index] for index in differentiable])
 
         @staticmethod
         def backward_graph(gradients: Sequence[Any]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
@@ -153,13 +172,27 @@ def _autograd_function(
 
     def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
-        return backward_for(defined)(graph_inputs(ctx, ctx.saved_tensors, tangents))
+        return backward_for(defined)(graph_inputs(ctx, saved_values(ctx), tangents))
+
+    def saved_values(ctx: Any) -> Sequence[Any]:
+        return with_constants(ctx, ctx.saved_tensors) if ctx.rest is None else unpack(ctx.rest)
+
+    def with_constants(ctx: Any, saved: Sequence[Any]) -> Sequence[Any]:
+        if ctx.saved_constants is None:
+            return saved
+        tensors = iter(saved)
+        return [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
+
+    def free(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> None:
+        """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
+        if independence is not None:
+            ctx.freed = independence.after(ctx.freed, tuple(tangent is not None for tangent in tangents))
+            ctx.rest = independence.keep(saved, ctx.freed)
+        if independence is None or ctx.rest is None:
+            ctx.kept = None
 
     def graph_inputs(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
         values: list[Any] = list(saved)
-        if ctx.saved_constants is not None:
-            tensors = iter(values)
-            values = [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
         for position, tangent in enumerate(tangents):
             if tangent is not None:
                 values.append(_with_strides(tangent, ctx.tangent_strides[position]))

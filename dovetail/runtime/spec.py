@@ -80,7 +80,8 @@ class RuntimeSpec:
     ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
     from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
     say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
-    before the graph runs.
+    before the graph runs. ``freed_together`` has for each differentiable output those that cannot be differentiated any more
+    after a backward from it; None: all.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -90,3 +91,4 @@ class RuntimeSpec:
     feeding: tuple[int, ...] = ()
     ties: tuple[Tie, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()
+    freed_together: tuple[frozenset[int], ...] | None = None

@@ -77,6 +77,8 @@ class _Tracer(private.PythonKeyTracer):
         if trace.phase == "backward" and torch.is_grad_enabled():
             # Autograd's own formulas run without recording; what records is the program, called again.
             node.meta["checkpointed"] = True
+        elif trace.phase == "backward" and trace.user_backward:
+            node.meta["user_backward"] = True
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()
         if line is not None:
             node.meta["user_line"] = line
@@ -217,6 +219,8 @@ class Trace:
         self.decompositions = decompositions
         self.phase = "forward"
         self.is_exact = False
+        #: A hook, or the backward of a custom autograd.Function, runs now.
+        self.user_backward = False
         self.avoids_breaks = False
         self._forgiven: set[Any] = set()
         self.truths: set[Any] = set()

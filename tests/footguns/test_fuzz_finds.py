@@ -400,3 +400,19 @@ def call_2(run):
     square[0] = float("nan")
     return run(torch.ones(3))
 """)
+
+
+@pytest.mark.parametrize("y", ["torch.nn.Parameter(torch.ones(2))", "torch.nn.Parameter()", "torch.ones(2)"])
+def test_a_second_gradient_through_what_the_first_has_freed_in_part(y: str) -> None:
+    source = f"""
+leaf = torch.randn(3, requires_grad=True)
+def function(y):
+    part = y.sum()
+    one = torch.autograd.grad(part + leaf.square().sum(), leaf)
+    two = torch.autograd.grad(part + leaf.square().sum(), leaf)
+    return one, two
+def call_0(run): return run({y})
+"""
+    # Left to eager where a part is freed.
+    outcome = run_program(HEAD + source)
+    assert not outcome.kind, outcome.failure

@@ -229,7 +229,7 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
                 first = left.call(name, left.namespace["function"], number)
                 second = right.call(name, compiled, number)
                 raised += first.error is not None
-                if _is_unchecked(first.error):
+                if _is_unchecked(first.error) or _is_unchecked(second.error):
                     break
                 if (first.error is None) != (second.error is None):
                     # Either a failure, or accepted; the two worlds are no longer comparable.
