@@ -121,7 +121,8 @@ class KeptInputs:
             found[index] = value
         for index, saved in self.saved:
             found[index] = saved.unpack()
-        return found
+        # In one order, whichever of them are leaves in this call: the captured backward takes them by position.
+        return dict(sorted(found.items()))
 
 
 class _Refused(torch.autograd.Function):
