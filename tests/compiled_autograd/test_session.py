@@ -155,7 +155,9 @@ def test_threads_without_a_block_are_eager() -> None:
     assert torch.allclose(x.grad, 50 * x.detach().cos())
 
 
-@pytest.mark.xfail(reason="torch's engine lets one thread capture at a time, and the others raise (seen on torch 2.13)")
+@pytest.mark.xfail(
+    strict=False, reason="torch's engine lets one thread capture at a time; another may raise then (seen on torch 2.13)"
+)
 def test_two_threads_with_blocks() -> None:
     def work(x: torch.Tensor) -> None:
         with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
