@@ -307,7 +307,8 @@ def compile_joint(
             "user_visible_outputs": list(range(joint.num_forward_outputs)),
             "static_inputs": _static_inputs(parts.forward),
         }
-        if chosen.writes_back and not training:
+        # What is assumed about the data must hold before anything is written.
+        if chosen.writes_back and not training and not any(map(assumes, joint.graph.nodes)):
             forward_settings["write_backs"] = _write_backs(joint.spec)
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
