@@ -41,7 +41,7 @@ from dovetail.guards import (
     autocast_nesting,
     inner_tensor,
 )
-from dovetail.runtime.entry import EffectRecipe
+from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
     ConstantItem,
     DataNumberItem,
