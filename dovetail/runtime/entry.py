@@ -25,7 +25,7 @@ class Entry:
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
     decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
-    then.
+    then. ``dropped`` are inputs whose ``.grad`` is dropped before the graph runs, each with the input that the gradient is.
     """
 
     checker: Checker
@@ -39,6 +39,7 @@ class Entry:
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     assumes: bool = False
     backward_reads: BackwardReads | None = None
+    dropped: tuple[tuple[int, int], ...] = ()
 
     @functools.cached_property
     def _effects(self) -> Effects:
@@ -67,6 +68,10 @@ class Entry:
         numbers: tuple[Any, ...] | None,
     ) -> Any:
         assert self.run is not None
+        for owner, gradient in self.dropped:
+            tensors[owner].grad = None
+            # The last reference of Dovetail's own: the graph does not take it.
+            tensors[gradient] = None  # type: ignore[call-overload]
         if self.assumes:
             state = torch.get_rng_state()
             try:
