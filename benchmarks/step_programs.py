@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ def forces() -> Program:
     spec = importlib.util.spec_from_file_location("example_forces", EXAMPLES / "energy_and_forces.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
+    # torch.compile looks for the module by its name.
+    sys.modules[spec.name] = example
     spec.loader.exec_module(example)
     model = example.MessagePassing().double()
     # Structures of one size, so that all engines run what they compiled for it.

@@ -9,6 +9,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.backends.float_inputs import floats_as_tensors
+from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
@@ -19,11 +20,11 @@ PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_ba
 
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions, less those of operators that draw random numbers.
+    """Inductor's decompositions and those of fused optimizers, less those of operators that draw random numbers.
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
-    table = private.inductor_decompositions()
+    table = {**private.inductor_decompositions(), **fused_optimizers()}
     return {target: rule for target, rule in table.items() if not _draws_random_numbers(target)}
 
 

@@ -216,3 +216,23 @@ def test_memory_that_is_shared_later_is_found() -> None:
         another = other[:] if share else torch.ones(6)
         same(move(one, two), compiled(other, another), "the result", False)
         same(one, other, "what was written to", False)
+
+
+def test_fused_optimizers_follow_strides_under_inductor() -> None:
+    """Inductor lays out gradients of convolutions as it likes, and torch's fused kernels do not look at strides."""
+    sides = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.Tanh(), torch.nn.Conv2d(8, 4, 3, bias=False)
+        )
+        groups = [{"params": [item], "lr": 0.01 * place} for place, item in enumerate(model.parameters(), 1)]
+        optimizer = torch.optim.AdamW(groups, fused=True, amsgrad=True)
+        sides.append((model, zero_first(model, optimizer)))
+    (model, eager), (twin, step) = sides
+    compiled = dovetail.compile(step, backend="inductor", fullgraph=True)
+    for index in range(3):
+        x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(index))
+        same(eager(x), compiled(x), f"the loss of step {index}", False)
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
