@@ -49,6 +49,9 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    # They read .grad, which a traced parameter has only where the interpreter reads it.
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
