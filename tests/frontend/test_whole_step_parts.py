@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.errors import GraphBreakError
 from tests.differential import same
 from tests.frontend.test_whole_step import batch, gradients, network
 
@@ -110,3 +111,43 @@ def test_losses_are_scaled_and_steps_with_infinite_gradients_are_left_out() -> N
         return x, y * (float("inf") if index in (5, 6) else 1.0)
 
     train(make, fullgraph=False, inputs=inputs)
+
+
+def line_search(model: torch.nn.Module) -> Parts:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).detach()
+
+    return step, [optimizer]
+
+
+def test_lbfgs_runs_its_closure_as_eager_does() -> None:
+    assert captures(train(line_search, fullgraph=False, steps=6)) <= 4
+
+
+def test_lbfgs_is_refused_in_one_graph() -> None:
+    step, _ = line_search(network())
+    with pytest.raises(GraphBreakError, match="LBFGS calls the closure"):
+        dovetail.compile(step, backend="aten", fullgraph=True)(*batch(0))
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    table = torch.nn.Embedding(8, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = table(tokens).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with pytest.raises(GraphBreakError, match="sparse_coo"):
+        dovetail.compile(step, backend="aten", fullgraph=True)(torch.arange(4))
