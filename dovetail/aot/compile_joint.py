@@ -31,6 +31,7 @@ from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
 from dovetail.trace import shape_guards
+from dovetail.trace.repeats import draws_random_numbers
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
@@ -92,7 +93,19 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         resume_point=capture.resume_point,
         backward_reads=BackwardReads(frozen.backward) if frozen.backward else None,
         assumes=any(map(assumes, compiled.joint.graph.nodes)),
+        start_over=_can_start_over(compiled.joint),
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
+    )
+
+
+def _can_start_over(joint: JointGraph) -> bool:
+    """Whether a call of which the graph has failed half-way can be made again as if nothing had happened."""
+    capture, spec = joint.capture, joint.spec
+    return (
+        capture.resume_point is None
+        and not spec.mutations
+        and not spec.metadata_changes
+        and not any(draws_random_numbers(node.target) or assumes(node) for node in joint.graph.nodes)
     )
 
 

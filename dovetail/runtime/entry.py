@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import OutgrownError
+from dovetail.errors import DovetailError, OutgrownError
 from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.trace import ASSUMPTION
+
+OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Entry:
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
     decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
-    then.
+    then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
+    without the data: the program may handle the error.
     """
 
     checker: Checker
@@ -49,6 +52,7 @@ class Entry:
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     assumes: bool = False
+    start_over: bool = False
     backward_reads: BackwardReads | None = None
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
@@ -83,6 +87,13 @@ class Entry:
                 if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
                     raise
                 private.set_random_states(states, devices)
+                return callee(*args, **kwargs)
+        elif self.start_over:
+            try:
+                results = self.run(tensors)
+            except OPERATOR_ERRORS as error:
+                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
+                    raise
                 return callee(*args, **kwargs)
         else:
             results = self.run(tensors)
