@@ -18,6 +18,7 @@ from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
 from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
+from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
@@ -34,7 +35,7 @@ class Settings:
     """The backend's options; ``rest`` belongs to the kernel backend.
 
     ``kernels``: the backend that makes the kernels, "aten" or "inductor" (where a compiler is found, unless given).
-    ``recorder``: what records; the CUDA device unless given.
+    ``recorder``: what records: "cuda" (unless given), "simulated" for the CPU, or a :class:`Recorder`.
     """
 
     kernels: Backend
@@ -57,14 +58,15 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             f"kernels must be one of {', '.join(map(repr, _KERNELS))}, not {name!r}",
             advice='"aten" gives eager\'s numbers to the last bit, "inductor" compiles',
         )
-    recorder = rest.pop("recorder", _CUDA)
+    recorder = _find_recorder(rest.pop("recorder", "cuda"), name)
     limits = {}
     for option, attribute in _LIMITS.items():
         if option not in rest:
             continue
         value = rest.pop(option)
-        if type(value) is not int or value < 1:
-            raise OptionError(f"{option} must be a whole number of at least 1, not {value!r}")
+        least = 0 if option == "warm_ups" else 1
+        if type(value) is not int or value < least:
+            raise OptionError(f"{option} must be a whole number of at least {least}, not {value!r}")
         limits[attribute] = value
     if name == "aten" and rest:
         known = ["kernels", "recorder", *_LIMITS]
@@ -73,6 +75,19 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             advice=f"its options are {', '.join(known)}",
         )
     return Settings(_KERNELS[name], recorder, Limits(**limits), rest)
+
+
+def _find_recorder(given: Any, kernels: str) -> Recorder:
+    if given == "cuda":
+        return _CUDA
+    if given == "simulated":
+        return simulated_recorder(opaque=kernels == "inductor")
+    if isinstance(given, str) or not callable(getattr(given, "record", None)):
+        raise OptionError(
+            f"recorder must be 'cuda', 'simulated' or a Recorder, not {given!r}",
+            advice='"simulated" records on the CPU, and finds there what CUDA would get silently wrong',
+        )
+    return given  # type: ignore[no-any-return]
 
 
 @dataclass

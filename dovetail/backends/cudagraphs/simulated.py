@@ -304,3 +304,15 @@ class SimulatedRecorder:
         recording = _FunctionRecording(work, inputs, outputs, self)
         recording.poison()
         return recording, outputs
+
+
+_by_kernels: dict[bool, SimulatedRecorder] = {}
+
+
+def simulated_recorder(*, opaque: bool = False) -> SimulatedRecorder:
+    """The one recorder that the option ``recorder="simulated"`` stands for; ``opaque`` for Inductor's kernels.
+
+    >>> simulated_recorder() is simulated_recorder()
+    True
+    """
+    return _by_kernels.setdefault(opaque, SimulatedRecorder(opaque=opaque))
