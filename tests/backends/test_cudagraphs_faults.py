@@ -69,6 +69,21 @@ def check_in_flight(recorder: SimulatedRecorder) -> None:
             assert torch.equal(torch.autograd.grad(loss, weight)[0], wanted), "the gradient of another call"
 
 
+def check_several_functions(recorder: SimulatedRecorder) -> None:
+    """Forwards in one order, then in another, before any of their backwards: what one keeps the other may not overwrite."""
+    weight = torch.randn(4, 4, requires_grad=True)
+    functions = [lambda x: (x @ weight).tanh().pow(2).sum(), lambda x: (x @ weight).exp().sin().sum()]
+    steps = [compile_recorded(function, recorder) for function in functions]
+    for number in range(8):
+        x = torch.randn(3, 4)
+        order = (0, 1) if number < 4 else (1, 0)
+        losses = {index: steps[index](x) for index in order}
+        for index, loss in losses.items():
+            (wanted,) = torch.autograd.grad(functions[index](x), weight)
+            (found,) = torch.autograd.grad(loss, weight)
+            assert torch.equal(found, wanted), "what one function keeps was overwritten by the other"
+
+
 def check_scalar(recorder: SimulatedRecorder) -> None:
     check_calls(lambda x, s: x.exp() * s, [(torch.randn(3), 0.5 + number) for number in range(6)], recorder)
 
@@ -172,6 +187,16 @@ def no_look_at_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results.Results, "in_use", lambda self: False)
 
 
+def one_pool_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept lies in the pool that all recordings share."""
+    whole = SimulatedRecorder.record
+
+    def record(self: Any, work: Any, inputs: Any, device: Any, *, keeps: bool) -> Any:
+        return whole(self, work, inputs, device, keeps=False)
+
+    monkeypatch.setattr(SimulatedRecorder, "record", record)
+
+
 def stale_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(self: Any, shape: Any, inputs: Any) -> None:
         for buffer in shape.buffers:
@@ -258,8 +283,8 @@ def noise_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay draws the numbers that were drawn while recording."""
     whole = SimulatedRecorder.record
 
-    def record(self: Any, work: Any, inputs: Any, device: Any) -> Any:
-        recording, outputs = whole(self, work, inputs, device)
+    def record(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recording, outputs = whole(self, *args, **kwargs)
         state, again = torch.get_rng_state(), recording.replay
 
         def replay_it() -> None:
@@ -286,6 +311,8 @@ FAULTS: list[tuple[Program, Fault, str]] = [
     (check_write, no_write_back, "a write to an input is missing"),
     (check_results, no_copies_of_results, r"result\[0\]: "),
     (check_in_flight, no_look_at_what_is_in_use, "the gradient of another call"),
+    (check_several_functions, one_pool_for_all, "overwritten by the other"),
+    (check_in_flight, one_pool_for_all, "the gradient of another call"),
     (check_scalar, stale_numbers, "result: "),
     (check_scalar, numbers_as_constants, "result: "),
     (check_whole_number, sizes_left_out, "result: "),

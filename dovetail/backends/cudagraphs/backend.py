@@ -163,6 +163,7 @@ def compile_cudagraphs(
             frozenset(numbers),
             mutated_inputs(part.graph),
             frozenset(index for index, node in enumerate(part.outputs) if visible(node)),
+            keeps=not all(map(visible, part.outputs)),
         )
         made = RecordedPart(kernels, spec, recorder, settings.limits)
         recorded.append(made)

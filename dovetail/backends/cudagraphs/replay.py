@@ -48,6 +48,7 @@ class Limits:
 class PartSpec:
     """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs.
 
+    ``keeps``: whether there are outputs besides the visible ones, which are handed out where they lie.
     ``static``: inputs that are likely to stay at one address; ``pinned``: those of them whose sizes cannot change either.
     """
 
@@ -59,6 +60,7 @@ class PartSpec:
     numbers: frozenset[int]
     mutated: frozenset[int]
     visible: frozenset[int]
+    keeps: bool = False
 
 
 @dataclass
@@ -318,7 +320,7 @@ class RecordedPart:
                 given[buffer.index] = buffer.value
             for index, number in shape.numbers.items():
                 given[index] = number
-            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device)
+            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device, keeps=self.spec.keeps)
         except Exception as error:  # noqa: BLE001 - whatever a device says while recording, training goes on without it
             self._give_up(error)
             return None
