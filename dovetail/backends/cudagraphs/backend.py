@@ -28,6 +28,7 @@ _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
 _PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
 _LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
+_NUMBER = "one of its arguments is a number that changes from call to call, and a recording would keep the first"
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,7 @@ def _find_obstacles(
         if is_float(node) or (is_number(node) and any(on_host(value, recorder) for value in node.all_input_nodes)):
             found[node] = None
         elif float_arguments(node) and not can_read_from_memory(node, exact=exact):
-            reason = (
-                "one of its arguments is a number that changes from call to call, and a recording would keep the first"
-            )
-            found[node] = Obstacle(str(node.target), reason, node.meta.get("user_line"))
+            found[node] = Obstacle(str(node.target), _NUMBER, node.meta.get("user_line"))
         else:
             obstacle = find_obstacle(node, recorder, device)
             if obstacle is not None:
@@ -305,10 +303,13 @@ def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> N
     count = sum(part.recorded for part in parts)
     listed = "".join(f"\n  {obstacle}" for obstacle in obstacles[:5])
     more = f"\n  and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
+    advice = "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded"
+    if any(obstacle.reason == _NUMBER for obstacle in obstacles):
+        advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with capturable=True); {advice}"
     warn(
         f"{len(obstacles)} operators of the {kind} graph are left out of CUDA graphs, which cuts it into {len(parts)} parts "
         f"({count} recorded):{listed}{more}",
-        "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded",
+        advice,
         once=True,
     )
 
