@@ -305,7 +305,7 @@ def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> N
     more = f"\n  and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
     advice = "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded"
     if any(obstacle.reason == _NUMBER for obstacle in obstacles):
-        advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with capturable=True); {advice}"
+        advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with fused=True or capturable=True); {advice}"
     warn(
         f"{len(obstacles)} operators of the {kind} graph are left out of CUDA graphs, which cuts it into {len(parts)} parts "
         f"({count} recorded):{listed}{more}",
