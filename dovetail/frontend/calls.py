@@ -718,6 +718,11 @@ class Calls:
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
         if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
