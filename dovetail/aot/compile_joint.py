@@ -216,7 +216,7 @@ def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
 
     def stays(descriptor: Any) -> bool:
         if isinstance(descriptor, UserInput):
-            return not descriptor.path.startswith("L[")
+            return not descriptor.path.startswith(("L[", "args[", "kwargs["))
         return isinstance(descriptor, (ParamInput, BufferInput))
 
     placeholders = graph.graph.find_nodes(op="placeholder")
