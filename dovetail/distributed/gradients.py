@@ -1,0 +1,103 @@
+"""Which nodes of a joint graph are gradients of parameters, on their way into ``.grad`` or out of the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.aot.descriptors import BufferInput, Descriptor, Gradient, ParamInput
+from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.distributed.placement import is_data
+from dovetail.trace.gradient_marks import GRADIENT_OF
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSite:
+    """A gradient of the parameter ``name`` that ``node`` computes; ``readers`` read it as the parameter's gradient.
+
+    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it.
+    """
+
+    name: str
+    node: torch.fx.Node
+    readers: tuple[torch.fx.Node, ...]
+    replace: Callable[[torch.fx.Node], None]
+    is_inside: bool = False
+
+
+def gradient_sites(joint: JointGraph) -> list[GradientSite]:
+    """All gradients of parameters, in the order in which they are computed."""
+    merge_accumulated(joint)
+    sites = [
+        _marked_site(joint, node)
+        for node in joint.graph.nodes
+        if GRADIENT_OF in node.meta and node.users and not is_data(joint.input_descriptors[node.meta[GRADIENT_OF]])
+    ]
+    output = joint.graph.output_node()
+    for node, descriptor in zip(joint.results, joint.output_descriptors, strict=True):
+        if node is not None and isinstance(descriptor, Gradient) and not is_data(descriptor.of):
+            sites.append(
+                GradientSite(
+                    name_of(descriptor.of),
+                    node,
+                    (output,),
+                    lambda new, of=descriptor: joint.replace_output(of, new),  # type: ignore[misc]
+                )
+            )
+    order = {node: place for place, node in enumerate(joint.graph.nodes)}
+    return sorted(sites, key=lambda site: order[site.node])
+
+
+def _marked_site(joint: JointGraph, node: torch.fx.Node) -> GradientSite:
+    descriptor = joint.input_descriptors[node.meta[GRADIENT_OF]]
+
+    def replace(new: torch.fx.Node) -> None:
+        readers = {reader for reader in node.users if reader in site.readers}
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user in readers)
+
+    site = GradientSite(name_of(descriptor), node, tuple(node.users), replace, is_inside=True)
+    return site
+
+
+def name_of(descriptor: Descriptor) -> str:
+    """How to call an input in a plan."""
+    return descriptor.fqn if isinstance(descriptor, (ParamInput, BufferInput)) else str(descriptor)
+
+
+def merge_accumulated(joint: JointGraph) -> None:
+    """Where two gradients of one parameter are only added up, exchange the sum: as after ``no_sync``, and half the bytes."""
+    for node in joint.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        parts = node.args[:2]
+        if (
+            len(parts) == 2
+            and not node.kwargs
+            and parts[0] is not parts[1]
+            and all(isinstance(part, torch.fx.Node) and GRADIENT_OF in part.meta for part in parts)
+            and parts[0].meta[GRADIENT_OF] == parts[1].meta[GRADIENT_OF]  # type: ignore[union-attr]
+            and all(len(part.users) == 1 for part in parts)  # type: ignore[union-attr]
+        ):
+            for part in parts:
+                number = part.meta.pop(GRADIENT_OF)  # type: ignore[union-attr]
+            node.meta[GRADIENT_OF] = number
+
+
+def defer_readers(joint: JointGraph) -> None:
+    """Put what reads a reduced gradient behind what does not, so that the exchange has that long to finish.
+
+    Both keep their order, and so do operators that draw random numbers or check something among all others.
+    """
+    level: dict[torch.fx.Node, int] = {}
+    staying = 0
+    for node in joint.graph.nodes:
+        found = max((level[item] + (GRADIENT_OF in item.meta) for item in node.all_input_nodes), default=0)
+        if node.op == "call_function" and must_stay(node):
+            found = staying = max(found, staying)
+        level[node] = found
+    nodes = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
+    output = joint.graph.output_node()
+    for node in sorted(nodes, key=level.__getitem__):
+        output.prepend(node)
