@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.higher_order import differentiable_backward
@@ -152,7 +153,7 @@ class _Backward:
             backend = lookup_backend("aten")
         options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
-            compiled = compile_with(backend, graph, examples, "backward", options)
+            compiled = with_collective_errors(compile_with(backend, graph, examples, "backward", options), graph)
         if order == list(range(len(order))):
             return compiled
 
@@ -312,6 +313,7 @@ def compile_joint(
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
         )
+        forward = with_collective_errors(forward, parts.forward)
     measured: list[int] = []
     if parts.memory is not None:
         forward = _measuring(forward, joint, measured)

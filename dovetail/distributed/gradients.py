@@ -31,7 +31,6 @@ class GradientSite:
 
 def gradient_sites(joint: JointGraph) -> list[GradientSite]:
     """All gradients of parameters, in the order in which they are computed."""
-    merge_accumulated(joint)
     sites = [
         _marked_site(joint, node)
         for node in joint.graph.nodes
@@ -59,7 +58,11 @@ def _marked_site(joint: JointGraph, node: torch.fx.Node) -> GradientSite:
         readers = {reader for reader in node.users if reader in site.readers}
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user in readers)
 
-    site = GradientSite(name_of(descriptor), node, tuple(node.users), replace, is_inside=True)
+    source = node
+    if node.target is aten.clone.default and not node.kwargs:
+        # The trace's own copy. What is exchanged is copied once more, into the bucket.
+        (source,) = node.all_input_nodes
+    site = GradientSite(name_of(descriptor), source, tuple(node.users), replace, is_inside=True)
     return site
 
 
@@ -71,18 +74,24 @@ def name_of(descriptor: Descriptor) -> str:
 def merge_accumulated(joint: JointGraph) -> None:
     """Where two gradients of one parameter are only added up, exchange the sum: as after ``no_sync``, and half the bytes."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        parts = node.args[:2]
-        if (
-            len(parts) == 2
-            and not node.kwargs
-            and parts[0] is not parts[1]
-            and all(isinstance(part, torch.fx.Node) and GRADIENT_OF in part.meta for part in parts)
-            and parts[0].meta[GRADIENT_OF] == parts[1].meta[GRADIENT_OF]  # type: ignore[union-attr]
-            and all(len(part.users) == 1 for part in parts)  # type: ignore[union-attr]
-        ):
-            for part in parts:
-                number = part.meta.pop(GRADIENT_OF)  # type: ignore[union-attr]
-            node.meta[GRADIENT_OF] = number
+        if len(node.args) != 2 or node.kwargs or not all(isinstance(part, torch.fx.Node) for part in node.args):
+            continue
+        left, right = (_gradient_behind(part) for part in node.args)  # type: ignore[arg-type]
+        if left is None or right is None or left is right or left.meta[GRADIENT_OF] != right.meta[GRADIENT_OF]:
+            continue
+        del left.meta[GRADIENT_OF]
+        node.meta[GRADIENT_OF] = right.meta.pop(GRADIENT_OF)
+
+
+def _gradient_behind(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The gradient that this is, or is nothing but an alias of, if nothing else reads it."""
+    while len(node.users) == 1:
+        if GRADIENT_OF in node.meta:
+            return node
+        if node.target is not aten.detach.default:
+            return None
+        (node,) = node.all_input_nodes
+    return None
 
 
 def defer_readers(joint: JointGraph) -> None:

@@ -25,7 +25,7 @@ from dovetail.distributed.exchange import (
     real_dtype,
     unpack,
 )
-from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites
+from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites, merge_accumulated
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
@@ -106,6 +106,7 @@ def replicate(
         if buffers:
             _broadcast_buffers(joint, settings)
         if any(GRADIENT_OF in node.meta for node in joint.graph.nodes):
+            merge_accumulated(joint)
             defer_readers(joint)
         sites = gradient_sites(joint)
         for site in sites:
