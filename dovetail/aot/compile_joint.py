@@ -20,6 +20,7 @@ from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
 from dovetail.aot.partition import PartitionedGraph, partition
+from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.backends import Backend, compile_with, lookup_backend
@@ -265,6 +266,8 @@ def compile_joint(
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     chosen = chosen.with_options(options or {})
     log = events if events is not None else EventLog()
+    for graph_pass in required_passes(joint):
+        joint = joint.apply(graph_pass)
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
         # Nothing to compile: before a graph break at the very start, say.

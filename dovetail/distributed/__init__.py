@@ -10,5 +10,24 @@ dovetail.errors.DistributedError: there is no process group
 from dovetail.distributed.data_parallel import data_parallel
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate
+from dovetail.distributed.sharded_graph import ShardingOptions, spread_parameters
+from dovetail.distributed.sharded_module import (
+    Sharded,
+    clip_grad_norm_,
+    load_whole_optimizer_state,
+    shard,
+    whole_optimizer_state,
+)
 
-__all__ = ["Team", "data_parallel", "replicate"]
+__all__ = [
+    "Sharded",
+    "ShardingOptions",
+    "Team",
+    "clip_grad_norm_",
+    "data_parallel",
+    "load_whole_optimizer_state",
+    "replicate",
+    "shard",
+    "spread_parameters",
+    "whole_optimizer_state",
+]

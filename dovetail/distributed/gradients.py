@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,20 +74,41 @@ def name_of(descriptor: Descriptor) -> str:
 
 def merge_accumulated(joint: JointGraph) -> None:
     """Where two gradients of one parameter are only added up, exchange the sum: as after ``no_sync``, and half the bytes."""
+    for node, left, right in _sums(joint, lambda node: GRADIENT_OF in node.meta):
+        if left.meta[GRADIENT_OF] == right.meta[GRADIENT_OF]:
+            del left.meta[GRADIENT_OF]
+            node.meta[GRADIENT_OF] = right.meta.pop(GRADIENT_OF)
+
+
+def merge_exchanges(joint: JointGraph, targets: Collection[Any]) -> None:
+    """The same where the gradients are exchanged by operators of their own: one operator of the sum."""
+    for node, left, right in _sums(joint, lambda node: node.target in targets):
+        if left.target is right.target and left.args[1:] == right.args[1:]:
+            with joint.graph.inserting_before(node):
+                total = joint.graph.call_function(aten.add.Tensor, (left.args[0], right.args[0]))
+                merged = joint.graph.call_function(left.target, (total, *left.args[1:]))  # type: ignore[arg-type]
+            total.meta = {**node.meta, "val": left.args[0].meta["val"]}  # type: ignore[union-attr]
+            total.meta.pop("signature", None)
+            merged.meta = dict(left.meta)
+            node.replace_all_uses_with(merged)
+            joint.graph.eliminate_dead_code(is_impure_node=must_stay)
+
+
+def _sums(
+    joint: JointGraph, is_gradient: Callable[[torch.fx.Node], bool]
+) -> Iterator[tuple[torch.fx.Node, torch.fx.Node, torch.fx.Node]]:
     for node in joint.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if len(node.args) != 2 or node.kwargs or not all(isinstance(part, torch.fx.Node) for part in node.args):
             continue
-        left, right = (_gradient_behind(part) for part in node.args)  # type: ignore[arg-type]
-        if left is None or right is None or left is right or left.meta[GRADIENT_OF] != right.meta[GRADIENT_OF]:
-            continue
-        del left.meta[GRADIENT_OF]
-        node.meta[GRADIENT_OF] = right.meta.pop(GRADIENT_OF)
+        left, right = (_gradient_behind(part, is_gradient) for part in node.args)  # type: ignore[arg-type]
+        if left is not None and right is not None and left is not right:
+            yield node, left, right
 
 
-def _gradient_behind(node: torch.fx.Node) -> torch.fx.Node | None:
+def _gradient_behind(node: torch.fx.Node, is_gradient: Callable[[torch.fx.Node], bool]) -> torch.fx.Node | None:
     """The gradient that this is, or is nothing but an alias of, if nothing else reads it."""
     while len(node.users) == 1:
-        if GRADIENT_OF in node.meta:
+        if is_gradient(node):
             return node
         if node.target is not aten.detach.default:
             return None
@@ -94,7 +116,7 @@ def _gradient_behind(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def defer_readers(joint: JointGraph) -> None:
+def defer_readers(joint: JointGraph, is_gradient: Callable[[torch.fx.Node], bool]) -> None:
     """Put what reads a reduced gradient behind what does not, so that the exchange has that long to finish.
 
     Both keep their order, and so do operators that draw random numbers or check something among all others.
@@ -102,7 +124,7 @@ def defer_readers(joint: JointGraph) -> None:
     level: dict[torch.fx.Node, int] = {}
     staying = 0
     for node in joint.graph.nodes:
-        found = max((level[item] + (GRADIENT_OF in item.meta) for item in node.all_input_nodes), default=0)
+        found = max((level[item] + is_gradient(item) for item in node.all_input_nodes), default=0)
         if node.op == "call_function" and must_stay(node):
             found = staying = max(found, staying)
         level[node] = found
@@ -110,3 +132,8 @@ def defer_readers(joint: JointGraph) -> None:
     output = joint.graph.output_node()
     for node in sorted(nodes, key=level.__getitem__):
         output.prepend(node)
+
+
+def is_marked(node: torch.fx.Node) -> bool:
+    """Whether the trace has marked a node as a gradient."""
+    return GRADIENT_OF in node.meta

@@ -25,7 +25,7 @@ from dovetail.distributed.exchange import (
     real_dtype,
     unpack,
 )
-from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites, merge_accumulated
+from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites, is_marked, merge_accumulated
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
@@ -107,7 +107,7 @@ def replicate(
             _broadcast_buffers(joint, settings)
         if any(GRADIENT_OF in node.meta for node in joint.graph.nodes):
             merge_accumulated(joint)
-            defer_readers(joint)
+            defer_readers(joint, is_marked)
         sites = gradient_sites(joint)
         for site in sites:
             if private.has_symbols(site.node.meta["val"]):

@@ -158,7 +158,9 @@ def test_without_a_process_group() -> None:
         data_parallel(nn.Linear(3, 1), backend="aten")(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize(("name", "value"), [("reduction", "median"), ("bucket_megabytes", 0), ("bucket_megabytes", "1")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("reduction", "median"), ("bucket_megabytes", 0), ("bucket_megabytes", "1")]
+)
 def test_options_that_make_no_sense(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         data_parallel(nn.Linear(3, 1), **{name: value})
