@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import importlib
 import sys
 import threading
 import types
@@ -193,6 +194,9 @@ class CompiledFunction:
         if self.entries:
             failures = self.entries[0].checker.explain(original, args, kwargs)
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # What there is to know about modules of several processes.
+            importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes

@@ -24,3 +24,22 @@ def functional_collectives() -> Any:
     """The operators ``all_reduce``, ``wait_tensor`` and so on that return new tensors, ready to be traced. Torch 2.13."""
     importlib.import_module("torch.distributed._functional_collectives")
     return torch.ops._c10d_functional
+
+
+def why_not_replicated(model: Any) -> str:
+    """Why the forward of this DistributedDataParallel cannot be taken apart, or "". Torch 2.13."""
+    if model.mixed_precision is not None:
+        return "it computes in mixed precision"
+    if model._use_python_reducer or model._delay_all_reduce_all_params:
+        return "it exchanges gradients in a way of its own"
+    if model._comm_hooks:
+        return "it has a communication hook"
+    if model._join_config.enable:
+        return "it is in a join() block"
+    return ""
+
+
+def syncs_buffers(model: Any) -> bool:
+    """Whether this DistributedDataParallel sends the first rank's buffers to all in its next forward. Torch 2.13, 2.11."""
+    wanted = model.forward_sync_buffers if hasattr(model, "forward_sync_buffers") else model.broadcast_buffers
+    return bool(wanted) and model.require_forward_param_sync and len(model.modules_buffers) > 0

@@ -7,6 +7,7 @@ dovetail.errors.DistributedError: there is no process group
   what to do: start the program with torchrun, and call torch.distributed.init_process_group("gloo") first
 """
 
+from dovetail.distributed import replicas  # noqa: F401  (its rules)
 from dovetail.distributed.data_parallel import data_parallel
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate

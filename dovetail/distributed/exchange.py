@@ -82,7 +82,7 @@ def end_agreement(
 ) -> torch.fx.Node:
     """Nodes that make sure that all ranks have this plan: an empty tensor that exists only if they have."""
     greatest = call(collectives.wait_tensor.default, begun)
-    return call(agree, greatest, plan.fingerprint, team.name, dtype)
+    return call(agree, greatest, plan.fingerprint, team.size, team.name, dtype)
 
 
 def pack(

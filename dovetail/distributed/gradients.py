@@ -20,7 +20,8 @@ aten = torch.ops.aten
 class GradientSite:
     """A gradient of the parameter ``name`` that ``node`` computes; ``readers`` read it as the parameter's gradient.
 
-    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it.
+    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it;
+    ``mark`` is the node that the trace has marked then.
     """
 
     name: str
@@ -28,6 +29,7 @@ class GradientSite:
     readers: tuple[torch.fx.Node, ...]
     replace: Callable[[torch.fx.Node], None]
     is_inside: bool = False
+    mark: torch.fx.Node | None = None
 
 
 def gradient_sites(joint: JointGraph) -> list[GradientSite]:
@@ -63,7 +65,7 @@ def _marked_site(joint: JointGraph, node: torch.fx.Node) -> GradientSite:
     if node.target is aten.clone.default and not node.kwargs:
         # The trace's own copy. What is exchanged is copied once more, into the bucket.
         (source,) = node.all_input_nodes
-    site = GradientSite(name_of(descriptor), source, tuple(node.users), replace, is_inside=True)
+    site = GradientSite(name_of(descriptor), source, tuple(node.users), replace, is_inside=True, mark=node)
     return site
 
 

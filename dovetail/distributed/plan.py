@@ -54,14 +54,20 @@ def register(plan: Plan) -> int:
 
 _library = torch.library.Library("dovetail_distributed", "DEF")
 _library.define("fingerprint(int number, Device device) -> Tensor")
-_library.define("agree(Tensor greatest, int number, str group, ScalarType dtype) -> Tensor")
+_library.define("agree(Tensor greatest, int number, int size, str group, ScalarType dtype) -> Tensor")
 
 
 def _fingerprint(number: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([number, -number], dtype=torch.int64, device=device)
 
 
-def _agree(greatest: torch.Tensor, number: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+def _agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+    now = torch.distributed.get_world_size(private.process_group(group))
+    if now != size:
+        raise RanksDifferError(
+            f"the graph was compiled for {size} ranks, and its process group has {now}",
+            advice="make the module for the new group anew: shard, DistributedDataParallel",
+        )
     largest, smallest = greatest.tolist()
     if (largest, -smallest) != (number, number):
         raise RanksDifferError(
@@ -81,7 +87,7 @@ def _(number: int, device: torch.device) -> torch.Tensor:
 
 
 @torch.library.register_fake("dovetail_distributed::agree", lib=_library)
-def _(greatest: torch.Tensor, number: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+def _(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=greatest.device)
 
 

@@ -29,7 +29,7 @@ from dovetail.distributed.gradients import GradientSite, defer_readers, gradient
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
-from dovetail.trace.gradient_marks import GRADIENT_OF
+from dovetail.trace.gradient_marks import EXCHANGE, GRADIENT_OF
 
 aten = torch.ops.aten
 
@@ -103,6 +103,11 @@ def replicate(
 
     def reduce_gradients(joint: JointGraph) -> None:
         refuse_guesses(joint)
+        if any(EXCHANGE in node.meta for node in joint.graph.nodes):
+            raise DistributedError(
+                "a module in DistributedDataParallel is called in a data-parallel step, and both would exchange the gradients",
+                advice="hand over the module itself, or use dovetail.compile",
+            )
         if buffers:
             _broadcast_buffers(joint, settings)
         if any(GRADIENT_OF in node.meta for node in joint.graph.nodes):
@@ -161,6 +166,11 @@ def _reduce(joint: JointGraph, sites: list[GradientSite], phase: str, settings: 
         done = ahead(collectives.wait_tensor.default, begun)
         for site, piece in zip(bucket.sites, unpack(ahead, done, parts), strict=True):
             site.replace(piece)
+
+
+def reduce_sites(joint: JointGraph, sites: list[GradientSite], phase: str, team: Team, bucket_bytes: int) -> None:
+    """Put the exchange of some gradients into a graph: their mean."""
+    _reduce(joint, sites, phase, _Settings(team, bucket_bytes, "mean", True))
 
 
 def _broadcast_buffers(joint: JointGraph, settings: _Settings) -> None:

@@ -17,20 +17,25 @@ if TYPE_CHECKING:
 
 #: In a node's ``meta``: it is a gradient of the input with this number, and read as such only.
 GRADIENT_OF = "gradient_of"
+#: In a marked node's ``meta``: what is to happen with it, if a module has asked for it (``Trace.replicas``).
+EXCHANGE = "exchange"
 
 
 @contextlib.contextmanager
 def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[None]:
     """While the engine runs: mark the gradients of these inputs, if a pass has asked for it."""
+    if trace.replicas:
+        before = [traced.leaf.grad for traced in leaves]
+        yield
+        _mark_replicas(trace, leaves, before)
+        return
     if not trace.marks_gradients:
         yield
         return
 
     def marking(traced: TracedInput) -> torch.utils.hooks.RemovableHandle:
         def mark(gradient: torch.Tensor) -> torch.Tensor:
-            copy = gradient.clone()
-            trace.node_of(copy).meta[GRADIENT_OF] = traced.index
-            return copy
+            return _marked(trace, traced, gradient)
 
         return traced.leaf.register_hook(mark)
 
@@ -40,3 +45,21 @@ def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _marked(trace: Trace, traced: TracedInput, gradient: torch.Tensor) -> torch.Tensor:
+    copy = gradient.clone()
+    trace.node_of(copy).meta[GRADIENT_OF] = traced.index
+    return copy
+
+
+def _mark_replicas(trace: Trace, leaves: Sequence[TracedInput], before: Sequence[torch.Tensor | None]) -> None:
+    """What such a module exchanges is ``.grad`` as it is after the backward, with what was in it before."""
+    for traced, old in zip(leaves, before, strict=True):
+        replica = next((item for item in trace.replicas if traced.real in item), None)
+        gradient = traced.leaf.grad
+        if replica is None or gradient is None or gradient is old:
+            continue
+        with torch.no_grad():
+            traced.leaf.grad = _marked(trace, traced, gradient)
+            trace.node_of(traced.leaf.grad).meta[EXCHANGE] = replica

@@ -224,6 +224,8 @@ class Trace:
         self.avoids_breaks = False
         #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
         self.marks_gradients = False
+        #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
+        self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
