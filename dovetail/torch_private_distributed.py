@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -43,3 +44,16 @@ def syncs_buffers(model: Any) -> bool:
     """Whether this DistributedDataParallel sends the first rank's buffers to all in its next forward. Torch 2.13, 2.11."""
     wanted = model.forward_sync_buffers if hasattr(model, "forward_sync_buffers") else model.broadcast_buffers
     return bool(wanted) and model.require_forward_param_sync and len(model.modules_buffers) > 0
+
+
+def fsdp_forwards() -> list[Any]:
+    """The functions that run before the forward of a module that FSDP has spread over ranks, of either version. Torch 2.13."""
+    found = []
+    for module, kind, name in (
+        ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel", "forward"),
+    ):
+        with contextlib.suppress(ImportError):
+            owner = getattr(importlib.import_module(module), kind, None)
+            found += [getattr(owner, name)] if hasattr(owner, name) else []
+    return found

@@ -11,10 +11,12 @@ import torch.distributed
 
 from dovetail import torch_private as private
 from dovetail import torch_private_distributed
+from dovetail.aot.descriptors import ParamInput
+from dovetail.aot.joint_graph import JointGraph
 from dovetail.compile import CompiledFunction, compile
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate
-from dovetail.errors import DistributedError, NotCallableError, OptionError
+from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace.trace import open_trace
 
@@ -64,7 +66,7 @@ def data_parallel(
     passes = tuple(options.pop("passes", ()))
     options = {"at_recompile_limit": "error", **options, "fullgraph": True}
 
-    def build(team: Team) -> Any:
+    def build(team: Team, check_inputs: Callable[[JointGraph], None]) -> Any:
         own = replicate(
             team,
             bucket_bytes=max(1, int(bucket_megabytes * 2**20)),
@@ -73,7 +75,7 @@ def data_parallel(
             buffers=broadcast_buffers,
         )
         # The user's own passes see reduced gradients: clipping is by the norm of the whole batch's.
-        return compile(function, passes=(own, *passes), **options)
+        return compile(function, passes=(check_inputs, own, *passes), **options)
 
     made = _DataParallel(function, build, tuple(modules), group)
     if isinstance(function, torch.nn.Module):
@@ -85,7 +87,11 @@ class _DataParallel:
     """A compiled function that is compiled anew where the process group is another one."""
 
     def __init__(
-        self, function: Any, build: Callable[[Team], Any], modules: tuple[torch.nn.Module, ...], group: Any
+        self,
+        function: Any,
+        build: Callable[[Team, Callable[[JointGraph], None]], Any],
+        modules: tuple[torch.nn.Module, ...],
+        group: Any,
     ) -> None:
         self.original = function
         self._build = build
@@ -93,12 +99,18 @@ class _DataParallel:
         self._group = group
         self._team: Team | None = None
         self._members: Any = None
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._sent: dict[int, torch.Tensor] = {}
         self.compiled: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on this rank's part of the batch."""
         self.prepare(args, kwargs)
-        return self.compiled(*args, **kwargs)
+        self._given = args, kwargs
+        try:
+            return self.compiled(*args, **kwargs)
+        finally:
+            self._given = (), {}
 
     def prepare(self, args: tuple[Any, ...] = (), kwargs: Any = None) -> None:
         """What happens before the first call: the first rank's parameters and buffers are sent to all ranks."""
@@ -110,9 +122,27 @@ class _DataParallel:
         team, members = current_team(self._group)
         if team == self._team and members is self._members:
             return
-        self.compiled = self._build(team)
-        broadcast(tensors_of(reachable_modules(self.original, self._modules, (*args, *(kwargs or {}).values()))), team)
+        self.compiled = self._build(team, self._check_inputs)
+        found = tensors_of(reachable_modules(self.original, self._modules, (*args, *(kwargs or {}).values())))
+        broadcast(found, team)
+        # Alive for as long as their numbers are kept here.
+        self._sent = {id(tensor): tensor for tensor in found}
         self._team, self._members = team, members
+
+    def _check_inputs(self, joint: JointGraph) -> None:
+        """A pass that changes nothing: all parameters in the graph are those that have been sent to all ranks."""
+        args, kwargs = self._given
+        function = joint.capture.function
+        for number, descriptor in enumerate(joint.input_descriptors[: joint.num_primals]):
+            if not isinstance(descriptor, ParamInput):
+                continue
+            real = joint.capture.guards.tensor_source(number).fetch(function, args, kwargs)
+            if id(real) not in self._sent:
+                raise DistributedError(
+                    f"{descriptor} belongs to a module that was not known before the first call, so that it may differ between "
+                    "the ranks",
+                    advice="name the module: data_parallel(step, modules=(model,))",
+                )
 
 
 def current_team(group: Any) -> tuple[Team, Any]:
@@ -182,6 +212,12 @@ def tensors_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
 def broadcast(tensors: Iterable[torch.Tensor], team: Team) -> None:
     """Send the first rank's values to all ranks; raises :class:`DistributedError` if the ranks have other tensors."""
     values = [tensor.detach() for tensor in tensors]
+    for value in values:
+        if private.is_wrapper(value):
+            raise ShardedModuleError(
+                f"a parameter or buffer is a {type(value).__name__}, which has its own way over the ranks",
+                advice="use dovetail.compile, or hand over a module of plain tensors",
+            )
     group = torch_private_distributed.process_group(team.name)
     shapes = [(tuple(value.shape), str(value.dtype)) for value in values]
     everyone: list[Any] = [None] * team.size

@@ -63,7 +63,9 @@ def _spread(joint: JointGraph, own: set[torch.fx.Node]) -> None:
         if getattr(target, "namespace", "") in ("_c10d_functional", "dovetail_distributed"):
             continue
         is_random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-        if is_random or any(argument in own for argument in node.all_input_nodes):
+        # What is overwritten does not matter.
+        read = [node.args[1]] if target is torch.ops.aten.copy.default else node.all_input_nodes
+        if is_random or any(argument in own for argument in read):
             own.add(node)
 
 

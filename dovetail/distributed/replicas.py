@@ -21,6 +21,7 @@ from dovetail.distributed.exchange import Team
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_guesses
+from dovetail.errors import ShardedModuleError
 from dovetail.frontend.calls import rule
 from dovetail.frontend.frame import Break
 from dovetail.torch_private import tree_leaves
@@ -132,6 +133,16 @@ def _noted(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         raise Break("DistributedDataParallel ignores some of the parameters", "compile the model before it is wrapped")
     team = Team(name, torch.distributed.get_world_size(model.process_group))
     interpreter.trace.replicas.append(Replica(team, int(model.bucket_bytes_cap), members))
+
+
+@rule(*private.fsdp_forwards())
+def _fsdp(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise ShardedModuleError(
+        "a module that FSDP has spread over the ranks is called: it gathers and frees its parameters in hooks, behind the back "
+        "of a graph",
+        where=interpreter.locate(),
+        advice="use dovetail.distributed.shard on the plain module, or compile modules inside before FSDP takes them over",
+    )
 
 
 def has_replicas(joint: JointGraph) -> bool:

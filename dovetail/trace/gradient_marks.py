@@ -25,7 +25,8 @@ EXCHANGE = "exchange"
 def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[None]:
     """While the engine runs: mark the gradients of these inputs, if a pass has asked for it."""
     if trace.replicas:
-        before = [traced.leaf.grad for traced in leaves]
+        gradients = [traced.leaf.grad for traced in leaves]
+        before = [None if gradient is None else (gradient, trace.node_of(gradient)) for gradient in gradients]
         yield
         _mark_replicas(trace, leaves, before)
         return
@@ -53,13 +54,20 @@ def _marked(trace: Trace, traced: TracedInput, gradient: torch.Tensor) -> torch.
     return copy
 
 
-def _mark_replicas(trace: Trace, leaves: Sequence[TracedInput], before: Sequence[torch.Tensor | None]) -> None:
+def _mark_replicas(
+    trace: Trace, leaves: Sequence[TracedInput], before: Sequence[tuple[torch.Tensor, torch.fx.Node] | None]
+) -> None:
     """What such a module exchanges is ``.grad`` as it is after the backward, with what was in it before."""
     for traced, old in zip(leaves, before, strict=True):
         replica = next((item for item in trace.replicas if traced.real in item), None)
         gradient = traced.leaf.grad
-        if replica is None or gradient is None or gradient is old:
+        if replica is None or gradient is None or (old is not None and trace.node_of(gradient) is old[1]):
             continue
         with torch.no_grad():
-            traced.leaf.grad = _marked(trace, traced, gradient)
-            trace.node_of(traced.leaf.grad).meta[EXCHANGE] = replica
+            copy = _marked(trace, traced, gradient)
+            trace.node_of(copy).meta[EXCHANGE] = replica
+            if old is not None and gradient is old[0]:
+                # The engine has added to the tensor that was there, which others may hold.
+                gradient.copy_(copy)
+            else:
+                traced.leaf.grad = copy
