@@ -26,6 +26,8 @@ SHAPES = frozenset(
         "ones_like",
         "empty_like",
         "full_like",
+        "zero",
+        "fill",
         "new_zeros",
         "new_ones",
         "new_empty",
