@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
 from dovetail.aot.partition import PartitionedGraph, partition
+from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.backends import Backend, compile_with, lookup_backend
@@ -165,7 +167,7 @@ class _Backward:
             backend = lookup_backend("aten")
         options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
-            compiled = compile_with(backend, graph, examples, "backward", options)
+            compiled = with_collective_errors(compile_with(backend, graph, examples, "backward", options), graph)
         if order == list(range(len(order))):
             return compiled
 
@@ -277,6 +279,8 @@ def compile_joint(
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     chosen = chosen.with_options(options or {})
     log = events if events is not None else EventLog()
+    for graph_pass in required_passes(joint):
+        joint = joint.apply(graph_pass)
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
         # Nothing to compile: before a graph break at the very start, say.
@@ -325,6 +329,7 @@ def compile_joint(
         forward = compile_with(
             chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
         )
+        forward = with_collective_errors(forward, parts.forward)
     measured: list[int] = []
     if parts.memory is not None:
         forward = _measuring(forward, joint, measured)

@@ -50,6 +50,7 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    "torch.nn.parallel.distributed",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
