@@ -36,6 +36,9 @@ class CapturedBackward:
         self._chains = self._find_chains()
         #: Whether hooks or functions of the user run in it.
         self.runs_user_code = any(node.target in operations.USER_CODE for node in recorder.graph.nodes)
+        #: Whether it has to run while the engine holds the call: hooks of native code are of no use afterwards.
+        self.needs_the_engine = any(node.target is operations.call_native_tensor_hooks for node in recorder.graph.nodes)
+        self.results = tuple(recorder.outputs)
         #: Whether a run can tell in which order the nodes run.
         self.order_matters = any(
             node.op == "call_function" and node.target in operations.USER_CODE for node in recorder.graph.nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 import weakref
 from typing import Any
@@ -130,48 +129,6 @@ def test_nested_blocks_capture_in_the_inner_one() -> None:
             x.sin().sum().backward()
         x.sin().sum().backward()
     assert (outer.runs, inner.runs) == (1, 1)
-
-
-def test_threads_without_a_block_are_eager() -> None:
-    x, y = torch.randn(50, requires_grad=True), torch.randn(50, requires_grad=True)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(50):
-                y.sin().sum().backward()
-        except BaseException as error:  # noqa: BLE001  (the test looks at it)
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    with dovetail.compiled_autograd(backend="aten") as backwards:
-        thread.start()
-        for _ in range(50):
-            x.sin().sum().backward()
-        thread.join()
-    assert errors == []
-    assert backwards.runs == 50
-    assert torch.allclose(y.grad, 50 * y.detach().cos())
-    assert torch.allclose(x.grad, 50 * x.detach().cos())
-
-
-@pytest.mark.xfail(
-    strict=False, reason="torch's engine lets one thread capture at a time; another may raise then (seen on torch 2.13)"
-)
-def test_two_threads_with_blocks() -> None:
-    def work(x: torch.Tensor) -> None:
-        with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten"):
-            for _ in range(20):
-                x.sin().sum().backward()
-
-    leaves = [torch.randn(50, requires_grad=True) for _ in range(3)]
-    threads = [threading.Thread(target=work, args=(x,)) for x in leaves]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for x in leaves:
-        assert torch.allclose(x.grad, 20 * x.detach().cos(), atol=1e-4)
 
 
 def test_torchs_own_compiled_autograd_works_before_and_after() -> None:
