@@ -27,7 +27,7 @@ class CapturedBackward:
     def __init__(self, recorder: Recorder, call: BackwardCall) -> None:
         self._recorder = recorder
         self.names = dict(recorder.call_names)
-        self.graphs: dict[tuple[int, ...], fx.GraphModule] = {}
+        self.graphs: dict[tuple[bool, tuple[int, ...]], fx.GraphModule] = {}
         nodes = hook_order(call)
         self.lines = {
             index: _forward_line(node) for index, node in enumerate(nodes) if node is not None and _forward_line(node)
@@ -83,18 +83,19 @@ class CapturedBackward:
     def order(self, call: BackwardCall) -> tuple[int, ...]:
         """The visits' numbers in the order in which eager would run them now."""
         if self.graphs and not self.order_matters:
-            return next(iter(self.graphs))
+            return next(iter(self.graphs))[1]
         position = {node: index for index, node in enumerate(hook_order(call))}
         return tuple(position[node] for node in eager_order(call))
 
-    def graph_for(self, order: tuple[int, ...]) -> fx.GraphModule:
-        """The graph that runs the visits in this order."""
-        found = self.graphs.get(order)
+    def graph_for(self, order: tuple[int, ...], create_graph: bool = False) -> fx.GraphModule:
+        """The graph that runs the visits in this order; ``create_graph`` if it is to be differentiated."""
+        key = (create_graph, order)
+        found = self.graphs.get(key)
         if found is None:
-            found = self.graphs[order] = self._build(order)
+            found = self.graphs[key] = self._build(order, create_graph)
         return found
 
-    def _build(self, order: tuple[int, ...]) -> fx.GraphModule:
+    def _build(self, order: tuple[int, ...], create_graph: bool) -> fx.GraphModule:
         steps: dict[int, list[fx.Node]] = defaultdict(list)
         before_all: list[fx.Node] = []
         for node in self._recorder.graph.nodes:
@@ -106,7 +107,9 @@ class CapturedBackward:
         for name, node in zip(ARGUMENTS, self._recorder.graph.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
         for node in (*before_all, *(step for index in order for step in steps[index])):
-            if node.target is not operations.add_gradients:
+            if node.target is operations.of_either_order:
+                new[node] = new[node.args[create_graph]]  # type: ignore[index]
+            elif node.target is not operations.add_gradients:
                 new[node] = graph.node_copy(node, lambda argument: new[argument])
             elif node in self._chains:
                 leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
@@ -116,8 +119,12 @@ class CapturedBackward:
                     total.meta.update(node.meta)
                 new[node] = total
         graph.output([None if node is None else new[node] for node in self._recorder.outputs])
+        # A compiled function is there in two ways, and the other one is of no use.
         graph.eliminate_dead_code(
-            lambda node: node.op in ("placeholder", "output") or node.target in operations.EFFECTS
+            lambda node: (
+                node.op in ("placeholder", "output")
+                or (node.target in operations.EFFECTS and node.meta.get("create_graph", create_graph) == create_graph)
+            )
         )
         graph.lint()
         return fx.GraphModule({}, graph, "CapturedBackward")

@@ -60,16 +60,17 @@ class BackwardSession:
         if captured not in self.captures:
             self.captures.append(captured)
         order = captured.order(call)
-        traceable = tuple(is_traceable(hook) for hook in arguments[3]) if captured.runs_user_code else ()
-        key = (captured, order, traceable)
+        higher = call.create_graph
+        traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
+        key = (captured, order, traceable, higher)
         compiled = self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
-                compiled = self.compiled[key] = self._compile(captured.graph_for(order), traceable)
+                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
         self.runs += 1
-        with torch.no_grad():
+        with torch.set_grad_enabled(higher):
             if captured.runs_user_code:
-                return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, arguments)))
+                return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, higher, arguments)))
             return list(compiled(*arguments))
 
     def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
@@ -95,9 +96,10 @@ class BackwardSession:
             )
 
 
-def _noted(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _noted(compiled: Callable[..., Any], create_graph: bool, arguments: tuple[Any, ...]) -> Any:
     _state.task = door.current_backward()
-    return compiled(*arguments)
+    with torch.set_grad_enabled(create_graph):
+        return compiled(*arguments)
 
 
 class _State(threading.local):
@@ -146,6 +148,11 @@ def _finish(recorder: Recorder) -> tuple[Callable[..., Any], CapturedBackward]:
 
 def _collect(captured: CapturedBackward, *arguments: Any) -> list[Any]:
     """Called by the engine, the first time and whenever it meets a graph of the same shape again."""
+    if _state.call is not None and _state.call.create_graph and arguments[4]:
+        # The graph is kept, so eager can still run it.
+        raise CaptureError(
+            "what saved-tensor hooks (a checkpoint's, for example) give back has no history to differentiate"
+        )
     if _state.call is not None and not captured.needs_the_engine:
         # The engine does one such call at a time, whichever thread it is for, so the backward runs when it has returned.
         _state.collected = (captured, arguments)
@@ -161,8 +168,9 @@ def _collect(captured: CapturedBackward, *arguments: Any) -> list[Any]:
                 # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
                 return list(captured(*arguments))
             assert _engine_run is not None
-            outputs, _, keep_graph, _, inputs, _, accumulate = _state.eager_call
-            call = BackwardCall(tuple(map(_node_of, outputs)), tuple(map(_node_of, inputs)), accumulate, keep_graph)
+            outputs, _, keep_graph, create_graph, inputs, _, accumulate = _state.eager_call
+            roots, targets = tuple(map(_node_of, outputs)), tuple(map(_node_of, inputs))
+            call = BackwardCall(roots, targets, accumulate, keep_graph, create_graph)
             return BackwardSession().run(captured, call, arguments, _engine_run)
 
 
@@ -207,10 +215,10 @@ def _node_of(value: Any) -> Any:
     return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else door.gradient_node(value)
 
 
-def _why_not(create_graph: bool, gradients: Any) -> str | None:
+def _why_not(gradients: Any, keep_graph: bool, create_graph: bool) -> str | None:
     """Why a backward is eager's from the start."""
-    if create_graph:
-        return "create_graph=True records the backward itself, which only eager's engine does"
+    if create_graph and not keep_graph:
+        return "retain_graph=False lets go of the graph that create_graph=True builds on"
     if torch.is_anomaly_enabled():
         return "anomaly mode looks at the result of every single operator"
     if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
@@ -238,7 +246,7 @@ def _run_backward(
     if not _state.sessions or _state.running or private.dispatch_mode_count() or private.functorch_level() is not None:
         return eager()
     session = _state.sessions[-1]
-    reason = _why_not(create_graph, gradients)
+    reason = _why_not(gradients, keep_graph, create_graph)
     if reason is not None:
         session.leave_to_eager(reason)
         return eager()
@@ -281,10 +289,12 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         return eager()  # a root or an input without a gradient: eager has the words for it
     if None in roots or None in targets:
         return eager()
-    _state.call = BackwardCall(roots, targets, accumulate, arguments[2])
+    _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
     try:
         with torch.autograd.set_multithreading_enabled(False):
             failure, result = _hand_over(arguments)
+            if failure is None and arguments[3] and accumulate:
+                _warn_of_cycles()
             if _state.collected is not None:
                 result = _gradients(_run(*_state.collected), *arguments[5:])
     finally:
@@ -306,6 +316,14 @@ def _gradients(found: list[Any], allow_unreachable: bool, accumulate_grad: bool)
     if not allow_unreachable and any(item is None for item in found):
         _complain_of_unused(found)
     return tuple(found)
+
+
+def _warn_of_cycles() -> None:
+    """Warn as eager does of ``backward(create_graph=True)``: torch says it once in a process, or always."""
+    assert _engine_run is not None
+    with torch.enable_grad():
+        root = torch.zeros((), requires_grad=True).clone()
+        _engine_run((root,), (torch.ones(()),), True, True, (), True, accumulate_grad=True)
 
 
 def _complain_of_unused(found: list[Any]) -> None:
@@ -332,7 +350,8 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
             _foreign = door.foreign_captures()
             door.clear_engine_cache()
         door.set_engine_compiler(_new_recorder)
-        return None, _engine_run(*arguments)
+        # The engine refuses to hand over what is to be differentiated again; how it runs is not its business here.
+        return None, _engine_run(*arguments[:3], False, *arguments[4:])
     except Exception as error:
         if _state.running:
             raise

@@ -73,11 +73,11 @@ def test_one_warning_for_many_fallbacks() -> None:
     with warnings.catch_warnings(record=True) as record, dovetail.compiled_autograd(backend="aten") as backwards:
         warnings.simplefilter("always")
         for _ in range(3):
-            torch.autograd.grad(x.sin().sum(), [x], create_graph=True)
+            torch.autograd.grad(x.sin(), [x], grad_outputs=[torch.eye(3)], is_grads_batched=True)
     assert [item.category for item in record] == [EagerFallbackWarning]
-    assert "create_graph" in str(record[0].message)
+    assert "vmap" in str(record[0].message)
     assert len(backwards.fallbacks) == 3
-    assert "left to eager: create_graph" in str(backwards)
+    assert "left to eager: the gradients are batched" in str(backwards)
 
 
 def test_the_next_block_runs_what_the_last_one_has_compiled() -> None:
@@ -101,7 +101,7 @@ def test_decisions_are_events() -> None:
     with warnings.catch_warnings(), dovetail.compiled_autograd(backend="aten") as backwards:
         warnings.simplefilter("ignore")
         x.sin().sinh().sum().backward()
-        torch.autograd.grad(x.sin().sum(), [x], create_graph=True)
+        torch.autograd.grad(x.sin(), [x], grad_outputs=[torch.eye(3)], is_grads_batched=True)
     assert [event.name for event in backwards.events.events] == ["prepare backward", "left to eager"]
 
 
