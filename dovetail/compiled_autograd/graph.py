@@ -27,7 +27,7 @@ class CapturedBackward:
     def __init__(self, recorder: Recorder, call: BackwardCall) -> None:
         self._recorder = recorder
         self.names = dict(recorder.call_names)
-        self.graphs: dict[tuple[bool, tuple[int, ...]], fx.GraphModule] = {}
+        self.graphs: dict[tuple[tuple[int, ...], bool, bool], fx.GraphModule] = {}
         nodes = hook_order(call)
         self.lines = {
             index: _forward_line(node) for index, node in enumerate(nodes) if node is not None and _forward_line(node)
@@ -83,19 +83,21 @@ class CapturedBackward:
     def order(self, call: BackwardCall) -> tuple[int, ...]:
         """The visits' numbers in the order in which eager would run them now."""
         if self.graphs and not self.order_matters:
-            return next(iter(self.graphs))[1]
+            return next(iter(self.graphs))[0]
         position = {node: index for index, node in enumerate(hook_order(call))}
         return tuple(position[node] for node in eager_order(call))
 
-    def graph_for(self, order: tuple[int, ...], create_graph: bool = False) -> fx.GraphModule:
-        """The graph that runs the visits in this order; ``create_graph`` if it is to be differentiated."""
-        key = (create_graph, order)
+    def graph_for(self, order: tuple[int, ...], create_graph: bool = False, check_nan: bool = False) -> fx.GraphModule:
+        """The graph that runs the visits in this order; ``create_graph`` if it is to be differentiated, ``check_nan`` if it
+        looks at what each node gives.
+        """
+        key = (order, create_graph, check_nan)
         found = self.graphs.get(key)
         if found is None:
-            found = self.graphs[key] = self._build(order, create_graph)
+            found = self.graphs[key] = self._build(*key)
         return found
 
-    def _build(self, order: tuple[int, ...], create_graph: bool) -> fx.GraphModule:
+    def _build(self, order: tuple[int, ...], create_graph: bool, check_nan: bool) -> fx.GraphModule:
         steps: dict[int, list[fx.Node]] = defaultdict(list)
         before_all: list[fx.Node] = []
         for node in self._recorder.graph.nodes:
@@ -106,6 +108,7 @@ class CapturedBackward:
         new: dict[fx.Node, fx.Node] = {}
         for name, node in zip(ARGUMENTS, self._recorder.graph.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
+        last_steps = {steps[index][-1]: _given(index, steps[index]) for index in order if steps[index]}
         for node in (*before_all, *(step for index in order for step in steps[index])):
             if node.target is operations.of_either_order:
                 new[node] = new[node.args[create_graph]]  # type: ignore[index]
@@ -118,6 +121,13 @@ class CapturedBackward:
                     total = graph.call_function(operations.add_gradients, (total, new[leaf]))
                     total.meta.update(node.meta)
                 new[node] = total
+            if check_nan and node in last_steps:
+                given = last_steps[node]
+                checked = graph.call_function(
+                    operations.check_for_nan,
+                    (self.names[node.meta["call"]], list(given), [new[item] for item in given.values()]),
+                )
+                checked.meta["call"] = node.meta["call"]
         graph.output([None if node is None else new[node] for node in self._recorder.outputs])
         # A compiled function is there in two ways, and the other one is of no use.
         graph.eliminate_dead_code(
@@ -138,6 +148,15 @@ class CapturedBackward:
         if graph is None:
             return "captured backward of " + " -> ".join(self.names.values())
         return render(graph, self.names, self.lines)
+
+
+def _given(visit: int, steps: Sequence[fx.Node]) -> dict[int, fx.Node]:
+    """What a node gives along each of its edges, after its hooks."""
+    return {
+        node.meta["arrival"][1]: node
+        for node in steps
+        if node.target is operator.getitem and node.meta.get("arrival", (None,))[0] == visit
+    }
 
 
 def _arrival_rank(leaf: fx.Node, rank: dict[int, int]) -> tuple[int, int]:

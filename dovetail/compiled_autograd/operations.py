@@ -367,6 +367,16 @@ def unpack_saved(hook: Callable[[Any], Any], packed: Any) -> torch.Tensor:
     return result
 
 
+def check_for_nan(name: str, positions: Sequence[int], outputs: Sequence[Any]) -> None:
+    """What anomaly mode asks of the gradients that a node gives."""
+    for position, output in zip(positions, outputs, strict=True):
+        if output is None:
+            continue
+        values = output if output.layout is torch.strided else output.coalesce().values()
+        if bool(torch.isnan(values).any()):
+            raise RuntimeError(f"Function '{name}' returned nan values in its {position}th output.")
+
+
 def copy_slices_prologue(
     gradients: Sequence[Any],
     base_sizes: Sequence[int],
@@ -436,7 +446,8 @@ EFFECTS = frozenset(
         call_node_post_hook,
         call_post_accumulate_hook,
         unpack_saved,
+        check_for_nan,
     }
 )
 #: Those of them that are the user's own code.
-USER_CODE = EFFECTS - {accumulate_grad}
+USER_CODE = EFFECTS - {accumulate_grad, check_for_nan}

@@ -13,6 +13,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
@@ -63,14 +64,20 @@ class BackwardSession:
         higher = call.create_graph
         traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
         key = (captured, order, traceable, higher)
-        compiled = self.compiled.get(key)
+        watched = torch.is_anomaly_enabled()
+        compiled = StepByStep(captured, call, order) if watched else self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
                 compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
         self.runs += 1
         with torch.set_grad_enabled(higher):
             if captured.runs_user_code:
-                return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, higher, arguments)))
+                with unwatched() if watched else contextlib.nullcontext(contextlib.nullcontext) as as_before:
+                    return list(
+                        inside_the_engine(
+                            engine_run, call.keep_graph, lambda: _noted(compiled, higher, arguments, as_before)
+                        )
+                    )
             return list(compiled(*arguments))
 
     def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
@@ -96,9 +103,14 @@ class BackwardSession:
             )
 
 
-def _noted(compiled: Callable[..., Any], create_graph: bool, arguments: tuple[Any, ...]) -> Any:
+def _noted(
+    compiled: Callable[..., Any],
+    create_graph: bool,
+    arguments: tuple[Any, ...],
+    as_before: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Any:
     _state.task = door.current_backward()
-    with torch.set_grad_enabled(create_graph):
+    with as_before(), torch.set_grad_enabled(create_graph):
         return compiled(*arguments)
 
 
@@ -219,8 +231,8 @@ def _why_not(gradients: Any, keep_graph: bool, create_graph: bool) -> str | None
     """Why a backward is eager's from the start."""
     if create_graph and not keep_graph:
         return "retain_graph=False lets go of the graph that create_graph=True builds on"
-    if torch.is_anomaly_enabled():
-        return "anomaly mode looks at the result of every single operator"
+    if create_graph and torch.is_anomaly_enabled():
+        return "anomaly mode with create_graph=True notes which backward made which node"
     if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
         return "the gradients are batched by vmap"
     return None

@@ -10,12 +10,11 @@ import torch
 
 import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
-from tests.compiled_autograd import scenarios_functions, scenarios_higher_order, scenarios_hooks  # noqa: F401
+from tests.compiled_autograd import scenarios_anomaly, scenarios_functions, scenarios_higher_order, scenarios_hooks  # noqa: F401
 from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
 
 #: Scenarios without a backward that could be captured.
 NEVER_CAPTURED = {
-    "anomaly_mode",
     "batched_gradients",
     "graph_not_kept_with_create_graph",
     "nothing_requires_grad",

@@ -332,9 +332,10 @@ def test_anomaly_mode_names_the_operator() -> None:
     x = torch.zeros(3, requires_grad=True)
     with (
         warnings.catch_warnings(),
-        dovetail.compiled_autograd(backend="aten"),
+        dovetail.compiled_autograd(backend="aten") as backwards,
         torch.autograd.detect_anomaly(),
         pytest.raises(RuntimeError, match="SqrtBackward0"),
     ):
         warnings.simplefilter("ignore")
         (x.sqrt() * 0).sum().backward()
+    assert (backwards.runs, backwards.fallbacks) == (1, [])
