@@ -175,6 +175,8 @@ class PartsRunner:
 
     def __init__(self, parts: Parts, functions: Sequence[Callable[..., Any]]) -> None:
         self._results = parts.results
+        #: What runs each part.
+        self.functions = tuple(functions)
         last_use: dict[int, int] = {}
         for index, part in enumerate(parts.parts):
             last_use.update(dict.fromkeys(part.takes, index))

@@ -10,7 +10,6 @@ import torch
 
 import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
-from tests.compiled_autograd import scenarios_anomaly, scenarios_functions, scenarios_higher_order, scenarios_hooks  # noqa: F401
 from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
 
 #: Scenarios without a backward that could be captured.
@@ -44,6 +43,10 @@ def assert_same(expected: Any, found: Any, where: str = "result") -> None:
     if isinstance(expected, torch.Tensor):
         for name in ("dtype", "shape", "device", "layout", "requires_grad", "is_leaf"):
             assert getattr(expected, name) == getattr(found, name), f"{where}.{name}"
+        if hasattr(expected, "__tensor_flatten__"):
+            for name in expected.__tensor_flatten__()[0]:
+                assert_same(getattr(expected.detach(), name), getattr(found.detach(), name), f"{where}.{name}")
+            return
         if expected.layout is torch.strided:
             # The step along a dimension of one element says nothing.
             assert _strides(expected) == _strides(found), f"{where}.stride"

@@ -328,6 +328,34 @@ def test_gradients_of_tensor_subclasses_are_of_their_class() -> None:
     assert torch.equal(expected.b, found.b)
 
 
+def test_subclasses_at_the_edge_of_a_compiled_function_are_in_the_graph() -> None:
+    def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x @ p).sin() * p.sum()
+
+    def run(forward: Any) -> list[Any]:
+        torch.manual_seed(0)
+        p = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+        q = nn.Parameter(torch.randn(3, 3))
+        (forward(p, torch.randn(2, 3)).cos() @ q).sum().backward()
+        return [p.grad, q.grad]
+
+    expected = run(function)
+    compiled = dovetail.compile(function, backend="aten")
+    backwards = BackwardSession(lambda part: dovetail.compile(part, backend="aten"))
+    with warnings.catch_warnings(), open_session(backwards):
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert_same(expected, run(compiled))
+    text = str(backwards)
+    assert "WrappedBackward" in text
+    assert "InnerTensorBackward" in text
+    # Neither building a subclass nor taking it apart leads out of the graph, and what is built anew is no other one.
+    (runner,) = backwards.compiled.values()
+    functions = runner.functions
+    assert [len(function.entries) for function in functions] == [1] * len(functions)
+    assert not any(event.name == "graph break" for function in functions for event in function.events.events)
+
+
 def test_anomaly_mode_names_the_operator() -> None:
     x = torch.zeros(3, requires_grad=True)
     with (
