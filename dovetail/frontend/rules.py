@@ -75,6 +75,8 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
+    if isinstance(kinds, type) and kinds is not type(value):
+        interpreter.guard_order(type(value))
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
@@ -87,6 +89,8 @@ def _plain_example(value: Any) -> Any:
 
 @rule(issubclass, callable)
 def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if len(args) == 2 and isinstance(args[0], type):
+        interpreter.guard_order(args[0])
     return issubclass(*args) if len(args) == 2 else callable(*args)
 
 

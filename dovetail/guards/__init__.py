@@ -43,6 +43,7 @@ from dovetail.guards.source import (
     SizeSource,
     Source,
     TypeSource,
+    class_order,
     constant_key,
 )
 from dovetail.guards.wrappers import (
@@ -110,4 +111,5 @@ __all__ = [
     "check_versions",
     "inner_tensor",
     "wrappers_of",
+    "class_order",
 ]
