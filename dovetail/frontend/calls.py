@@ -336,7 +336,7 @@ class Calls:
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
-            return self._native(function.function, args, kwargs)
+            return self._native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))

@@ -24,6 +24,7 @@ from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
+from dovetail.guards import WrapperMaker
 from dovetail.trace.exact import use_exact_formulas
 
 
@@ -69,6 +70,8 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True
+        if private.is_wrapper(value):
+            return isinstance(interpreter.values.real_wrapper(value), kinds)
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
@@ -101,8 +104,18 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         traced = interpreter.values.trace.input_of(args[0])
         if traced is not None:
             return type(traced.real)
+        if private.is_wrapper(args[0]):
+            return type(args[0])
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return shown_type(args[0])
+
+
+@rule(WrapperMaker.build)
+def _build_wrapper(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    # The edge of another graph, in a captured backward. A class says itself how it is built of inner tensors: as with those
+    # that are inputs, its code is not looked into.
+    maker, inner = args
+    return maker.build(inner)  # type: ignore[no-any-return]
 
 
 @rule(super)
