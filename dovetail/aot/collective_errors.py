@@ -12,7 +12,9 @@ from dovetail.errors import CollectiveError, DovetailError
 
 _NAMESPACES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 # What gloo, NCCL and the store say when a process is gone or too late.
-_SIGNS = re.compile(r"gloo|nccl|connection|timed? ?out|broken pipe|socket|peer|process group|no longer alive", re.IGNORECASE)
+_SIGNS = re.compile(
+    r"gloo|nccl|connection|timed? ?out|broken pipe|socket|peer|process group|no longer alive", re.IGNORECASE
+)
 
 
 def exchanges(graph: torch.fx.GraphModule) -> bool:

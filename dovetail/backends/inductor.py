@@ -9,21 +9,23 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.backends.float_inputs import floats_as_tensors
+from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
+from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
 from dovetail.trace.repeats import draws_random_numbers
 
-PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs"})
+PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
 
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions, less those of operators that draw random numbers.
+    """Inductor's decompositions and those of fused optimizers, less those of operators that draw random numbers.
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
-    table = private.inductor_decompositions()
+    table = {**private.inductor_decompositions(), **fused_optimizers()}
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
@@ -96,6 +98,7 @@ def compile_inductor(
     strides = promised_strides(outputs, visible)
     # Inductor changes the graph, which the caller keeps to show and to export.
     own = own_copy(graph)
+    write_back(own, options.get("write_backs", {}))
     floats_as_tensors(own)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
@@ -118,6 +121,7 @@ INDUCTOR = Backend(
     compile_inductor,
     decompositions=wanted_decompositions,
     data_sizes=True,
+    writes_back=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )
