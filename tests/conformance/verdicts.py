@@ -23,6 +23,10 @@ from tests.conformance.compare import refusal_types
 VERDICTS = ("wrong", "error", "refused", "passed", "eager cannot", "not applicable")
 
 
+# The kind of a "passed" that is eager's but for the order of a sum, see tests/conformance/rounding.py.
+ROUNDING = "by rounding"
+
+
 @dataclass
 class SampleResult:
     """What became of one sample (or of a whole operator, where its process died)."""
@@ -124,6 +128,13 @@ def summary(results: Sequence[OperatorResult], variants: Iterable[str]) -> str:
         asked = sum(counts[verdict] for verdict in ("wrong", "error", "refused", "passed"))
         share = f"{100 * counts['passed'] / asked:.1f}" if asked else "-"
         lines.append(f"{variant:10}" + "".join(f"{counts[verdict]:16}" for verdict in VERDICTS) + f"{share:>12}")
+    rounded = [
+        result.name
+        for result in results
+        if any(sample.kind == ROUNDING for samples in result.samples.values() for sample in samples)
+    ]
+    if rounded:
+        lines += ["", f"passed by rounding, checked in float64 x{len(rounded)}", f"    in {', '.join(rounded)}"]
     for verdict, cause, names, reason in grouped(results, ("wrong", "error", "refused")):
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         lines += ["", f"{verdict} x{len(names)}  {cause}", f"    in {shown}", f"    such as: {reason[:300]}"]
