@@ -26,7 +26,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole, with_known_values
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -486,6 +486,10 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
