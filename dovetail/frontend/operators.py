@@ -13,6 +13,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
+from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
@@ -255,9 +256,15 @@ class Operators(Numbers):
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor):
+            trace = self.values.trace
+            data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
+                known = known_truth(self.values, value) if trace.avoids_breaks else None
+                if known is not None:
+                    trace.forgive_data_symbols(data_symbols)
+                    return known
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error
