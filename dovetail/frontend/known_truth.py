@@ -1,6 +1,6 @@
-"""Branches on the values of small inputs: the input's values are guarded, and the branch is known.
+"""Branches of torch's own layers on the values of small inputs: the values are guarded, and the branch is known.
 
-An example is a layer of torch's that asks whether the mask it is given is causal.
+An example is ``torch.nn.TransformerEncoder``, which asks whether the mask it is given is causal.
 """
 
 from __future__ import annotations

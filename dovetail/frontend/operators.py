@@ -78,6 +78,7 @@ class Operators(Numbers):
 
     values: Any
     effects: Any
+    frames: list[Any]
 
     if TYPE_CHECKING:
 
@@ -261,7 +262,10 @@ class Operators(Numbers):
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
-                known = known_truth(self.values, value) if trace.avoids_breaks else None
+                # The user's own branch can be written in another way, and a guard on values is compiled anew for each.
+                module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
+                is_torchs = module.split(".", 1)[0] == "torch"
+                known = known_truth(self.values, value) if trace.avoids_breaks and is_torchs else None
                 if known is not None:
                     trace.forgive_data_symbols(data_symbols)
                     return known
