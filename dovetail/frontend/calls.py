@@ -27,7 +27,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole, with_known_values
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -250,6 +250,25 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
+@functools.lru_cache(maxsize=1024)
+def is_overridable(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
+
+    Interpreted, its parts are on the program tape; as one call it is not if it calls user code, which no replay may run.
+    Methods of tensors do not count: they keep what they are given (hooks) for later.
+    """
+    is_method = getattr(torch.Tensor, function.__name__, None) is function
+    return "handle_torch_function" in function.__code__.co_names and not is_method
+
+
+def calls_user_code(value: Any) -> bool:
+    """Whether an argument is user code that the function which is given it will call."""
+    value = value.__func__ if type(value) is types.MethodType else value
+    if type(value) is types.FunctionType:
+        return not runs_natively(value.__globals__.get("__name__") or "")
+    return type(value) is functools.partial or isinstance(value, torch.nn.Module) or is_user_callable(value)
+
+
 def is_user_callable(value: Any) -> bool:
     """Whether a value is an object with a ``__call__`` in Python that is interpreted when it is called."""
     kind = type(value)
@@ -318,7 +337,11 @@ class Calls:
                     f"dovetail.{function.__name__} is called inside of a compiled function",
                     "call it outside: what a compiled function calls is compiled along with it",
                 )
-            if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
+            if (
+                runs_natively(function.__globals__.get("__name__") or "")
+                and not wraps_user_code(function)
+                and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+            ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -475,6 +498,10 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

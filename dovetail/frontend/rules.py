@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_autograd as private_autograd
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
@@ -380,6 +381,15 @@ def _class_maker(maker: Any) -> Any:
 
 for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
     RULES[_maker] = _class_maker(_maker)
+
+
+def _has_torch_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
+    return any(map(private_autograd.overrides_torch_function, private.tree_leaves(args)))
+
+
+for _asking in private_autograd.HAS_TORCH_FUNCTION:
+    RULES[_asking] = _has_torch_function
 
 
 @rule(operator.setitem)

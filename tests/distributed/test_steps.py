@@ -1,4 +1,4 @@
-"""Steps that do more than one forward and one backward: micro-batches, forces, batch norm, and what the graph of a step looks like."""
+"""Steps that do more than one forward and one backward: micro-batches, forces, batch norm, and the graph of a step."""
 
 from __future__ import annotations
 
