@@ -50,6 +50,7 @@ INLINED_TORCH = (
     "torch.amp.autocast_mode",
     "torch.optim",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",

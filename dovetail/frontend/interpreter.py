@@ -23,6 +23,7 @@ from dovetail.frontend.aliases import guard_comparison
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
+from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
@@ -70,7 +71,7 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
-class Interpreter(Attributes, Calls, Operators):
+class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
     def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
