@@ -21,6 +21,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
@@ -163,6 +164,8 @@ LIST_WRITERS = frozenset(
         "__init__",
     }
 )
+# Methods of lists and tuples that compare their items.
+SEARCHES = frozenset({"count", "index", "remove"})
 DICT_WRITERS = frozenset(
     {
         "update",
@@ -196,6 +199,8 @@ SET_WRITERS = frozenset(
         "__init__",
     }
 )
+# Functions that compare what they are given, or its items, by ``==`` or by hash.
+COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
 # Which positional argument a function of the standard library calls.
 CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
@@ -272,6 +277,12 @@ class Calls:
 
         def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def as_key(self, value: Any, table: Any = None) -> Any:
+            """See :class:`Interpreter`."""
+
+        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+            """See :class:`Operators`."""
 
         def load_attribute(self, target: Any, name: str) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
@@ -521,6 +532,10 @@ class Calls:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(owner, tuple) and name in SEARCHES and args:
+                return self.search(owner, name, args)
+            if isinstance(owner, (frozenset, deque)):
+                args = tuple(self.as_key(item, owner) for item in args)
             if (
                 is_leaf_value(owner)
                 or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
@@ -549,15 +564,14 @@ class Calls:
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
         name = function.__name__
-        if isinstance(owner, (dict, set)) or name in (
-            "insert",
-            "pop",
-            "__getitem__",
-            "__setitem__",
-            "__delitem__",
-            "index",
-        ):
-            args = (self.values.key_in(owner, args[0]), *args[1:]) if args else args
+        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+            return self.search(owner, name, args)
+        if isinstance(owner, dict):
+            args = (self.as_key(args[0], owner), *args[1:]) if args and name != "update" else args
+        elif isinstance(owner, set):
+            args = tuple(self.as_key(item, owner) for item in args)
+        elif name in ("insert", "pop", "__getitem__", "__setitem__", "__delitem__"):
+            args = (plain_numbers(args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)
@@ -667,6 +681,9 @@ class Calls:
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = getattr(function, "__module__", None) or ""
+        if function in COMPARING:
+            for item in args:
+                guard_equality(self.values, item)
         if module in ("itertools", "_functools", "functools"):
             called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
         else:

@@ -19,7 +19,7 @@ import torch
 import dovetail.frontend.optimizers  # noqa: F401  (its rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
-from dovetail.frontend.aliases import guard_comparison
+from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
@@ -427,7 +427,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(method, types.FunctionType):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
-            key = self.values.key_in(target, key)
+            key = self.as_key(key, target)
             if dict.__contains__(target, key):
                 return self.values.read(dict.__getitem__(target, key), self.values.item_source(target, key))
             missing, _ = class_attribute(kind, "__missing__")
@@ -471,7 +471,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(method, types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
-            key = self.values.key_in(target, key)
+            key = self.as_key(key, target)
             if isinstance(target, list):
                 self.values.whole(target)
                 if isinstance(key, slice):
@@ -487,7 +487,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             self.call(types.MethodType(method, target), (key,), {})
         elif isinstance(target, (list, dict)):
             self.values.whole(target)
-            self.effects.delete_item(target, self.values.key_in(target, key))
+            self.effects.delete_item(target, self.as_key(key, target))
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
 
@@ -545,9 +545,10 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         except StopIteration as stop:
             return True, stop.value
 
-    def as_key(self, value: Any) -> Any:
-        """A value that is to be hashed: symbolic numbers are plain ones there."""
-        return plain_numbers(value)
+    def as_key(self, value: Any, table: Any = None) -> Any:
+        """A value that is to be hashed, as a ``table`` has it: symbolic numbers are plain ones there."""
+        guard_key(self.values, value, table)
+        return plain_numbers(value) if table is None else self.values.key_in(table, value)
 
     def change(self, container: Any, method: str, *args: Any) -> None:
         """A method of a list, dictionary or set that an instruction builds; after a graph break it existed before."""

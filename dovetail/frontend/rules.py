@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
@@ -174,6 +175,9 @@ def _conversion(function: Any, method_name: str) -> Any:
                 method = python_method(value, method_name)
                 if method is not None:
                     return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                if function is hash:
+                    guard_hash(interpreter.values, value)
+                    return hash(value)
                 if isinstance(value, (list, tuple, dict, set)):
                     interpreter.values.whole_deep(value)
         if isinstance(function, type) or function in (abs, divmod, pow):
@@ -201,7 +205,7 @@ for _function, _method in (
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         items = interpreter.drain(args[0]) if args else []
-        return kind(map(plain_numbers, items)) if issubclass(kind, (set, frozenset)) else kind(items)
+        return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler
 
@@ -216,6 +220,9 @@ def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
         return dict(**kwargs)
     source = args[0]
     pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
+    if not isinstance(pairs, dict):
+        for key, _ in pairs:
+            interpreter.as_key(key)
     return dict(pairs, **kwargs)
 
 

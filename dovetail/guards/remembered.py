@@ -24,6 +24,7 @@ it is gone, or until the model itself goes.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 import weakref
@@ -224,7 +225,8 @@ class Remembering:
 
     def _record(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         recorder = Recorder(self._changing)
-        try:
+        # Another thread may be changing what is read here, or the sources go deeper than Python's stack.
+        with contextlib.suppress(*FETCH_ERRORS):
             for root in self._roots:
                 recorder.walk(root, callee, args, kwargs)
             if not recorder.anchors:
@@ -245,8 +247,6 @@ class Remembering:
                 self._recorder, self._unchanged, self._since = recorder, unchanged, time.monotonic()
                 self._install(check)
                 return
-        except FETCH_ERRORS:
-            pass  # another thread is changing what is read here, or the sources go deeper than Python's stack
         self._failures += 1
         self._forget_for(0.0)
         if self._failures >= _MOST_FAILURES:

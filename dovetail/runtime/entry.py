@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.errors import OutgrownError
 from dovetail.guards import AmbientChange, Checker, Source
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
@@ -74,13 +75,14 @@ class Entry:
     ) -> Any:
         assert self.run is not None
         if self.assumes:
-            state = torch.get_rng_state()
+            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+            states = private.random_states(devices)
             try:
                 results = self.run(tensors)
             except RuntimeError as error:
                 if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
                     raise
-                torch.set_rng_state(state)
+                private.set_random_states(states, devices)
                 return callee(*args, **kwargs)
         else:
             results = self.run(tensors)
