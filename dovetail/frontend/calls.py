@@ -52,6 +52,7 @@ INLINED_TORCH = (
     "torch.optim",
     "torch.nn.parallel.distributed",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
@@ -488,6 +489,10 @@ class Calls:
         """A function, method or class of torch, under the trace's modes."""
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in METHOD_RULES:
+            found = METHOD_RULES[name](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         if function in (torch.Tensor.backward, torch.autograd.backward):
@@ -876,6 +881,8 @@ class Calls:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

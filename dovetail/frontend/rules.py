@@ -21,6 +21,7 @@ from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
+from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
@@ -185,6 +186,9 @@ def _conversion(function: Any, method_name: str) -> Any:
             if isinstance(value, torch.Tensor):
                 if function is hash:
                     raise Break("a tensor is hashed", "use an index instead")
+                number = number_of(interpreter, value) if function is int and len(args) == 1 else None
+                if number is not None:
+                    return number
             else:
                 method = python_method(value, method_name)
                 if method is not None:
