@@ -397,10 +397,12 @@ class RecordedPart:
             if out_of_memory
             else "take the operator out of the compiled function if it waits for the device or talks to the host"
         )
+        others = ", and so does every other that finds no memory" if out_of_memory else ""
         warn(
-            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on"
+            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on{others}"
             f"{f', because of {where}' if where else ''} ({self.given_up})",
             advice,
+            once="out of memory" if out_of_memory else False,
         )
 
     def _sizes(self, inputs: Sequence[Any], copied: frozenset[int]) -> str:
