@@ -12,7 +12,7 @@ from torch import nn
 
 from dovetail.backends import lookup_backend
 from dovetail.backends.conformance import check_backend
-from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, shared
+from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, replay, shared
 from dovetail.errors import OptionError, RecordingWarning
 from tests.backends.recorded import check_calls, check_training, compile_recorded, recorded_backend
 
@@ -266,6 +266,12 @@ def test_several_batches_of_a_star_argument_are_copied() -> None:
     for batch in batches:
         assert torch.equal(step(*batch), (model(batch[0]) - batch[1]).pow(2).sum())
     assert recorder.live == 1
+
+
+def test_a_copied_input_lies_on_the_device_wherever_it_came_from() -> None:
+    """A value that the host reads while recording would be the first call's for ever."""
+    buffer = replay._Buffer.like(0, torch.tensor(3), torch.device("meta"))
+    assert buffer.value.device.type == "meta" and buffer.value.shape == ()
 
 
 def test_strided_and_expanded_inputs() -> None:
