@@ -12,7 +12,6 @@ import torch
 from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
-from dovetail.backends.cudagraphs.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
 from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
 from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
@@ -21,8 +20,10 @@ from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
 from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.inductor import INDUCTOR
+from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.write_backs import write_back
 from dovetail.errors import OptionError
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
@@ -198,28 +199,6 @@ def _compile_part(settings: Settings, part: Part, kind: Kind, static: list[int])
     examples = [node.meta["val"] for node in nodes if node.op == "placeholder"]
     pipeline = {"static_inputs": static, "user_visible_outputs": list(range(len(part.outputs)))}
     return kernels.compile(part.graph, examples, kind=kind, options={**rest, **pipeline})
-
-
-def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> None:
-    """Have the graph itself write new values of inputs (output -> input) where they belong: a replay then does all of it."""
-    if not write_backs:
-        return
-    memory = Memory(graph)
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    inputs = {memory.group(node) for node in placeholders}
-    output = graph.graph.find_nodes(op="output")[0]
-    results = output_arguments(graph)
-    for index, target in write_backs.items():
-        value, place = results[index], placeholders[target]
-        if not isinstance(value, torch.fx.Node) or memory.group(value) in inputs:
-            # The new value of one input may be the old one of another, and the order of writing would matter.
-            continue
-        with graph.graph.inserting_before(output):
-            written = graph.graph.call_function(torch.ops.aten.copy_.default, (place, value))
-        written.meta = {**value.meta, "val": place.meta["val"]}
-        results[index] = place
-    output.args = (results,)
-    graph.recompile()
 
 
 def _add_missing_values(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
