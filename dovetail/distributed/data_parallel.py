@@ -15,6 +15,7 @@ from dovetail.aot.descriptors import ParamInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.compile import CompiledFunction, compile
 from dovetail.distributed.exchange import Team
+from dovetail.distributed.placement import is_data
 from dovetail.distributed.replicate import replicate
 from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
 from dovetail.runtime.module import CompiledModule
@@ -134,14 +135,16 @@ class _DataParallel:
         args, kwargs = self._given
         function = joint.capture.function
         for number, descriptor in enumerate(joint.input_descriptors[: joint.num_primals]):
-            if not isinstance(descriptor, ParamInput):
+            if not isinstance(descriptor, ParamInput) and (
+                is_data(descriptor) or not joint.spec.input_requires_grad[number]
+            ):
                 continue
             real = joint.capture.guards.tensor_source(number).fetch(function, args, kwargs)
             if id(real) not in self._sent:
                 raise DistributedError(
                     f"{descriptor} belongs to a module that was not known before the first call, so that it may differ between "
                     "the ranks",
-                    advice="name the module: data_parallel(step, modules=(model,))",
+                    advice="name the module: data_parallel(step, modules=(model,)); make a tensor of your own a parameter of one",
                 )
 
 

@@ -117,13 +117,17 @@ def unpack(
     call: Callable[..., torch.fx.Node], flat: torch.fx.Node, parts: Iterable[torch.fx.Node]
 ) -> list[torch.fx.Node]:
     """The parts of a flat tensor again, each with the shape of the node that it was packed from."""
-    found = []
+    found: list[torch.fx.Node] = []
+    parts = list(parts)
     start = 0
     for part in parts:
         value = part.meta["val"]
         shape = [*value.shape, 2] if value.is_complex() else list(value.shape)
         length = value.numel() * (2 if value.is_complex() else 1)
         piece = call(aten.view.default, call(aten.slice.Tensor, flat, 0, start, start + length), shape)
+        if len(parts) > 1:
+            # In memory of its own: it may become someone's .grad, which is written to alone.
+            piece = call(aten.clone.default, piece)
         found.append(call(aten.view_as_complex.default, piece) if value.is_complex() else piece)
         found[-1].meta[MEMBER] = len(found) - 1
         start += length

@@ -344,6 +344,8 @@ class _Lowering:
             length = table.meta["val"].shape[1]
             piece = ahead(aten.slice.Tensor, done, 0, at, at + length)
             pieces.append(ahead(aten.view.default, piece, [part_rows(value.shape[0], size), *value.shape[1:]]))
+            if len(parts) > 1:
+                pieces[-1] = ahead(aten.clone.default, pieces[-1])
             pieces[-1].meta[MEMBER] = len(pieces) - 1
             at += length
         return pieces

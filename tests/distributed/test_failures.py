@@ -66,6 +66,9 @@ def different_outputs(rank: int) -> str:
     with pytest.raises(RanksDifferError) as error:
         compiled(x)[rank].sum().backward()
     sum(compiled(x)).sum().backward()
+    model.zero_grad()
+    data_parallel(model, backend="aten", reduction="sum")(x)[0].sum().backward()
+    assert torch.equal(model.left.bias.grad, torch.full((3,), 4.0))
     return str(error.value)
 
 
