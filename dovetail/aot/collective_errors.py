@@ -12,12 +12,19 @@ from dovetail.errors import CollectiveError, DovetailError
 
 _NAMESPACES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 # What gloo, NCCL and the store say when a process is gone or too late.
-_SIGNS = re.compile(r"gloo|nccl|connection|timed? ?out|broken pipe|socket|peer|process group|no longer alive", re.IGNORECASE)
+_SIGNS = re.compile(
+    r"gloo|nccl|connection|timed? ?out|broken pipe|socket|peer|process group|no longer alive", re.IGNORECASE
+)
+
+
+def is_exchange(node: torch.fx.Node) -> bool:
+    """Whether a node exchanges tensors with other ranks, who would have to do it again as well."""
+    return getattr(node.target, "namespace", "") in _NAMESPACES
 
 
 def exchanges(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph exchanges tensors with other ranks."""
-    return any(getattr(node.target, "namespace", "") in _NAMESPACES for node in graph.graph.nodes)
+    return any(map(is_exchange, graph.graph.nodes))
 
 
 def with_collective_errors(

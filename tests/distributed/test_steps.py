@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import dovetail
 from dovetail.distributed import data_parallel, shard
 from dovetail.errors import CollectiveError
-from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, weights
 from tests.distributed.test_data_parallel import close
 from tests.distributed.test_wrapped_modules import normed
@@ -158,13 +160,14 @@ def test_batch_norm_is_as_in_distributed_data_parallel() -> None:
 
 def late(rank: int) -> str:
     """A rank that does not come in time, while the other is in a backward that it runs by itself."""
-    torch.distributed.destroy_process_group()
-    world.init(rank, 2, world.here[2], "impatient", seconds=1.0)
     model = data_parallel(potential(0), backend="aten")
     loss = model(torch.ones(2, 4)).sum()
     loss.backward()
     if rank == 1:
+        time.sleep(2.0)
         return ""
+    # From here on; compiling may have taken longer on one rank than on the other.
+    distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5), torch.distributed.group.WORLD)
     with pytest.raises(CollectiveError) as error:
         model(torch.ones(2, 4)).sum().backward()
     return str(error.value)
