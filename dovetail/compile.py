@@ -333,7 +333,9 @@ class CompiledFunction:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
                 state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
-                state.trace.marks_gradients = any(getattr(item, "marks_gradients", False) for item in self.options.passes)
+                state.trace.marks_gradients = any(
+                    getattr(item, "marks_gradients", False) for item in self.options.passes
+                )
                 joint = capture_joint(state, attention_by_parts=by_parts)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)

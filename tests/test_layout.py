@@ -29,7 +29,15 @@ ORDER = (
     "ground",
 )
 #: The modules of the ground, lowest last; they follow the same rule among each other.
-GROUND = ("versions", "options", "torch_private_autograd", "torch_private_distributed", "torch_private", "events", "errors")
+GROUND = (
+    "versions",
+    "options",
+    "torch_private_autograd",
+    "torch_private_distributed",
+    "torch_private",
+    "events",
+    "errors",
+)
 #: The doors to torch's private names.
 DOORS = ("torch_private.py", "torch_private_autograd.py", "torch_private_distributed.py")
 FACE = ("__init__", "compile")

@@ -32,6 +32,7 @@ class Gradients:
         self._values = values
         self._native = native
         self._before: dict[int, torch.Tensor | None] = {}
+        self._dropped: dict[int, int] = {}
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
         """``tensor.grad`` of an input, as it is by now."""
@@ -45,7 +46,30 @@ class Gradients:
         if value is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value).__name__}")
         self._begin(traced)
+        if value is None:
+            self._note_dropped(traced)
         traced.leaf.grad = None if value is None else self._values.wrap(value)
+
+    def dropped(self) -> tuple[tuple[int, int], ...]:
+        """Inputs whose ``.grad`` was set to None before anything was computed, each with the input that the gradient is.
+
+        Eager frees its memory at that point. What is set again later is none of these.
+        """
+        inputs = self._values.trace.inputs
+        return tuple(
+            (owner, gradient)
+            for owner, gradient in self._dropped.items()
+            if inputs[owner].leaf.grad is not self._before[owner]
+        )
+
+    def _note_dropped(self, traced: TracedInput) -> None:
+        trace, before = self._values.trace, self._before[traced.index]
+        if before is None or traced.leaf.grad is not before or len(trace.graph.nodes) > len(trace.inputs):
+            return
+        gradient = trace.input_of(before)
+        plain = (torch.Tensor, torch.nn.Parameter)
+        if gradient is not None and type(traced.real) in plain and type(gradient.real) in plain:
+            self._dropped[traced.index] = gradient.index
 
     def is_known(self, traced: TracedInput) -> bool:
         """Whether the trace knows what ``.grad`` was before."""

@@ -422,7 +422,8 @@ class Trace:
         for expression in assumed:
             if not private.is_expressible(expression):
                 raise self._unchecked(expression)
-            with private.no_torch_function():
+            # Without gradients: what is recorded with them in the backward counts as computed there.
+            with private.no_torch_function(), torch.no_grad():
                 condition = private.symbolic_truth(self.shape_env, expression)
                 if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
                     self._assert_settled(expression)

@@ -1,4 +1,4 @@
-"""Steps that do more than one forward and one backward: micro-batches, forces, two updates, batch norm; and ranks that are late."""
+"""Steps of other forms: micro-batches, forces, two updates, batch norm; and ranks that are late."""
 
 from __future__ import annotations
 
