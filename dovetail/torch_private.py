@@ -746,6 +746,11 @@ def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
+def assume(condition: torch.SymBool) -> None:
+    """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
+    torch._check(condition)
+
+
 # --- call overhead ----------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole, with_known_values
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -50,7 +50,9 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    "torch.nn.parallel.distributed",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
@@ -249,6 +251,25 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
+@functools.lru_cache(maxsize=1024)
+def is_overridable(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
+
+    Interpreted, its parts are on the program tape; as one call it is not if it calls user code, which no replay may run.
+    Methods of tensors do not count: they keep what they are given (hooks) for later.
+    """
+    is_method = getattr(torch.Tensor, function.__name__, None) is function
+    return "handle_torch_function" in function.__code__.co_names and not is_method
+
+
+def calls_user_code(value: Any) -> bool:
+    """Whether an argument is user code that the function which is given it will call."""
+    value = value.__func__ if type(value) is types.MethodType else value
+    if type(value) is types.FunctionType:
+        return not runs_natively(value.__globals__.get("__name__") or "")
+    return type(value) is functools.partial or isinstance(value, torch.nn.Module) or is_user_callable(value)
+
+
 def is_user_callable(value: Any) -> bool:
     """Whether a value is an object with a ``__call__`` in Python that is interpreted when it is called."""
     kind = type(value)
@@ -317,7 +338,11 @@ class Calls:
                     f"dovetail.{function.__name__} is called inside of a compiled function",
                     "call it outside: what a compiled function calls is compiled along with it",
                 )
-            if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
+            if (
+                runs_natively(function.__globals__.get("__name__") or "")
+                and not wraps_user_code(function)
+                and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+            ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -464,6 +489,10 @@ class Calls:
         """A function, method or class of torch, under the trace's modes."""
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in METHOD_RULES:
+            found = METHOD_RULES[name](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         if function in (torch.Tensor.backward, torch.autograd.backward):
@@ -474,6 +503,10 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -718,6 +751,11 @@ class Calls:
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
         if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
@@ -843,6 +881,8 @@ class Calls:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -23,12 +23,14 @@ from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
+from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.number_tensors import with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
@@ -69,7 +71,7 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
-class Interpreter(Attributes, Calls, Operators):
+class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
     def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
@@ -419,7 +421,7 @@ class Interpreter(Attributes, Calls, Operators):
     def load_item(self, target: Any, key: Any) -> Any:
         """``target[key]``."""
         if isinstance(target, torch.Tensor):
-            return self._native(operator.getitem, (target, key), {})
+            return self._native(operator.getitem, (target, with_numbers_in_slices(self, key)), {})
         kind = type(target)
         method, _ = class_attribute(kind, "__getitem__")
         if isinstance(method, types.FunctionType):
@@ -463,7 +465,7 @@ class Interpreter(Attributes, Calls, Operators):
     def store_item(self, target: Any, key: Any, value: Any) -> None:
         """``target[key] = value``."""
         if isinstance(target, torch.Tensor):
-            self._native(operator.setitem, (target, key, value), {})
+            self._native(operator.setitem, (target, with_numbers_in_slices(self, key), value), {})
             return
         method, _ = class_attribute(type(target), "__setitem__")
         if isinstance(method, types.FunctionType):

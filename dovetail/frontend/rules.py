@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_autograd as private_autograd
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
+from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
@@ -184,6 +186,9 @@ def _conversion(function: Any, method_name: str) -> Any:
             if isinstance(value, torch.Tensor):
                 if function is hash:
                     raise Break("a tensor is hashed", "use an index instead")
+                number = number_of(interpreter, value) if function is int and len(args) == 1 else None
+                if number is not None:
+                    return number
             else:
                 method = python_method(value, method_name)
                 if method is not None:
@@ -380,6 +385,15 @@ def _class_maker(maker: Any) -> Any:
 
 for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
     RULES[_maker] = _class_maker(_maker)
+
+
+def _has_torch_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
+    return any(map(private_autograd.overrides_torch_function, private.tree_leaves(args)))
+
+
+for _asking in private_autograd.HAS_TORCH_FUNCTION:
+    RULES[_asking] = _has_torch_function
 
 
 @rule(operator.setitem)
