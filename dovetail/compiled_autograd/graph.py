@@ -107,6 +107,7 @@ class CapturedBackward:
         new: dict[fx.Node, fx.Node] = {}
         for name, node in zip(ARGUMENTS, self._steps.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
+        sums = _Sums(self._chains, rank, graph, new)
         last_steps = {steps[index][-1]: _given(index, steps[index]) for index in order if steps[index]}
         for node in (*before_all, *(step for index in order for step in steps[index])):
             if node.target is operations.of_either_order:
@@ -114,12 +115,10 @@ class CapturedBackward:
             elif node.target is not operations.add_gradients:
                 new[node] = graph.node_copy(node, lambda argument: new[argument])
             elif node in self._chains:
-                leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
-                total = new[leaves[0]]
-                for leaf in leaves[1:]:
-                    total = graph.call_function(operations.add_gradients, (total, new[leaf]))
-                    total.meta.update(node.meta)
-                new[node] = total
+                new[node] = sums.total(node)
+            if create_graph and node in last_steps:
+                # As eager does: the order of what is recorded decides in which order it is differentiated.
+                sums.add_what_comes_from(node.meta["call"])
             if check_nan and node in last_steps:
                 given = last_steps[node]
                 checked = graph.call_function(
@@ -151,6 +150,44 @@ class CapturedBackward:
         if graph is None:
             return "captured backward of " + " -> ".join(self.names.values())
         return render(graph, self.names, lines)
+
+
+class _Sums:
+    """The sums of gradients that meet, in the order in which eager adds them up."""
+
+    def __init__(
+        self,
+        chains: dict[fx.Node, list[fx.Node]],
+        rank: dict[int, int],
+        graph: fx.Graph,
+        new: dict[fx.Node, fx.Node],
+    ) -> None:
+        self._graph = graph
+        self._new = new
+        self._waiting = {
+            chain: sorted(leaves, key=lambda leaf: _arrival_rank(leaf, rank)) for chain, leaves in chains.items()
+        }
+        self._totals: dict[fx.Node, fx.Node] = {}
+
+    def _add(self, chain: fx.Node) -> None:
+        leaf = self._new[self._waiting[chain].pop(0)]
+        if chain in self._totals:
+            leaf = self._graph.call_function(operations.add_gradients, (self._totals[chain], leaf))
+            leaf.meta.update(chain.meta)
+        self._totals[chain] = leaf
+
+    def add_what_comes_from(self, visit: int) -> None:
+        """Add the gradients that a node has just given."""
+        ready = [(leaves[0].meta["arrival"], chain) for chain, leaves in self._waiting.items() if leaves]
+        for (producer, _), chain in sorted(ready, key=lambda item: item[0]):
+            while producer == visit and self._waiting[chain] and self._waiting[chain][0].meta["arrival"][0] == visit:
+                self._add(chain)
+
+    def total(self, chain: fx.Node) -> fx.Node:
+        """The whole sum."""
+        while self._waiting[chain]:
+            self._add(chain)
+        return self._totals[chain]
 
 
 def _given(visit: int, steps: Sequence[fx.Node]) -> dict[int, fx.Node]:
