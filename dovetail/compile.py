@@ -50,7 +50,7 @@ from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
-from dovetail.runtime.entry import Entry
+from dovetail.runtime.entry import Completed, Entry
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
 
@@ -302,6 +302,8 @@ class CompiledFunction:
 
     def _go_on(self, point: ResumePoint, values: Any) -> Any:
         """Run the instruction at a graph break for real, then the rest; over and over where the rest breaks again."""
+        if isinstance(values, Completed):
+            return values.result
         while True:
             frames = unflatten(point, values)
             returned = Machine().step_to_work(frames)
@@ -418,7 +420,9 @@ class _Continuation(CompiledFunction):
         self.events = owner.events
         self._warned = owner._warned
 
-    def _go_on(self, point: ResumePoint, values: Any) -> _Suspended:
+    def _go_on(self, point: ResumePoint, values: Any) -> Any:
+        if isinstance(values, Completed):
+            return values.result
         # The function that the rest belongs to goes on in a loop: a program with a break in a loop needs no deep stack.
         return _Suspended(point, values)
 
