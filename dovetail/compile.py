@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import importlib
 import sys
 import threading
 import types
@@ -193,6 +194,9 @@ class CompiledFunction:
         if self.entries:
             failures = self.entries[0].checker.explain(original, args, kwargs)
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # What there is to know about modules of several processes.
+            importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
@@ -329,6 +333,9 @@ class CompiledFunction:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
                 state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
+                state.trace.marks_gradients = any(
+                    getattr(item, "marks_gradients", False) for item in self.options.passes
+                )
                 joint = capture_joint(state, attention_by_parts=by_parts)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)

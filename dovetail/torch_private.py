@@ -746,6 +746,11 @@ def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
+def assume(condition: torch.SymBool) -> None:
+    """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
+    torch._check(condition)
+
+
 # --- call overhead ----------------------------------------------------------------------------------------------------
 
 
@@ -1000,10 +1005,15 @@ def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
 def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> Iterator[None]:
     """Earlier states of the default generators in the block, and their own ones after it."""
     with torch.random.fork_rng(devices=list(cuda_devices)):
-        torch.set_rng_state(states[0])
-        for device, state in zip(cuda_devices, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        set_random_states(states, cuda_devices)
         yield
+
+
+def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> None:
+    """Put the default generators back to states that :func:`random_states` read."""
+    torch.set_rng_state(states[0])
+    for device, state in zip(cuda_devices, states[1:], strict=True):
+        torch.cuda.set_rng_state(state, device)
 
 
 def math_attention() -> Any:

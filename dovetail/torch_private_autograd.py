@@ -124,7 +124,7 @@ def symbolic_float(node: Any) -> torch.SymFloat:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill its memory without gaps or overlaps."""
-    return bool(torch._C._nn and torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 def current_backward() -> int:

@@ -370,6 +370,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         value.grad_fn is not None and position not in mutated_plain and position not in freed
         for position, value in enumerate(found.graph_values)
     )
+    if trace.replicas and any(differentiable):
+        raise CaptureError(
+            "DistributedDataParallel is called, and a result of it leaves the graph before backward() is",
+            advice="compile the whole step, or the model before it is wrapped: DistributedDataParallel(dovetail.compile(model))",
+        )
     program = trace.program(tuple(found.graph_values))
     ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.

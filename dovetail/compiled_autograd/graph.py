@@ -27,7 +27,7 @@ class CapturedBackward:
     def __init__(self, recorder: Recorder, call: BackwardCall) -> None:
         self._recorder = recorder
         self.names = dict(recorder.call_names)
-        self.graphs: dict[tuple[int, ...], fx.GraphModule] = {}
+        self.graphs: dict[tuple[tuple[int, ...], bool, bool], fx.GraphModule] = {}
         nodes = hook_order(call)
         self.lines = {
             index: _forward_line(node) for index, node in enumerate(nodes) if node is not None and _forward_line(node)
@@ -36,6 +36,9 @@ class CapturedBackward:
         self._chains = self._find_chains()
         #: Whether hooks or functions of the user run in it.
         self.runs_user_code = any(node.target in operations.USER_CODE for node in recorder.graph.nodes)
+        #: Whether it has to run while the engine holds the call: hooks of native code are of no use afterwards.
+        self.needs_the_engine = any(node.target is operations.call_native_tensor_hooks for node in recorder.graph.nodes)
+        self.results = tuple(recorder.outputs)
         #: Whether a run can tell in which order the nodes run.
         self.order_matters = any(
             node.op == "call_function" and node.target in operations.USER_CODE for node in recorder.graph.nodes
@@ -80,18 +83,21 @@ class CapturedBackward:
     def order(self, call: BackwardCall) -> tuple[int, ...]:
         """The visits' numbers in the order in which eager would run them now."""
         if self.graphs and not self.order_matters:
-            return next(iter(self.graphs))
+            return next(iter(self.graphs))[0]
         position = {node: index for index, node in enumerate(hook_order(call))}
         return tuple(position[node] for node in eager_order(call))
 
-    def graph_for(self, order: tuple[int, ...]) -> fx.GraphModule:
-        """The graph that runs the visits in this order."""
-        found = self.graphs.get(order)
+    def graph_for(self, order: tuple[int, ...], create_graph: bool = False, check_nan: bool = False) -> fx.GraphModule:
+        """The graph that runs the visits in this order; ``create_graph`` if it is to be differentiated, ``check_nan`` if it
+        looks at what each node gives.
+        """
+        key = (order, create_graph, check_nan)
+        found = self.graphs.get(key)
         if found is None:
-            found = self.graphs[order] = self._build(order)
+            found = self.graphs[key] = self._build(*key)
         return found
 
-    def _build(self, order: tuple[int, ...]) -> fx.GraphModule:
+    def _build(self, order: tuple[int, ...], create_graph: bool, check_nan: bool) -> fx.GraphModule:
         steps: dict[int, list[fx.Node]] = defaultdict(list)
         before_all: list[fx.Node] = []
         for node in self._recorder.graph.nodes:
@@ -102,8 +108,11 @@ class CapturedBackward:
         new: dict[fx.Node, fx.Node] = {}
         for name, node in zip(ARGUMENTS, self._recorder.graph.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
+        last_steps = {steps[index][-1]: _given(index, steps[index]) for index in order if steps[index]}
         for node in (*before_all, *(step for index in order for step in steps[index])):
-            if node.target is not operations.add_gradients:
+            if node.target is operations.of_either_order:
+                new[node] = new[node.args[create_graph]]  # type: ignore[index]
+            elif node.target is not operations.add_gradients:
                 new[node] = graph.node_copy(node, lambda argument: new[argument])
             elif node in self._chains:
                 leaves = sorted(self._chains[node], key=lambda leaf: _arrival_rank(leaf, rank))
@@ -112,9 +121,20 @@ class CapturedBackward:
                     total = graph.call_function(operations.add_gradients, (total, new[leaf]))
                     total.meta.update(node.meta)
                 new[node] = total
+            if check_nan and node in last_steps:
+                given = last_steps[node]
+                checked = graph.call_function(
+                    operations.check_for_nan,
+                    (self.names[node.meta["call"]], list(given), [new[item] for item in given.values()]),
+                )
+                checked.meta["call"] = node.meta["call"]
         graph.output([None if node is None else new[node] for node in self._recorder.outputs])
+        # A compiled function is there in two ways, and the other one is of no use.
         graph.eliminate_dead_code(
-            lambda node: node.op in ("placeholder", "output") or node.target in operations.EFFECTS
+            lambda node: (
+                node.op in ("placeholder", "output")
+                or (node.target in operations.EFFECTS and node.meta.get("create_graph", create_graph) == create_graph)
+            )
         )
         graph.lint()
         return fx.GraphModule({}, graph, "CapturedBackward")
@@ -128,6 +148,15 @@ class CapturedBackward:
         if graph is None:
             return "captured backward of " + " -> ".join(self.names.values())
         return render(graph, self.names, self.lines)
+
+
+def _given(visit: int, steps: Sequence[fx.Node]) -> dict[int, fx.Node]:
+    """What a node gives along each of its edges, after its hooks."""
+    return {
+        node.meta["arrival"][1]: node
+        for node in steps
+        if node.target is operator.getitem and node.meta.get("arrival", (None,))[0] == visit
+    }
 
 
 def _arrival_rank(leaf: fx.Node, rank: dict[int, int]) -> tuple[int, int]:

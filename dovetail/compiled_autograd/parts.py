@@ -175,6 +175,8 @@ class PartsRunner:
 
     def __init__(self, parts: Parts, functions: Sequence[Callable[..., Any]]) -> None:
         self._results = parts.results
+        #: What runs each part.
+        self.functions = tuple(functions)
         last_use: dict[int, int] = {}
         for index, part in enumerate(parts.parts):
             last_use.update(dict.fromkeys(part.takes, index))
@@ -203,14 +205,14 @@ class PartsRunner:
         versions = [tensor._version for tensor in tensors] if self._checks else None
         for part, function, dropped, writes, used, used_after_user_code in self._steps:
             if versions is not None:
-                _check_unwritten(tensors, versions, used)
+                check_unwritten(tensors, versions, used)
             carried = [values[number] for number in part.takes]
             for number in dropped:
                 del values[number]
             values.update(zip(part.keeps, function(*arguments, carried), strict=True))
             del carried
             if versions is not None:
-                _check_unwritten(tensors, versions, used_after_user_code)
+                check_unwritten(tensors, versions, used_after_user_code)
             for place, gradient, is_last in writes:
                 if is_last and values[gradient] is not None:
                     operations.accumulate_owned(tensors[place], [values.pop(gradient)])
@@ -235,7 +237,19 @@ def _saved_in(graph_module: fx.GraphModule) -> tuple[list[int], list[int]]:
     return [*{**used, **afterwards}], list(afterwards)
 
 
-def _check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+def uses_of_saved(graph: fx.Graph) -> dict[fx.Node, list[int]]:
+    """For each step of a captured backward which of the saved tensors it computes with."""
+    uses: dict[fx.Node, list[int]] = {}
+    for item in graph.nodes:
+        if item.target is operator.getitem and item.args[0].op == "placeholder" and item.args[0].name == "tensors":
+            for user in item.users:
+                if user.target not in (operations.accumulate_grad, operations.call_post_accumulate_hook):
+                    uses.setdefault(user, []).append(item.args[1])
+    return uses
+
+
+def check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+    """Raise eager's error if a saved tensor was written to since the backward began."""
     for place in places:
         if tensors[place]._version != versions[place]:
             tensor = tensors[place]

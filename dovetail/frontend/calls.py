@@ -21,6 +21,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
@@ -49,7 +50,9 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    "torch.nn.parallel.distributed",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
@@ -170,6 +173,8 @@ LIST_WRITERS = frozenset(
         "__init__",
     }
 )
+# Methods of lists and tuples that compare their items.
+SEARCHES = frozenset({"count", "index", "remove"})
 DICT_WRITERS = frozenset(
     {
         "update",
@@ -203,6 +208,8 @@ SET_WRITERS = frozenset(
         "__init__",
     }
 )
+# Functions that compare what they are given, or its items, by ``==`` or by hash.
+COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
 # Which positional argument a function of the standard library calls.
 CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
@@ -299,6 +306,12 @@ class Calls:
         def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
+        def as_key(self, value: Any, table: Any = None) -> Any:
+            """See :class:`Interpreter`."""
+
+        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+            """See :class:`Operators`."""
+
         def load_attribute(self, target: Any, name: str) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
 
@@ -355,7 +368,7 @@ class Calls:
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
-            return self._native(function.function, args, kwargs)
+            return self._native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))
@@ -484,6 +497,10 @@ class Calls:
         """A function, method or class of torch, under the trace's modes."""
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in METHOD_RULES:
+            found = METHOD_RULES[name](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         if function in (torch.Tensor.backward, torch.autograd.backward):
@@ -555,6 +572,10 @@ class Calls:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(owner, tuple) and name in SEARCHES and args:
+                return self.search(owner, name, args)
+            if isinstance(owner, (frozenset, deque)):
+                args = tuple(self.as_key(item, owner) for item in args)
             if (
                 is_leaf_value(owner)
                 or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
@@ -583,15 +604,14 @@ class Calls:
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
         name = function.__name__
-        if isinstance(owner, (dict, set)) or name in (
-            "insert",
-            "pop",
-            "__getitem__",
-            "__setitem__",
-            "__delitem__",
-            "index",
-        ):
-            args = (self.values.key_in(owner, args[0]), *args[1:]) if args else args
+        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+            return self.search(owner, name, args)
+        if isinstance(owner, dict):
+            args = (self.as_key(args[0], owner), *args[1:]) if args and name != "update" else args
+        elif isinstance(owner, set):
+            args = tuple(self.as_key(item, owner) for item in args)
+        elif name in ("insert", "pop", "__getitem__", "__setitem__", "__delitem__"):
+            args = (plain_numbers(args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)
@@ -701,6 +721,9 @@ class Calls:
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = getattr(function, "__module__", None) or ""
+        if function in COMPARING:
+            for item in args:
+                guard_equality(self.values, item)
         if module in ("itertools", "_functools", "functools"):
             called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
         else:
@@ -740,6 +763,11 @@ class Calls:
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
         if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
@@ -865,6 +893,8 @@ class Calls:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -44,6 +44,7 @@ from dovetail.guards.source import (
     SizeSource,
     Source,
     TypeSource,
+    class_order,
     constant_key,
 )
 from dovetail.guards.wrappers import (
@@ -112,4 +113,5 @@ __all__ = [
     "check_versions",
     "inner_tensor",
     "wrappers_of",
+    "class_order",
 ]

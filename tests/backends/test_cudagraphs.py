@@ -231,6 +231,43 @@ def test_parameters_that_always_move_are_copied(told: Told) -> None:
     assert recorder.live <= 3
 
 
+def test_a_backward_outlives_recordings_of_its_forward() -> None:
+    """Each new recording of the forward keeps its values elsewhere; the backward is recorded for that, and forgets the old."""
+    hoard = []
+
+    class Hoarder(SimulatedRecorder):
+        """No memory is given out twice."""
+
+        def record(self, *args, **kwargs):
+            recording, outputs = super().record(*args, **kwargs)
+            hoard.append([value.untyped_storage() for value in outputs if isinstance(value, torch.Tensor)])
+            return recording, outputs
+
+    model = nn.Linear(3, 3)
+    recorder = Hoarder()
+    step = compile_recorded(lambda x: model(x).tanh().sum(), recorder, max_moves=2)
+    for _ in range(9):
+        x = normal(2, 3)
+        model.weight.grad = None
+        step(x).backward()
+        (wanted,) = torch.autograd.grad(model(x).tanh().sum(), model.weight)
+        assert torch.equal(model.weight.grad, wanted)
+        for part in [item for item in shared._parts if item._recorder is recorder and item.spec.kind == "forward"]:
+            part.release()
+    assert recorder.live <= 3
+    assert recorder.replays == 16
+
+
+def test_several_batches_of_a_star_argument_are_copied() -> None:
+    model = nn.Linear(3, 3)
+    recorder = SimulatedRecorder()
+    batches = [(normal(2, 3), normal(2, 3)) for _ in range(10)]
+    step = compile_recorded(lambda *batch: (model(batch[0]) - batch[1]).pow(2).sum(), recorder)
+    for batch in batches:
+        assert torch.equal(step(*batch), (model(batch[0]) - batch[1]).pow(2).sum())
+    assert recorder.live == 1
+
+
 def test_strided_and_expanded_inputs() -> None:
     calls = [(torch.randn(4, 6)[:, 1::2], torch.randn(1, 3).expand(4, 3), torch.randn(3, 4).t()) for _ in range(4)]
     check_calls(lambda x, y, z: (x * y + z, x.sum(0)), calls)

@@ -48,6 +48,7 @@ class Limits:
 class PartSpec:
     """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs.
 
+    ``keeps``: whether there are outputs besides the visible ones, which are handed out where they lie.
     ``static``: inputs that are likely to stay at one address; ``pinned``: those of them whose sizes cannot change either.
     """
 
@@ -59,6 +60,7 @@ class PartSpec:
     numbers: frozenset[int]
     mutated: frozenset[int]
     visible: frozenset[int]
+    keeps: bool = False
 
 
 @dataclass
@@ -113,6 +115,8 @@ class _Slot:
     sizes: list[Any]
     others: list[tuple[int, Any]]
     written: frozenset[int]
+    #: Memory that other recordings keep, or rely on, and that is read where it lies.
+    relied: tuple[int, ...]
 
     @classmethod
     def of(
@@ -134,7 +138,8 @@ class _Slot:
         pointers = [inputs[index].data_ptr() for index in fixed]
         sizes = [(inputs[index].shape, inputs[index].stride()) for index in sized]
         written = frozenset(storage_address(inputs[index]) for index in spec.mutated)
-        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written)
+        relied = tuple(storage_address(inputs[index]) for index in fixed if index not in spec.static | spec.numbers)
+        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written, relied)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a call with these inputs may be a replay of this recording. Copying what need not be is no harm."""
@@ -240,6 +245,8 @@ class RecordedPart:
                 )
                 return self._run(inputs)
             if not slots and len(shape.slots) >= self.limits.moves:
+                self._drop_stranded(shape)
+            if not slots and len(shape.slots) >= self.limits.moves:
                 self._copy_what_moves(shape_key, shape, addresses, inputs, copied)
                 return self._run(inputs)
             made = self._record(shape, inputs, copied)
@@ -318,7 +325,7 @@ class RecordedPart:
                 given[buffer.index] = buffer.value
             for index, number in shape.numbers.items():
                 given[index] = number
-            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device)
+            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device, keeps=self.spec.keeps)
         except Exception as error:  # noqa: BLE001 - whatever a device says while recording, training goes on without it
             self._give_up(error)
             return None
@@ -350,6 +357,16 @@ class RecordedPart:
         outputs = slot.results.hand_out(inputs)
         inputs.clear()
         return outputs
+
+    def _drop_stranded(self, shape: _Shape) -> None:
+        """Drop recordings that read what another one kept and that is gone: those inputs have not moved by themselves."""
+        self._recent.clear()
+        for addresses, slots in list(shape.slots.items()):
+            for slot in [item for item in slots if not all(map(self._shared.is_stable, item.relied))]:
+                slots.remove(slot)
+                self._shared.drop(slot.recording, slot.addresses)
+            if not slots:
+                del shape.slots[addresses]
 
     def _copy_what_moves(
         self, shape_key: Key, shape: _Shape, addresses: Key, inputs: Sequence[Any], copied: frozenset[int]
