@@ -755,6 +755,11 @@ def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
+def assume(condition: torch.SymBool) -> None:
+    """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
+    torch._check(condition)
+
+
 # --- call overhead ----------------------------------------------------------------------------------------------------
 
 
@@ -978,11 +983,14 @@ def keeps_graph() -> bool:
 
 def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     """Which of these edges of the autograd graph the backward that runs now will come to (or more than those)."""
+    leading = [index for index, (node, _) in enumerate(edges) if node is not None]
+    if len(leading) == 1:
+        # The node runs because of it.
+        return tuple(leading)
     wanted: list[int] = []
     raised = 0
-    for index, (node, _) in enumerate(edges):
-        if node is None:
-            continue
+    for index in leading:
+        node = edges[index][0]
         # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
         # leaves count as wanted.
         if raised < 4 or not hasattr(node, "variable"):
@@ -1009,10 +1017,15 @@ def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
 def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> Iterator[None]:
     """Earlier states of the default generators in the block, and their own ones after it."""
     with torch.random.fork_rng(devices=list(cuda_devices)):
-        torch.set_rng_state(states[0])
-        for device, state in zip(cuda_devices, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        set_random_states(states, cuda_devices)
         yield
+
+
+def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> None:
+    """Put the default generators back to states that :func:`random_states` read."""
+    torch.set_rng_state(states[0])
+    for device, state in zip(cuda_devices, states[1:], strict=True):
+        torch.cuda.set_rng_state(state, device)
 
 
 def math_attention() -> Any:

@@ -29,6 +29,8 @@ IN_BACKWARD = "checkpointed"
 SAVE = "save"
 BY_USER_BACKWARD = "user_backward"
 
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
+
 Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
 
 
@@ -36,14 +38,14 @@ def must_stay(node: torch.fx.Node) -> bool:
     """Whether a node stays even if unused: it draws random numbers (the generator moves as in eager) or raises errors."""
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if node.target in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_scalar.default):
+    if node.target is torch.ops.aten._linalg_check_errors.default or node.target in _ASSERTIONS:
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def assumes(node: torch.fx.Node) -> bool:
     """Whether a node may find that the data of a call is not such as the graph was captured for."""
-    return node.target in (torch.ops.aten._assert_scalar.default, OPAQUE)
+    return node.target in _ASSERTIONS or node.target is OPAQUE
 
 
 @dataclass(frozen=True)

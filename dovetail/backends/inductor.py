@@ -16,6 +16,7 @@ from dovetail.backends.scalar_values import compute_scalars_once
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
 from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
+from dovetail.trace.repeats import draws_random_numbers
 
 PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
 
@@ -26,11 +27,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
     A decomposed random operator draws other numbers than eager's kernel does.
     """
     table = {**private.inductor_decompositions(), **fused_optimizers()}
-    return {target: rule for target, rule in table.items() if not _draws_random_numbers(target)}
-
-
-def _draws_random_numbers(target: Any) -> bool:
-    return isinstance(target, private.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
 def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
@@ -88,7 +85,7 @@ def compile_inductor(
         )
     outputs = output_arguments(graph)
     _refuse_writes(graph)
-    random_targets = {node.target for node in graph.graph.nodes if _draws_random_numbers(node.target)}
+    random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
     for target in random_targets:
         private.inductor_runs_as_is(target)
     if random_targets:

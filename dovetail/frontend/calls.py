@@ -21,12 +21,13 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole, with_known_values
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -49,10 +50,12 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    "torch.nn.parallel.distributed",
     # They read .grad, which a traced parameter has only where the interpreter reads it.
     "torch.nn.utils.clip_grad",
     "torch.amp.grad_scaler",
     "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
@@ -146,6 +149,14 @@ IMPURE_TORCH = frozenset(
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
+# torch 2.13 aborts the process where one of these is traced.
+COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+MAKES_COMPRESSED = frozenset(
+    {
+        *(f"to_sparse_{kind}" for kind in ("csr", "csc", "bsr", "bsc")),
+        *(f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc", "compressed")),
+    }
+)
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 LIST_WRITERS = frozenset(
@@ -165,6 +176,8 @@ LIST_WRITERS = frozenset(
         "__init__",
     }
 )
+# Methods of lists and tuples that compare their items.
+SEARCHES = frozenset({"count", "index", "remove"})
 DICT_WRITERS = frozenset(
     {
         "update",
@@ -198,6 +211,8 @@ SET_WRITERS = frozenset(
         "__init__",
     }
 )
+# Functions that compare what they are given, or its items, by ``==`` or by hash.
+COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
 # Which positional argument a function of the standard library calls.
 CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
@@ -247,6 +262,25 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
+@functools.lru_cache(maxsize=1024)
+def is_overridable(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
+
+    Interpreted, its parts are on the program tape; as one call it is not if it calls user code, which no replay may run.
+    Methods of tensors do not count: they keep what they are given (hooks) for later.
+    """
+    is_method = getattr(torch.Tensor, function.__name__, None) is function
+    return "handle_torch_function" in function.__code__.co_names and not is_method
+
+
+def calls_user_code(value: Any) -> bool:
+    """Whether an argument is user code that the function which is given it will call."""
+    value = value.__func__ if type(value) is types.MethodType else value
+    if type(value) is types.FunctionType:
+        return not runs_natively(value.__globals__.get("__name__") or "")
+    return type(value) is functools.partial or isinstance(value, torch.nn.Module) or is_user_callable(value)
+
+
 def is_user_callable(value: Any) -> bool:
     """Whether a value is an object with a ``__call__`` in Python that is interpreted when it is called."""
     kind = type(value)
@@ -274,6 +308,12 @@ class Calls:
 
         def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def as_key(self, value: Any, table: Any = None) -> Any:
+            """See :class:`Interpreter`."""
+
+        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+            """See :class:`Operators`."""
 
         def load_attribute(self, target: Any, name: str) -> Any:
             """See :class:`Interpreter` and :class:`Attributes`."""
@@ -309,7 +349,11 @@ class Calls:
                     f"dovetail.{function.__name__} is called inside of a compiled function",
                     "call it outside: what a compiled function calls is compiled along with it",
                 )
-            if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
+            if (
+                runs_natively(function.__globals__.get("__name__") or "")
+                and not wraps_user_code(function)
+                and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+            ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -327,7 +371,7 @@ class Calls:
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
-            return self._native(function.function, args, kwargs)
+            return self._native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))
@@ -456,6 +500,10 @@ class Calls:
         """A function, method or class of torch, under the trace's modes."""
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in METHOD_RULES:
+            found = METHOD_RULES[name](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
         if function in (torch.Tensor.backward, torch.autograd.backward):
@@ -466,6 +514,14 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if name in MAKES_COMPRESSED or any(
+            item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
+        ):
+            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -519,6 +575,10 @@ class Calls:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(owner, tuple) and name in SEARCHES and args:
+                return self.search(owner, name, args)
+            if isinstance(owner, (frozenset, deque)):
+                args = tuple(self.as_key(item, owner) for item in args)
             if (
                 is_leaf_value(owner)
                 or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
@@ -547,15 +607,14 @@ class Calls:
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
         name = function.__name__
-        if isinstance(owner, (dict, set)) or name in (
-            "insert",
-            "pop",
-            "__getitem__",
-            "__setitem__",
-            "__delitem__",
-            "index",
-        ):
-            args = (self.values.key_in(owner, args[0]), *args[1:]) if args else args
+        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+            return self.search(owner, name, args)
+        if isinstance(owner, dict):
+            args = (self.as_key(args[0], owner), *args[1:]) if args and name != "update" else args
+        elif isinstance(owner, set):
+            args = tuple(self.as_key(item, owner) for item in args)
+        elif name in ("insert", "pop", "__getitem__", "__setitem__", "__delitem__"):
+            args = (plain_numbers(args[0]), *args[1:]) if args else args
         writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
             return self._dict_lookup(owner, name, args)
@@ -665,6 +724,9 @@ class Calls:
 
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = getattr(function, "__module__", None) or ""
+        if function in COMPARING:
+            for item in args:
+                guard_equality(self.values, item)
         if module in ("itertools", "_functools", "functools"):
             called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
         else:
@@ -704,6 +766,11 @@ class Calls:
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
         if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
@@ -829,6 +896,8 @@ class Calls:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -90,7 +90,6 @@ class Effects:
         self._source_of = source_of
         self._records: dict[int, Record] = {}
         self._attributes: dict[tuple[int, str], AttributeRecord] = {}
-        self._ended = False
         #: How often anything that existed before the trace was written to.
         self.writes = 0
         self._is_result: Callable[[Any], bool] | None = None
@@ -121,19 +120,10 @@ class Effects:
         record = self._records.get(id(container))
         source = self._source_of(container)
         if source is not None:
-            self._count()
-        if record is None and source is not None:
-            self._records[id(container)] = Record(container, source, len(container), append_only=True)
+            self.writes += 1
+            if record is None:
+                self._records[id(container)] = Record(container, source, len(container), append_only=True)
         list.append(container, value)
-
-    def _count(self) -> None:
-        if self._ended:
-            # A hook, or the backward of a custom Function, that runs when the gradients are asked for.
-            raise Break(
-                "a backward inside of the function writes to an object that existed before the call",
-                "call .backward() inside of the function too, or let the backward only compute gradients",
-            )
-        self.writes += 1
 
     def _settle(self, record: Record) -> None:
         """Make an ordinary record of one that was only appended to."""
@@ -166,14 +156,14 @@ class Effects:
         self._check_open(container)
         record = self._records.get(id(container))
         if record is not None:
-            self._count()
+            self.writes += 1
             if record.append_only:
                 self._settle(record)
             return record
         source = self._source_of(container)
         if source is None:
             return None
-        self._count()
+        self.writes += 1
         if isinstance(container, types.CellType):
             try:
                 before: Any = container.cell_contents
@@ -235,8 +225,8 @@ class Effects:
 
     def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
         """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
-        self._count()
         self._check_open(target)
+        self.writes += 1
         key = (id(target), name)
         if key not in self._attributes:
             self._attributes[key] = AttributeRecord(target, name, source, own_attribute(target, name))
@@ -244,7 +234,6 @@ class Effects:
 
     def undo(self) -> None:
         """Put everything back as it was before the trace."""
-        self._ended = True
         for written in reversed(self._attributes.values()):
             put_attribute(written.target, written.name, written.before)
         for record in reversed(self._records.values()):

@@ -17,6 +17,7 @@ from dovetail.frontend.frame import Break
 from dovetail.frontend.values import Values
 from dovetail.guards import AttributeSource, Equals, GradSource
 from dovetail.trace import TracedInput
+from dovetail.trace.gradient_marks import marked_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
 TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
@@ -135,13 +136,13 @@ class Gradients:
         if roots is None or any(root is None for root in roots):
             raise Break("backward is called on something that is no tensor", "call it on the loss")
         self._check_freed(roots)
-        self._prepare(roots, inputs)
+        leaves = self._prepare(roots, inputs)
         create = bool(given.get("create_graph", False))
         retain = given.get("retain_graph")
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        with trace.recorder.paused():
+        with trace.recorder.paused(), marked_gradients(trace, leaves):
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
@@ -174,8 +175,9 @@ class Gradients:
                 "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"
             )
 
-    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> None:
+    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> list[TracedInput]:
         trace = self._values.trace
+        leaves = []
         for traced in trace.inputs_behind(list(roots)):
             if not traced.real.is_leaf:
                 raise Break(
@@ -185,6 +187,8 @@ class Gradients:
             if inputs is None or any(item is traced.value for item in inputs):
                 self.check_hooks(traced)
                 self._begin(traced)
+                leaves.append(traced)
+        return leaves
 
     def _tensors(self, value: Any) -> list[Any] | None:
         if value is None:

@@ -19,16 +19,18 @@ import torch
 import dovetail.frontend.optimizers  # noqa: F401  (its rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
-from dovetail.frontend.aliases import guard_comparison
+from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
 from dovetail.frontend.calls import Calls, runs_natively
+from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.number_tensors import with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
@@ -69,7 +71,7 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
-class Interpreter(Attributes, Calls, Operators):
+class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
     def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
@@ -419,13 +421,13 @@ class Interpreter(Attributes, Calls, Operators):
     def load_item(self, target: Any, key: Any) -> Any:
         """``target[key]``."""
         if isinstance(target, torch.Tensor):
-            return self._native(operator.getitem, (target, key), {})
+            return self._native(operator.getitem, (target, with_numbers_in_slices(self, key)), {})
         kind = type(target)
         method, _ = class_attribute(kind, "__getitem__")
         if isinstance(method, types.FunctionType):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
-            key = self.values.key_in(target, key)
+            key = self.as_key(key, target)
             if dict.__contains__(target, key):
                 return self.values.read(dict.__getitem__(target, key), self.values.item_source(target, key))
             missing, _ = class_attribute(kind, "__missing__")
@@ -463,13 +465,13 @@ class Interpreter(Attributes, Calls, Operators):
     def store_item(self, target: Any, key: Any, value: Any) -> None:
         """``target[key] = value``."""
         if isinstance(target, torch.Tensor):
-            self._native(operator.setitem, (target, key, value), {})
+            self._native(operator.setitem, (target, with_numbers_in_slices(self, key), value), {})
             return
         method, _ = class_attribute(type(target), "__setitem__")
         if isinstance(method, types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
-            key = self.values.key_in(target, key)
+            key = self.as_key(key, target)
             if isinstance(target, list):
                 self.values.whole(target)
                 if isinstance(key, slice):
@@ -485,7 +487,7 @@ class Interpreter(Attributes, Calls, Operators):
             self.call(types.MethodType(method, target), (key,), {})
         elif isinstance(target, (list, dict)):
             self.values.whole(target)
-            self.effects.delete_item(target, self.values.key_in(target, key))
+            self.effects.delete_item(target, self.as_key(key, target))
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
 
@@ -543,9 +545,10 @@ class Interpreter(Attributes, Calls, Operators):
         except StopIteration as stop:
             return True, stop.value
 
-    def as_key(self, value: Any) -> Any:
-        """A value that is to be hashed: symbolic numbers are plain ones there."""
-        return plain_numbers(value)
+    def as_key(self, value: Any, table: Any = None) -> Any:
+        """A value that is to be hashed, as a ``table`` has it: symbolic numbers are plain ones there."""
+        guard_key(self.values, value, table)
+        return plain_numbers(value) if table is None else self.values.key_in(table, value)
 
     def change(self, container: Any, method: str, *args: Any) -> None:
         """A method of a list, dictionary or set that an instruction builds; after a graph break it existed before."""

@@ -249,6 +249,10 @@ class Machine:
         """``bool(value)``."""
         return bool(value)
 
+    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
+        """The truth of a value for a jump to ``target`` where it is ``wanted``."""
+        return self.truth(value)
+
     def iterate(self, value: Any) -> Any:
         """``iter(value)``."""
         return iter(value)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
+from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
@@ -77,6 +79,7 @@ class Operators(Numbers):
 
     values: Any
     effects: Any
+    frames: list[Any]
 
     if TYPE_CHECKING:
 
@@ -92,6 +95,9 @@ class Operators(Numbers):
             """See :class:`Calls` and :class:`Interpreter`."""
 
         def format_percent(self, template: Any, values: Any) -> Any:
+            """See :class:`Calls` and :class:`Interpreter`."""
+
+        def as_key(self, value: Any, table: Any = None) -> Any:
             """See :class:`Calls` and :class:`Interpreter`."""
 
         def iterate(self, value: Any) -> Any:
@@ -134,6 +140,8 @@ class Operators(Numbers):
             equal = self._equal_containers(*operands)
             if equal is not None:
                 return equal is (function is operator.eq)
+            for item in operands:
+                guard_equality(self.values, item)
             return function(*operands)
         return self._native(function, operands, {})
 
@@ -219,7 +227,10 @@ class Operators(Numbers):
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
-            item = self.values.key_in(container, item)
+            if isinstance(container, (dict, set, frozenset)):
+                item = self.as_key(item, container)
+            else:
+                guard_equality(self.values, item)
             self.values.whole(container)
             if isinstance(container, (set, frozenset)) and (
                 self.values.source_of(container) is None or isinstance(item, torch.Tensor)
@@ -250,14 +261,51 @@ class Operators(Numbers):
                     return True
         return bool(self._native(operator.contains, (container, item), {}))
 
+    def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+        """``count``, ``index`` or ``remove`` of a list or tuple, with the items' own methods interpreted."""
+        item, *bounds = (plain_numbers(given) for given in args)
+        self.values.whole(container)
+        kind: Any = list if isinstance(container, list) else tuple
+        entries = [self.values.wrap(entry) for entry in kind.__iter__(container)]
+        if all(map(is_leaf_value, (item, *entries))):
+            found = [entry == item for entry in entries]
+        else:
+            if any(isinstance(entry, torch.Tensor) and entry is not item for entry in (item, *entries)):
+                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            found = []
+            for entry in entries:
+                found.append(entry is item or self._same(entry, item))
+                if found[-1] and name != "count" and not bounds:
+                    break
+        if name == "count":
+            return sum(found)
+        try:
+            place = found.index(True, *bounds)
+        except ValueError:
+            if kind is list and name == "index":
+                raise ValueError(f"{item!r} is not in list") from None
+            raise ValueError(f"{kind.__name__}.{name}(x): x not in {kind.__name__}") from None
+        if name == "remove":
+            self.effects.delete_item(container, place)
+        return place if name == "index" else None
+
     def truth(self, value: Any) -> bool:
         """``bool(value)``; the truth of a tensor is not known while tracing."""
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor):
+            trace = self.values.trace
+            data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
+                # The user's own branch can be written in another way, and a guard on values is compiled anew for each.
+                module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
+                is_torchs = module.split(".", 1)[0] == "torch"
+                known = known_truth(self.values, value) if trace.avoids_breaks and is_torchs else None
+                if known is not None:
+                    trace.forgive_data_symbols(data_symbols)
+                    return known
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error

@@ -169,6 +169,8 @@ class Values:
         self._wrappers: dict[int, tuple[torch.Tensor, torch.Tensor, Source]] = {}
         self._wrapper_sources: dict[int, Source] = {}
         self.effects: Any = None
+        #: The types of the objects that were compared by identity.
+        self.compared_kinds: set[type] = set()
         #: The forward has ended: what is read now, eager reads when the backward runs.
         self.in_backward = False
 
@@ -201,6 +203,8 @@ class Values:
 
     def type_at(self, source: Source) -> type:
         """The type of the object that came from a source."""
+        if isinstance(source, PinnedSource):
+            return type(source.pinned.value)
         return next((type(value) for value, known in self._sources.values() if known == source), object)
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
@@ -309,6 +313,10 @@ class Values:
         self._wrappers[id(value)] = (value, traced, source)
         self._wrapper_sources[id(traced)] = source
         return traced
+
+    def real_wrapper(self, traced: torch.Tensor) -> torch.Tensor:
+        """The tensor subclass that a traced one stands for, or the traced one if the trace has made it."""
+        return next((value for value, stands_for, _ in self._wrappers.values() if stands_for is traced), traced)
 
     def wrapper_source(self, traced: torch.Tensor) -> Source | None:
         """The source of the tensor subclass that a traced one stands for, or None if the trace has made it."""

@@ -9,12 +9,22 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import OutgrownError
+from dovetail import torch_private as private
+from dovetail.errors import DovetailError, OutgrownError
 from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.effects import EffectRecipe, Effects
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.trace import ASSUMPTION
+
+OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The result of a whole call, from an entry that ordinarily goes up to a graph break only."""
+
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,9 @@ class Entry:
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
     decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
-    then. ``dropped`` are inputs whose ``.grad`` is dropped before the graph runs, each with the input that the gradient is.
+    then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
+    without the data: the program may handle the error. ``dropped`` are inputs whose ``.grad`` is dropped before the graph
+    runs, each with the input that the gradient is.
     """
 
     checker: Checker
@@ -38,6 +50,7 @@ class Entry:
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     assumes: bool = False
+    start_over: bool = False
     backward_reads: BackwardReads | None = None
     dropped: tuple[tuple[int, int], ...] = ()
 
@@ -67,22 +80,11 @@ class Entry:
         tensors: list[torch.Tensor],
         numbers: tuple[Any, ...] | None,
     ) -> Any:
-        assert self.run is not None
-        for owner, gradient in self.dropped:
-            tensors[owner].grad = None
-            # The last reference of Dovetail's own: the graph does not take it.
-            tensors[gradient] = None  # type: ignore[call-overload]
-        if self.assumes:
-            state = torch.get_rng_state()
-            try:
-                results = self.run(tensors)
-            except RuntimeError as error:
-                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
-                    raise
-                torch.set_rng_state(state)
-                return callee(*args, **kwargs)
-        else:
-            results = self.run(tensors)
+        results = self._results(tensors)
+        if results is None:
+            # Not in a handler: what the program raises has no context of ours.
+            result = callee(*args, **kwargs)
+            return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
         assert self.recipe is not None
@@ -93,3 +95,29 @@ class Entry:
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result
+
+    def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the graph returns; None where the call is to be made by eager."""
+        assert self.run is not None
+        for owner, gradient in self.dropped:
+            tensors[owner].grad = None
+            # The last reference of Dovetail's own: the graph does not take it.
+            tensors[gradient] = None  # type: ignore[call-overload]
+        if self.assumes:
+            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+            states = private.random_states(devices)
+            try:
+                return self.run(tensors)
+            except RuntimeError as error:
+                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+                    raise
+                private.set_random_states(states, devices)
+                return None
+        if self.start_over:
+            try:
+                return self.run(tensors)
+            except OPERATOR_ERRORS as error:
+                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
+                    raise
+                return None
+        return self.run(tensors)

@@ -96,7 +96,7 @@ class KeptInputs:
     def __init__(self, needed: NeededInputs, primals: Sequence[torch.Tensor], leaves: Leaves) -> None:
         found = leaves.of(primals)
         self.leaves = leaves.indices
-        # 0.03 us for each; a loop in Python takes ten times as long.
+        # By map: a loop in Python is several times as slow, and this is done for every parameter in every call.
         self.versions = list(map(_version, found))
         self.saved: list[tuple[int, Any]] = []
         for index in leaves.others:

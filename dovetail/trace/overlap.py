@@ -20,7 +20,7 @@ class OverlapError(CaptureError):
 
 
 def check_overlap(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
-    """Raise :class:`OverlapError` where eager may refuse the call because of overlapping memory (0.5 us for a pure operator)."""
+    """Raise :class:`OverlapError` where eager may refuse the call because of overlapping memory."""
     schema = operator._schema
     if not schema.is_mutable:
         return

@@ -222,6 +222,10 @@ class Trace:
         #: A hook, or the backward of a custom autograd.Function, runs now.
         self.user_backward = False
         self.avoids_breaks = False
+        #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
+        self.marks_gradients = False
+        #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
+        self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
@@ -418,7 +422,8 @@ class Trace:
         for expression in assumed:
             if not private.is_expressible(expression):
                 raise self._unchecked(expression)
-            with private.no_torch_function():
+            # Without gradients: what is recorded with them in the backward counts as computed there.
+            with private.no_torch_function(), torch.no_grad():
                 condition = private.symbolic_truth(self.shape_env, expression)
                 if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
                     self._assert_settled(expression)

@@ -1,6 +1,10 @@
 """Hugging Face models with changing batch sizes and sequence lengths: at most one more graph, and eager's numbers each time.
 
 ``python -m tests.conformance.dynamic_runner --models bert,gpt2``; ``all`` takes every family of the model runner.
+
+A model that has more than two graphs after the first sizes is then called with every length of a range, twice. ``branches``
+is the verdict where that ends: the program compares its sizes with a number of its own (a window of attention), so that each
+side of that comparison is a graph of its own, and the second round has compiled none. ``grows`` is the verdict where it does not.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from tests.conformance.compare import differences
 from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
+SWEEP = tuple((rows, length) for length in range(LENGTH, 3, -1) for rows in (2, 4))
 
 
 def resized(batch: Batch, rows: int, length: int) -> Batch:
@@ -57,7 +62,9 @@ def check_model(name: str) -> DynamicResult:
     outcome = DynamicResult(name, "passed", [])
     compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=True)
     try:
-        for rows, length in SHAPES:
+        for rows, length in (*SHAPES, *SWEEP, *SWEEP):
+            if len(outcome.entries) == len(SHAPES) and outcome.entries[-1] <= 2:
+                break
             batch = resized(batches[0], rows, length)
             expected = _step(model, model, batch, 3)
             actual = _step(twin, compiled, batch, 3)
@@ -79,8 +86,11 @@ def check_model(name: str) -> DynamicResult:
     finally:
         outcome.seconds = round(time.perf_counter() - started, 2)
     events = [event for event in dovetail.events_of(compiled).events if event.name in ("static shapes", "recompile")]
-    if outcome.entries[-1] > 2:
-        outcome.verdict = "grows"
+    settled = outcome.entries[max(0, len(outcome.entries) - len(SWEEP) - 1)]
+    outcome.entries, final = outcome.entries[: len(SHAPES)], outcome.entries[-1]
+    if final > 2:
+        outcome.entries.append(final)
+        outcome.verdict = "branches" if settled == final < len(SWEEP) // 3 else "grows"
     outcome.reason = "; ".join(str(event) for event in events) if outcome.verdict != "passed" else ""
     return outcome
 
@@ -100,7 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         if result.reason:
             print(f"    {result.reason[:900]}", flush=True)
     verdicts = [result.verdict for result in results]
-    print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in ("passed", "grows", "refused", "wrong", "error")))
+    print(
+        ", ".join(
+            f"{verdicts.count(kind)} {kind}" for kind in ("passed", "branches", "grows", "refused", "wrong", "error")
+        )
+    )
     return 1 if "wrong" in verdicts or "error" in verdicts else 0
 
 

@@ -19,6 +19,8 @@ from tests.differential import same
 
 WIDTH = 6
 STEPS = 5
+LAST = 3
+ALL_STEPS = 2 * (STEPS + 1)
 
 
 class Network(nn.Module):
@@ -36,9 +38,10 @@ class Network(nn.Module):
 
 
 def batches() -> torch.utils.data.DataLoader:
+    """Two epochs fill the steps: batches of four rows, and a smaller one at the end of each epoch."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(4 * STEPS, WIDTH, generator=generator)
-    y = torch.randn(4 * STEPS, 1, generator=generator)
+    x = torch.randn(4 * STEPS + LAST, WIDTH, generator=generator)
+    y = torch.randn(4 * STEPS + LAST, 1, generator=generator)
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
 
 
@@ -100,7 +103,7 @@ def fit(lightning: Any, module: Any, path: Path) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        max_steps=STEPS,
+        max_steps=ALL_STEPS,
         gradient_clip_val=0.5,
         default_root_dir=path,
     )
@@ -124,15 +127,16 @@ def test_lightning(what: str, tmp_path: Path) -> None:
         else:
             actual.training_step = compiled = compile_whole(actual.training_step)
     fit(lightning, actual, tmp_path)
-    assert len(actual.losses) == STEPS
+    assert len(actual.losses) == ALL_STEPS
     same(expected.losses, actual.losses)
     assert_same_weights(expected.inner, inner)
     if what == "whole":
         # The trainer calls training_step, which is not what was compiled; calling the module is.
         expected.eval(), actual.eval()
         same(expected(torch.ones(4, WIDTH)), actual(torch.ones(4, WIDTH)))
-    # The index of the batch is an argument: 0, 1, and one symbolic for all others.
-    assert_graphs(compiled, 3 if what == "step" else 1)
+    # One graph for the first size and one for all sizes. A step has the index of its batch as an argument, too: 0, 1, one
+    # symbolic for all others, and that one again for all sizes.
+    assert_graphs(compiled, {"inner": 2, "whole": 1, "step": 4}[what])
 
 
 # Accelerate
@@ -147,15 +151,16 @@ def accelerate_loop(
     model, optimizer, loader = accelerator.prepare(model, optimizer, batches())
     model = after(model)
     losses = []
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            loss = nn.functional.mse_loss(model(x), y)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.detach().clone())
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach().clone())
     return losses, model
 
 
@@ -179,7 +184,8 @@ def test_accelerate(precision: str, when: str) -> None:
     accelerate.state.AcceleratorState._reset_state(True)
     same(results[0][0], results[1][0])
     assert_same_weights(results[0][1], results[1][1])
-    assert_graphs(wrapped)
+    assert len(losses) == ALL_STEPS
+    assert_graphs(wrapped, 2)
 
 
 # Hugging Face

@@ -41,3 +41,91 @@ def call_2(run):
     reset(second, two_list, two_table)
     return run(torch.ones(2))
 """)
+
+
+COMPARISONS = {
+    "equal": "other == thing, other != thing, (other, 1) == (thing, 1), [[other]] == [[thing]], {1: other} == {1: thing}",
+    "list": "other in items, items.count(other), tuple(items).count(other), place(items, other), place((thing,), other)",
+    "remove": "len(without(items, other))",
+    "look_up": "table.get(other), table.get((other, 1)), other in table, found(table, other)",
+    "set": "other in bag, len(bag - {other}), len(bag.union([other])), other in (bag | {1})",
+    "new_set": "len({other, thing}), len({o for o in (other, thing)}), len(set([other, thing])), len(added(thing, other))",
+    "new_dictionary": "len({other: 1, thing: 2}), len({o: 1 for o in (other, thing)}), len(dict.fromkeys([other, thing]))",
+    "frozen": "frozenset([other]) == frozenset([thing]), len(dict([(other, 1), (thing, 2)]))",
+    "standard_library": "sorted(Counter([other, thing]).values()), [len(list(g)) for _, g in groupby([other, thing])]",
+    "hash": "hash(other) == hash(thing), hash((other, 1)) == hash((thing, 1))",
+}
+CLASSES = {
+    "plain": """class Item:
+    def __init__(self, value): self.value = value
+    def __repr__(self): return "Item" + str(self.value)""",
+    "dataclass": "@dataclass(unsafe_hash=True)\nclass Item:\n    value: int",
+    "slots": "@dataclass(unsafe_hash=True, slots=True)\nclass Item:\n    value: int",
+    "own_methods": """class Item:
+    def __init__(self, value): self.value = value
+    def __eq__(self, item): return isinstance(item, Item) and self.value == item.value
+    def __hash__(self): return hash(self.value)
+    def __repr__(self): return "Item" + str(self.value)""",
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("asked", COMPARISONS.values(), ids=COMPARISONS)
+def test_objects_are_compared_anew(asked: str, kind: str) -> None:
+    check(f"""
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+{kind}
+def place(items, item):
+    try:
+        return items.index(item)
+    except ValueError:
+        return None
+def without(items, item):
+    items = list(items)
+    if item in items:
+        items.remove(item)
+    return items
+def found(table, key):
+    try:
+        return table[key]
+    except KeyError:
+        return None
+def added(one, two):
+    items = set()
+    items.add(one)
+    items.add(two)
+    return items
+thing, second = Item(1), Item(2)
+def program(items, table, bag):
+    def function(x):
+        return x * 2, {asked}
+    return function
+function = program([thing], {{thing: 5, (thing, 1): 6}}, {{thing}})
+def call_0(run):
+    global other
+    other = second
+    return run(torch.ones(2))
+def call_1(run):
+    global other
+    other = thing
+    return run(torch.ones(2))
+def call_2(run):
+    global other
+    other, second.value = second, 1
+    return run(torch.ones(2))
+""")
+
+
+@pytest.mark.parametrize(
+    "search",
+    ["[1, 2].index(3)", "(1, 2).index(3)", "[1].remove(3)", "[1, 2, 1].index(1, 1)", "[1, 2, 1, 1].index(1, -2, 3)"],
+)
+def test_a_search_ends_as_in_python(search: str) -> None:
+    check(f"""
+def function(x):
+    return x * 2, {search}
+def call_0(run):
+    return run(torch.ones(2))
+""")

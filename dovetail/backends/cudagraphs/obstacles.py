@@ -21,8 +21,8 @@ _SYNCHRONISING_NAMES = """
     unique_dim_consecutive bincount histc multinomial repeat_interleave linalg_cholesky cholesky linalg_inv linalg_solve
     inverse linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_lstsq linalg_matrix_rank linalg_det linalg_slogdet
     _linalg_check_errors _linalg_solve_ex _linalg_slogdet _linalg_det _linalg_eigh _linalg_svd linalg_qr geqrf
-    _ctc_loss _cudnn_ctc_loss ctc_loss _pack_padded_sequence segment_reduce randperm _assert_scalar sym_constrain_range
-    to_sparse _to_dense _sparse_coo_tensor_unsafe _coalesce embedding_bag _embedding_bag quantile nanquantile
+    _ctc_loss _cudnn_ctc_loss ctc_loss _pack_padded_sequence segment_reduce randperm _assert_scalar _assert_async
+    sym_constrain_range to_sparse _to_dense _sparse_coo_tensor_unsafe _coalesce embedding_bag _embedding_bag quantile nanquantile
 """
 _SYNCHRONISING = frozenset(f"aten::{name}" for name in _SYNCHRONISING_NAMES.split())
 _HIGHER_ORDER = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl", "call_torchbind"})

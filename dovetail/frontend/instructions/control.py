@@ -22,7 +22,8 @@ def jump_if(wanted: bool) -> Callable[[Any, Any, Any], int | None]:
     """A jump where the value's truth is ``wanted``."""
 
     def handler(interpreter: Any, frame: Any, instruction: Any) -> int | None:
-        return target_of(frame, instruction) if interpreter.truth(frame.stack.pop()) is wanted else None
+        target = target_of(frame, instruction)
+        return target if interpreter.truth_at_jump(frame, frame.stack.pop(), target, wanted) is wanted else None
 
     return handler
 

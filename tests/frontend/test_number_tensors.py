@@ -1,0 +1,123 @@
+"""Tensors made of sizes, and tensors used as sizes: one graph for all of them, with eager's numbers and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compile import compiled_function
+from tests.differential import same
+
+SIZES = (4, 5, 7, 6, 4, 9)
+
+
+def sum_of_list(x: torch.Tensor) -> Any:
+    made = torch.tensor([[x.shape[0], 3], [1, x.shape[0] * 2]])
+    return made, x * made.sum()
+
+
+def floats(x: torch.Tensor) -> Any:
+    third = torch.as_tensor(x.shape[0] / 3)
+    return third, x * third, torch.tensor((x.shape[0], 0.1), dtype=torch.float16), torch.tensor([x.shape[0] * 0.1, 2])
+
+
+def whole_as_float(x: torch.Tensor) -> Any:
+    return torch.tensor(x.shape, dtype=torch.float32).prod().sqrt() * x
+
+
+def like_another(x: torch.Tensor) -> Any:
+    return x.new_tensor([x.shape[0], 7]), x.long().new_tensor(x.shape[0])
+
+
+def slice_bounds(x: torch.Tensor) -> Any:
+    span = torch.tensor(min(max(x.shape[0], 2), 512))
+    table = torch.arange(1024.0)
+    return table[512 - span : 512 + span, None] + x.sum(), x[: span - 1] * 2, x[-span + 2 :]
+
+
+def changed_in_place(x: torch.Tensor) -> Any:
+    stop = torch.tensor(x.shape[0])
+    stop -= 2
+    twice = stop.clone().mul_(2)
+    return x[:stop], x.repeat(2)[: int(twice)], stop.item() + 1, twice
+
+
+def written_slice(x: torch.Tensor) -> Any:
+    x = x.clone()
+    x[: torch.tensor(x.shape[0] - 1)] = 0
+    return x
+
+
+def python_numbers(x: torch.Tensor) -> Any:
+    size = torch.tensor(x.shape[0]).item()
+    return x.view(size), x * size, torch.zeros(int(torch.tensor(x.shape[0] + 1)))
+
+
+def constants(x: torch.Tensor) -> Any:
+    return x[: torch.scalar_tensor(3, dtype=torch.int64)], torch.tensor(3).item() * x
+
+
+def with_alpha(x: torch.Tensor) -> Any:
+    return torch.add(torch.tensor(x.shape[0]), torch.tensor(2), alpha=3), torch.tensor(x.shape[0]) * 0.5 + x
+
+
+PROGRAMS = [
+    sum_of_list,
+    floats,
+    whole_as_float,
+    like_another,
+    slice_bounds,
+    changed_in_place,
+    written_slice,
+    python_numbers,
+    constants,
+    with_alpha,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_one_graph_for_all_sizes(program: Callable[[torch.Tensor], Any]) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for size in SIZES:
+        x = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        same(program(x), compiled(x), f"size {size}")
+    assert len(compiled_function(compiled).entries) <= 2
+
+
+def test_the_gradient_goes_through_slices_up_to_a_tensor() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        span = torch.tensor(x.shape[0] - 2)
+        return (x[:span] ** 3).sum() * span
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for size in SIZES:
+        results = []
+        for function in (program, compiled):
+            x = torch.arange(1.0, size + 1, requires_grad=True)
+            (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+            results.append((first.detach(), second))
+        same(*results, f"size {size}")
+
+
+def test_numbers_that_would_wrap_around_are_read_from_the_tensor() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return (torch.tensor(x.shape[0]) * (1 << 62)).item()
+
+    compiled = dovetail.compile(program, backend="aten")
+    for size in (4, 5, 6):
+        assert compiled(torch.ones(size)) == program(torch.ones(size))
+
+
+def test_a_ragged_list_raises_as_in_eager() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.tensor([[x.shape[0], 1], [2]])
+
+    compiled = dovetail.compile(program, backend="aten")
+    for size in (4, 5):
+        with pytest.raises(ValueError, match="expected sequence of length 2"):
+            compiled(torch.ones(size))
