@@ -116,6 +116,25 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "rmsprop-foreach": lambda parameters: torch.optim.RMSprop(parameters, foreach=True, momentum=0.9),
     "rprop": lambda parameters: torch.optim.Rprop(parameters),
     "rprop-foreach": lambda parameters: torch.optim.Rprop(parameters, foreach=True),
+    "sgd-foreach-nesterov": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.1, momentum=0.9, nesterov=True, foreach=True
+    ),
+    "sgd-dampening": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5),
+    "adam-foreach-amsgrad": lambda parameters: torch.optim.Adam(
+        parameters, foreach=True, amsgrad=True, maximize=True, weight_decay=0.1
+    ),
+    "adam-decoupled": lambda parameters: torch.optim.Adam(parameters, weight_decay=0.1, decoupled_weight_decay=True),
+    "nadam-decoupled": lambda parameters: torch.optim.NAdam(
+        parameters, weight_decay=0.1, decoupled_weight_decay=True, foreach=True, maximize=True
+    ),
+    "adamax-decay": lambda parameters: torch.optim.Adamax(parameters, weight_decay=0.1, maximize=True, foreach=True),
+    "adadelta-decay": lambda parameters: torch.optim.Adadelta(parameters, weight_decay=0.1, maximize=True),
+    "rmsprop-foreach-centred": lambda parameters: torch.optim.RMSprop(
+        parameters, foreach=True, centered=True, weight_decay=0.1, maximize=True
+    ),
+    "rprop-maximize": lambda parameters: torch.optim.Rprop(parameters, maximize=True, foreach=True),
+    "adafactor-maximize": lambda parameters: torch.optim.Adafactor(parameters, maximize=True, weight_decay=0.1),
+    "muon": lambda parameters: torch.optim.Muon([item for item in parameters if item.dim() == 2]),
     "groups": lambda parameters: torch.optim.AdamW(
         [{"params": [item], "lr": 0.01 * (index + 1)} for index, item in enumerate(parameters)]
     ),

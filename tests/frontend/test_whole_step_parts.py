@@ -151,3 +151,48 @@ def test_sparse_gradients_are_refused_by_name() -> None:
 
     with pytest.raises(GraphBreakError, match="sparse_coo"):
         dovetail.compile(step, backend="aten", fullgraph=True)(torch.arange(4))
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.95**epoch),
+    "exponential": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_run_inside_the_step(name: str) -> None:
+    def make(model: torch.nn.Module) -> Parts:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = SCHEDULES[name](optimizer)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=name != "step")
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            return loss.detach()
+
+        return step, [optimizer, schedule]
+
+    assert len(train(make).entries) <= 5
+
+
+def test_averages_of_weights_are_those_of_eager() -> None:
+    def make(model: torch.nn.Module) -> Parts:
+        optimizer = torch.optim.Adam(model.parameters())
+        average = torch.optim.swa_utils.AveragedModel(model)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            average.update_parameters(model)
+            return loss.detach()
+
+        return step, [optimizer, average]
+
+    train(make, fullgraph=False, steps=4)
