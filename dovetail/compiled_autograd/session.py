@@ -264,8 +264,6 @@ def _run_backward(
     accumulate_grad: bool = False,
 ) -> Any:
     """What ``torch.autograd.backward`` and ``grad`` call while a session is open, in this thread or in another one."""
-    assert _engine_run is not None
-
     call = (outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
 
     def eager() -> Any:
@@ -385,8 +383,8 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
         # The engine refuses to hand over what is to be differentiated again; how it runs is not its business here.
         return None, _engine_run(*arguments[:3], False, *arguments[4:])
     except Exception as error:
-        if _state.running:
-            raise
+        if _state.running or _state.collected is not None:
+            raise  # what the nodes had saved is out of them, and they cannot run again
         if _state.recorder is not None and _state.recorder.walking:
             raise CaptureError(
                 f"the capture of a backward was stopped half way ({type(error).__name__}: {error})",
