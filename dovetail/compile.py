@@ -629,6 +629,10 @@ def compiled_function(compiled: Any) -> CompiledFunction:
     if isinstance(compiled, CompiledModule):
         compiled = compiled.compiled_call
     if not isinstance(compiled, CompiledFunction):
+        # What compiles anew for each process group has the one that it runs under ``compiled``.
+        inner = getattr(compiled, "compiled", None)
+        if isinstance(inner, (CompiledModule, CompiledFunction)):
+            return compiled_function(inner)
         raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
     return compiled
 

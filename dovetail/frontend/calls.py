@@ -51,6 +51,9 @@ INLINED_TORCH = (
     "torch.amp.autocast_mode",
     "torch.optim",
     "torch.nn.parallel.distributed",
+    # They read .grad, which a traced parameter has only where the interpreter reads it.
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
@@ -145,6 +148,14 @@ IMPURE_TORCH = frozenset(
 # Methods of a tensor that hand out its memory or its values.
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
+)
+# torch 2.13 aborts the process where one of these is traced.
+COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+MAKES_COMPRESSED = frozenset(
+    {
+        *(f"to_sparse_{kind}" for kind in ("csr", "csc", "bsr", "bsc")),
+        *(f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc", "compressed")),
+    }
 )
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
@@ -503,6 +514,10 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if name in MAKES_COMPRESSED or any(
+            item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
+        ):
+            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
         if stays_whole(function, args, kwargs, self.values.trace.is_exact):
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)
