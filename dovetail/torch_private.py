@@ -280,6 +280,15 @@ def inductor_compile(
         )
 
 
+def inductor_realize() -> Any:
+    """An operator that gives its argument, which Inductor then keeps in memory; None where there is none (torch 2.13 has it)."""
+    try:
+        from torch._inductor import lowering, test_operators  # noqa: F401  (both register the operator)
+    except ImportError:
+        return None
+    return torch.ops._inductor_test.realize.default
+
+
 def inductor_setting_names() -> set[str]:
     """Names of Inductor's own settings."""
     from torch._inductor import config

@@ -12,6 +12,7 @@ from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.scalar_values import compute_scalars_once
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
 from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
@@ -100,6 +101,7 @@ def compile_inductor(
     own = own_copy(graph)
     write_back(own, options.get("write_backs", {}))
     floats_as_tensors(own)
+    compute_scalars_once(own)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
     inner = private.inductor_compile(

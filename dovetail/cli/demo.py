@@ -167,10 +167,9 @@ class Worker:
     def ask(self, line: object) -> dict[str, Any]:
         """Send one line and wait for the answer."""
         assert self._process.stdin is not None
-        try:
+        # If the process has ended, reading its answer says so.
+        with contextlib.suppress(BrokenPipeError):
             print(line, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # the process has ended, and reading its answer says so
         return self._read()
 
     def finish(self) -> dict[str, Any]:

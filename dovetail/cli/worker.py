@@ -55,28 +55,50 @@ class Settings:
 
 @dataclass
 class Engine:
-    """A compiled (or not compiled) model, and how to read off what its compilation did."""
+    """A compiled (or not compiled) training step, and how to read off what its compilation did."""
 
-    call: Callable[[Tensor, Tensor], Tensor]
+    step: Callable[[Tensor, Tensor], Tensor]
     capture_seconds: Callable[[], float | None]
     graph_breaks: Callable[[], int | None]
     trace_rows: Callable[[], list[dict[str, Any]]]
 
 
-def make_engine(name: str, model: nn.Module) -> Engine:
-    """The model under the engine of this name; nothing is compiled yet."""
+def make_step(
+    model: nn.Module, call: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """One step of training: the loss by ``call``, its gradients, clipping, the optimizer's update."""
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = call(tokens, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Engine:
+    """The step under the engine of this name; nothing is compiled yet.
+
+    torch.compile is given the model, which is what it takes in one graph; Dovetail is given the whole step.
+    """
     if name == "eager":
-        return Engine(model, lambda: None, lambda: None, list)
+        return Engine(make_step(model, model, optimizer), lambda: None, lambda: None, list)
     if name == "torch.compile":
         from dovetail import torch_private
 
         return Engine(
-            torch.compile(model), torch_private.dynamo_capture_seconds, torch_private.dynamo_graph_breaks, list
+            make_step(model, torch.compile(model), optimizer),
+            torch_private.dynamo_capture_seconds,
+            torch_private.dynamo_graph_breaks,
+            list,
         )
     if name in ENGINES:
         import dovetail
 
-        compiled = dovetail.compile(model, backend=name.removeprefix("dovetail-"))
+        compiled = dovetail.compile(make_step(model, model, optimizer), backend=name.removeprefix("dovetail-"))
         log: EventLog = dovetail.events_of(compiled)
         return Engine(
             compiled,
@@ -110,7 +132,7 @@ class Training:
         self.losses: list[float] = []
         # A compiler's own import belongs to the time that its user waits for the first step.
         start = time.perf_counter()
-        self.engine = make_engine(settings.engine, self.model)
+        self.engine = make_engine(settings.engine, self.model, self.optimizer)
         own_import = import_seconds if settings.engine.startswith("dovetail") else 0.0
         self.setup_seconds = time.perf_counter() - start + own_import
 
@@ -146,12 +168,7 @@ class Training:
         )
         start = time.perf_counter()
         with self.log.span("step", number=self.done + 1):
-            loss = self.engine.call(tokens, targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.losses.append(loss.item())
+            self.losses.append(self.engine.step(tokens, targets).item())
         self.seconds.append(time.perf_counter() - start)
         self.done += 1
 
