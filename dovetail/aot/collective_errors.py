@@ -17,9 +17,14 @@ _SIGNS = re.compile(
 )
 
 
+def is_exchange(node: torch.fx.Node) -> bool:
+    """Whether a node exchanges tensors with other ranks, who would have to do it again as well."""
+    return getattr(node.target, "namespace", "") in _NAMESPACES
+
+
 def exchanges(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph exchanges tensors with other ranks."""
-    return any(getattr(node.target, "namespace", "") in _NAMESPACES for node in graph.graph.nodes)
+    return any(map(is_exchange, graph.graph.nodes))
 
 
 def with_collective_errors(

@@ -107,10 +107,9 @@ def make_entry(compiled: CompiledGraph) -> Entry:
 
 def _can_start_over(joint: JointGraph) -> bool:
     """Whether a call of which the graph has failed half-way can be made again as if nothing had happened."""
-    capture, spec = joint.capture, joint.spec
+    spec = joint.spec
     return (
-        capture.resume_point is None
-        and not spec.mutations
+        not spec.mutations
         and not spec.metadata_changes
         and not any(draws_random_numbers(node.target) or assumes(node) for node in joint.graph.nodes)
     )

@@ -14,6 +14,8 @@ import torch
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
+from dovetail.compiled_autograd.explanation import explain_parts
+from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_noted, noting_lines
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
@@ -32,23 +34,36 @@ class BackwardSession:
 
     ``captures`` are the captured backwards, in the order in which they were first needed; ``runs`` says how often a captured
     graph ran, ``fallbacks`` why a backward was left to eager. Sessions that compile in the same way may share ``compiled``, what
-    they have compiled so far.
+    they have compiled so far. With ``forward_lines`` the nodes remember the lines that made them, which takes time: a traceback for
+    each operator of the forward.
     """
 
     compile_graph: GraphCompiler | None = None
-    compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict, repr=False)
+    compiled: dict[tuple[Any, ...], PartsRunner] = field(default_factory=dict, repr=False)
     events: EventLog = field(default_factory=EventLog)
     captures: list[CapturedBackward] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     runs: int = 0
+    forward_lines: bool = False
 
     def __post_init__(self) -> None:
         self._warned = False
+        self._lines: dict[CapturedBackward, dict[int, str]] = {}
 
     def __str__(self) -> str:
+        return "\n".join([*self._summary(), *(capture.shown(self._lines[capture]) for capture in self.captures)])
+
+    def _summary(self) -> list[str]:
         lines = [f"{len(self.captures)} captured backward(s), {self.runs} run(s)"]
-        lines += [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
-        return "\n".join([*lines, *(str(capture) for capture in self.captures)])
+        return lines + [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
+
+    def explain(self) -> str:
+        """In which parts the captured backwards run, which of them are compiled, and why the others are not."""
+        lines = self._summary()
+        for number, capture in enumerate(self.captures):
+            runners = [runner for key, runner in self.compiled.items() if key[0] is capture]
+            lines += explain_parts(number, capture, runners)
+        return "\n".join(lines)
 
     def run(
         self,
@@ -60,12 +75,13 @@ class BackwardSession:
         """Run a captured backward on what the engine has collected from the nodes."""
         if captured not in self.captures:
             self.captures.append(captured)
+            self._lines[captured] = forward_lines(hook_order(call))
         order = captured.order(call)
         higher = call.create_graph
         traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
         key = (captured, order, traceable, higher)
         watched = torch.is_anomaly_enabled()
-        compiled = StepByStep(captured, call, order) if watched else self.compiled.get(key)
+        compiled: Any = StepByStep(captured, call, order) if watched else self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
                 compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
@@ -80,13 +96,13 @@ class BackwardSession:
                     )
             return list(compiled(*arguments))
 
-    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
+    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> PartsRunner:
         parts = cut(graph, traceable)
         run = [self._compile_part(part) for part in parts.parts]
         return PartsRunner(parts, run)
 
     def _compile_part(self, part: Part) -> Callable[..., Any]:
-        if part.in_eager or self.compile_graph is None:
+        if part.reason or self.compile_graph is None:
             return part.graph.forward
         return self.compile_graph(part.graph.forward)
 
@@ -258,6 +274,10 @@ def _run_backward(
     if not _state.sessions or _state.running or private.dispatch_mode_count() or private.functorch_level() is not None:
         return eager()
     session = _state.sessions[-1]
+    if session.forward_lines and lines_are_noted():
+        # The mode was for the forward, and nobody is to be watched now.
+        with torch.autograd.set_detect_anomaly(False):
+            return _run_backward(*call)
     reason = _why_not(gradients, keep_graph, create_graph)
     if reason is not None:
         session.leave_to_eager(reason)
@@ -401,7 +421,8 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
     before = _state.sessions
     _state.sessions = (*before, session)
     try:
-        yield session
+        with noting_lines(session.forward_lines):
+            yield session
     finally:
         _state.sessions = before
         with _door_lock:

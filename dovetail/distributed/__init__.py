@@ -8,7 +8,7 @@ dovetail.errors.DistributedError: there is no process group
 """
 
 from dovetail.distributed import replicas  # noqa: F401  (its rules)
-from dovetail.distributed.data_parallel import data_parallel
+from dovetail.distributed.data_parallel import data_parallel, team
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate
 from dovetail.distributed.sharded_graph import ShardingOptions, spread_parameters
@@ -30,5 +30,6 @@ __all__ = [
     "replicate",
     "shard",
     "spread_parameters",
+    "team",
     "whole_optimizer_state",
 ]

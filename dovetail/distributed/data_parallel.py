@@ -15,6 +15,7 @@ from dovetail.aot.descriptors import ParamInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.compile import CompiledFunction, compile
 from dovetail.distributed.exchange import Team
+from dovetail.distributed.placement import is_data
 from dovetail.distributed.replicate import replicate
 from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
 from dovetail.runtime.module import CompiledModule
@@ -119,29 +120,31 @@ class _DataParallel:
                 "a data-parallel function is called while something else compiles or watches tensor operations",
                 advice="call it outside, and compile the whole step with data_parallel",
             )
-        team, members = current_team(self._group)
-        if team == self._team and members is self._members:
+        present, members = current_team(self._group)
+        if present == self._team and members is self._members:
             return
-        self.compiled = self._build(team, self._check_inputs)
+        self.compiled = self._build(present, self._check_inputs)
         found = tensors_of(reachable_modules(self.original, self._modules, (*args, *(kwargs or {}).values())))
-        broadcast(found, team)
+        broadcast(found, present)
         # Alive for as long as their numbers are kept here.
         self._sent = {id(tensor): tensor for tensor in found}
-        self._team, self._members = team, members
+        self._team, self._members = present, members
 
     def _check_inputs(self, joint: JointGraph) -> None:
         """A pass that changes nothing: all parameters in the graph are those that have been sent to all ranks."""
         args, kwargs = self._given
         function = joint.capture.function
         for number, descriptor in enumerate(joint.input_descriptors[: joint.num_primals]):
-            if not isinstance(descriptor, ParamInput):
+            if not isinstance(descriptor, ParamInput) and (
+                is_data(descriptor) or not joint.spec.input_requires_grad[number]
+            ):
                 continue
             real = joint.capture.guards.tensor_source(number).fetch(function, args, kwargs)
             if id(real) not in self._sent:
                 raise DistributedError(
                     f"{descriptor} belongs to a module that was not known before the first call, so that it may differ between "
                     "the ranks",
-                    advice="name the module: data_parallel(step, modules=(model,))",
+                    advice="name the module: data_parallel(step, modules=(model,)); make a tensor of your own a parameter of one",
                 )
 
 
@@ -157,6 +160,11 @@ def current_team(group: Any) -> tuple[Team, Any]:
     if size < 1:
         raise DistributedError("this rank is not in the process group", advice="call it on the ranks of the group only")
     return Team(torch_private_distributed.process_group_name(group), size), found
+
+
+def team(group: Any = None) -> Team:
+    """The ranks of a process group (by default: all), as passes take them; raises :class:`DistributedError` without one."""
+    return current_team(group)[0]
 
 
 def reachable_modules(function: Any, given: Iterable[torch.nn.Module], args: Iterable[Any]) -> list[torch.nn.Module]:

@@ -11,6 +11,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail import torch_private_distributed
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph
+from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
 from dovetail.distributed.plan import Plan, agree, fingerprint, register
 
 aten = torch.ops.aten
@@ -74,15 +75,23 @@ class Inserter:
 def begin_agreement(call: Callable[..., torch.fx.Node], plan: Plan, team: Team, device: torch.device) -> torch.fx.Node:
     """Nodes that tell the other ranks the plan."""
     own = call(fingerprint, register(plan), device)
+    own.meta[FOR_PATTERN] = lambda args, defined: (register(plan.for_tangents(defined)), *args[1:])
     return call(collectives.all_reduce.default, own, "max", team.name)
 
 
 def end_agreement(
     call: Callable[..., torch.fx.Node], begun: torch.fx.Node, plan: Plan, team: Team, dtype: torch.dtype
 ) -> torch.fx.Node:
-    """Nodes that make sure that all ranks have this plan: an empty tensor that exists only if they have."""
-    greatest = call(collectives.wait_tensor.default, begun)
-    return call(agree, greatest, plan.fingerprint, team.size, team.name, dtype)
+    """Nodes that make sure that all ranks have this plan: an empty tensor that exists only if they have.
+
+    Each bucket has one of its own: a backward for some of the outputs leaves buckets out.
+    """
+    greatest = next((user for user in begun.users if user.target is collectives.wait_tensor.default), None)
+    if greatest is None:
+        greatest = call(collectives.wait_tensor.default, begun)
+    token = call(agree, greatest, plan.fingerprint, team.size, team.name, dtype)
+    token.meta[FOR_PATTERN] = lambda args, defined: (args[0], plan.for_tangents(defined).fingerprint, *args[2:])
+    return token
 
 
 def pack(
@@ -90,7 +99,9 @@ def pack(
 ) -> torch.fx.Node:
     """All elements of the parts in one flat tensor; ``token`` is an empty tensor that has to be there by then."""
     flat = [_flat(call, part) for part in parts]
-    return call(aten.cat.default, flat if token is None else [*flat, token])
+    packed = call(aten.cat.default, flat if token is None else [*flat, token])
+    packed.meta[PACK] = True
+    return packed
 
 
 def _flat(call: Callable[..., torch.fx.Node], part: torch.fx.Node) -> torch.fx.Node:
@@ -106,14 +117,19 @@ def unpack(
     call: Callable[..., torch.fx.Node], flat: torch.fx.Node, parts: Iterable[torch.fx.Node]
 ) -> list[torch.fx.Node]:
     """The parts of a flat tensor again, each with the shape of the node that it was packed from."""
-    found = []
+    found: list[torch.fx.Node] = []
+    parts = list(parts)
     start = 0
     for part in parts:
         value = part.meta["val"]
         shape = [*value.shape, 2] if value.is_complex() else list(value.shape)
         length = value.numel() * (2 if value.is_complex() else 1)
         piece = call(aten.view.default, call(aten.slice.Tensor, flat, 0, start, start + length), shape)
+        if len(parts) > 1:
+            # In memory of its own: it may become someone's .grad, which is written to alone.
+            piece = call(aten.clone.default, piece)
         found.append(call(aten.view_as_complex.default, piece) if value.is_complex() else piece)
+        found[-1].meta[MEMBER] = len(found) - 1
         start += length
     return found
 

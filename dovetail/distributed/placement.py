@@ -44,6 +44,7 @@ def own_values(joint: JointGraph) -> set[torch.fx.Node]:
             for item in joint.spec.mutations
             if joint.results[item.output_index] in own
             and not isinstance(joint.input_descriptors[item.input_index], ParamInput)
+            and not joint.spec.input_requires_grad[item.input_index]
             and placeholders[item.input_index] not in own
         ]
         if not grown:
@@ -75,7 +76,8 @@ def check_parameters(joint: JointGraph) -> None:
     for item in joint.spec.mutations:
         descriptor = joint.input_descriptors[item.input_index]
         node = joint.results[item.output_index]
-        if isinstance(descriptor, ParamInput) and node in own:
+        is_trained = isinstance(descriptor, ParamInput) or joint.spec.input_requires_grad[item.input_index]
+        if is_trained and node in own:
             raise NotReducedError(
                 f"the new value of {descriptor} is computed from this rank's own data, which no exchange has reduced",
                 where=node.meta.get("user_line") if node is not None else None,

@@ -41,6 +41,11 @@ class Plan:
         digest = hashlib.sha256(repr((self.phase, self.steps)).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
+    def for_tangents(self, defined: tuple[bool, ...]) -> Plan:
+        """The plan of a backward from some of the outputs only."""
+        outputs = ", ".join(str(number) for number, flag in enumerate(defined) if flag)
+        return Plan(f"{self.phase} from output {outputs} of {len(defined)}", self.steps)
+
     def __str__(self) -> str:
         count = len(self.steps)
         return "\n  ".join([f"{self.phase}: {count} exchange{'' if count == 1 else 's'}", *self.steps])

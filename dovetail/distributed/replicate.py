@@ -156,7 +156,6 @@ def _reduce(joint: JointGraph, sites: list[GradientSite], phase: str, settings: 
         token = None
         if asked is not None:
             token = end_agreement(behind, asked, plan, settings.team, real_dtype(parts[0].meta["val"]))
-            asked = None
         flat = pack(behind, parts, token)
         if settings.reduction == "mean":
             flat = behind(aten.div.Tensor, flat, settings.team.size)
@@ -195,7 +194,6 @@ def _broadcast_buffers(joint: JointGraph, settings: _Settings) -> None:
         readers = {node: set(node.users) for node in nodes}
         token = None if asked is None else end_agreement(call, asked, plan, settings.team, dtype)
         begun = call(collectives.broadcast.default, pack(call, nodes, token), 0, settings.team.name)
-        asked = None
         pieces = unpack(call, call(collectives.wait_tensor.default, begun), nodes)
         for node, piece in zip(nodes, pieces, strict=True):
             node.replace_all_uses_with(piece, delete_user_cb=readers[node].__contains__)

@@ -14,7 +14,16 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph, must_stay
 from dovetail.aot.required_passes import register_required_pass
-from dovetail.distributed.exchange import Inserter, Team, begin_agreement, collectives, element_bytes, end_agreement
+from dovetail.aot.tangents import MEMBER, PACK
+from dovetail.distributed.exchange import (
+    Inserter,
+    Team,
+    begin_agreement,
+    collectives,
+    element_bytes,
+    end_agreement,
+    unpack,
+)
 from dovetail.distributed.gradients import GradientSite, defer_readers, merge_exchanges
 from dovetail.distributed.operators import gather, part_rows, reduce, replica, scatter
 from dovetail.distributed.parts import reduce_wholes, team_of
@@ -271,7 +280,7 @@ class _Lowering:
         """The check that all ranks have this plan, in front of the first exchange."""
         if self._token is None:
             return []
-        (asked, plan), self._token = self._token, None
+        asked, plan = self._token
         return [end_agreement(call, asked, plan, self.team, dtype)]
 
     # Gradients.
@@ -324,11 +333,9 @@ class _Lowering:
                 part = behind(aten.clone.default, part, memory_format=torch.contiguous_format)
             tables.append(behind(aten.view.default, part, [size, part.meta["val"].numel() // size]))
         dtype = parts[0].meta["val"].dtype
-        flat = behind(
-            aten.view.default, behind(aten.cat.default, tables, 1), [sum(t.meta["val"].numel() for t in tables)]
-        )
-        for token in self._agreed(behind, dtype):
-            flat = behind(aten.cat.default, [flat, token])
+        packed = behind(aten.cat.default, [*tables, *self._agreed(behind, dtype)], 1)
+        packed.meta[PACK] = True
+        flat = behind(aten.view.default, packed, [packed.meta["val"].numel()])
         begun = behind(collectives.reduce_scatter_tensor.default, self._mean(behind, flat), "sum", size, self.team.name)
         done = ahead(collectives.wait_tensor.default, begun)
         pieces, at = [], 0
@@ -337,6 +344,9 @@ class _Lowering:
             length = table.meta["val"].shape[1]
             piece = ahead(aten.slice.Tensor, done, 0, at, at + length)
             pieces.append(ahead(aten.view.default, piece, [part_rows(value.shape[0], size), *value.shape[1:]]))
+            if len(parts) > 1:
+                pieces[-1] = ahead(aten.clone.default, pieces[-1])
+            pieces[-1].meta[MEMBER] = len(pieces) - 1
             at += length
         return pieces
 
@@ -345,9 +355,6 @@ class _Lowering:
         flat = behind(
             aten.cat.default, [behind(aten.view.default, part, [1]) for part in parts] + self._agreed(behind, dtype)
         )
+        flat.meta[PACK] = True
         begun = behind(collectives.all_reduce.default, self._mean(behind, flat), "sum", self.team.name)
-        done = ahead(collectives.wait_tensor.default, begun)
-        return [
-            ahead(aten.view.default, ahead(aten.slice.Tensor, done, 0, place, place + 1), [])
-            for place in range(len(parts))
-        ]
+        return unpack(ahead, ahead(collectives.wait_tensor.default, begun), parts)

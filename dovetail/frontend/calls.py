@@ -51,6 +51,9 @@ INLINED_TORCH = (
     "torch.amp.autocast_mode",
     "torch.optim",
     "torch.nn.parallel.distributed",
+    # They read .grad, which a traced parameter has only where the interpreter reads it.
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",

@@ -21,6 +21,13 @@ OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
+class Completed:
+    """The result of a whole call, from an entry that ordinarily goes up to a graph break only."""
+
+    result: Any
+
+
+@dataclass(frozen=True)
 class Entry:
     """Guards, the compiled function, the recipe for the result and the effects to apply.
 
@@ -73,30 +80,11 @@ class Entry:
         tensors: list[torch.Tensor],
         numbers: tuple[Any, ...] | None,
     ) -> Any:
-        assert self.run is not None
-        for owner, gradient in self.dropped:
-            tensors[owner].grad = None
-            # The last reference of Dovetail's own: the graph does not take it.
-            tensors[gradient] = None  # type: ignore[call-overload]
-        if self.assumes:
-            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            states = private.random_states(devices)
-            try:
-                results = self.run(tensors)
-            except RuntimeError as error:
-                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
-                    raise
-                private.set_random_states(states, devices)
-                return callee(*args, **kwargs)
-        elif self.start_over:
-            try:
-                results = self.run(tensors)
-            except OPERATOR_ERRORS as error:
-                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
-                    raise
-                return callee(*args, **kwargs)
-        else:
-            results = self.run(tensors)
+        results = self._results(tensors)
+        if results is None:
+            # Not in a handler: what the program raises has no context of ours.
+            result = callee(*args, **kwargs)
+            return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
         assert self.recipe is not None
@@ -107,3 +95,29 @@ class Entry:
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result
+
+    def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the graph returns; None where the call is to be made by eager."""
+        assert self.run is not None
+        for owner, gradient in self.dropped:
+            tensors[owner].grad = None
+            # The last reference of Dovetail's own: the graph does not take it.
+            tensors[gradient] = None  # type: ignore[call-overload]
+        if self.assumes:
+            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+            states = private.random_states(devices)
+            try:
+                return self.run(tensors)
+            except RuntimeError as error:
+                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+                    raise
+                private.set_random_states(states, devices)
+                return None
+        if self.start_over:
+            try:
+                return self.run(tensors)
+            except OPERATOR_ERRORS as error:
+                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
+                    raise
+                return None
+        return self.run(tensors)

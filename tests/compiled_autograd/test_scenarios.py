@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
 from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
+
+for _part in ("anomaly", "bad_input", "functions", "higher_order", "hooks", "subclasses"):
+    importlib.import_module(f"tests.compiled_autograd.scenarios_{_part}")
 
 #: Scenarios without a backward that could be captured.
 NEVER_CAPTURED = {
@@ -96,4 +100,4 @@ def test_a_compiled_backward_is_eagers(name: str) -> None:
 
 
 def test_there_are_enough_scenarios() -> None:
-    assert len(SCENARIOS) >= 100
+    assert len(SCENARIOS) >= 150

@@ -167,6 +167,19 @@ def test_nothing_of_a_backward_is_kept_alive() -> None:
         assert gone() is None
 
 
+def test_no_node_of_a_backward_is_kept_alive() -> None:
+    with dovetail.compiled_autograd(backend="aten"):
+        x = torch.randn(3, requires_grad=True)
+        node = torch.autograd.graph.get_gradient_edge(x).node
+        node.metadata["kept"] = mark = torch.nn.Identity()
+        gone = weakref.ref(mark)
+        loss = x.sin().atanh().cosh().sum()
+        loss.backward(retain_graph=True)
+        del node, mark, loss, x
+        gc.collect()
+        assert gone() is None
+
+
 def test_a_gradient_that_nobody_else_holds_becomes_the_leafs_own() -> None:
     kept = []
     x = torch.randn(3, requires_grad=True)

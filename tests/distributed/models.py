@@ -26,12 +26,24 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.second(hidden)) * self.scale)  # type: ignore[no-any-return]
 
 
+class TwoHeads(nn.Module):
+    """Two outputs with a layer of their own each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(self.body(x))
+        return self.left(hidden), self.right(hidden)
+
+
 def deep() -> nn.Module:
     """Layers of sizes that four ranks cannot share evenly."""
     return nn.Sequential(nn.Linear(4, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "tied": Tied}
+MODELS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "tied": Tied, "two heads": TwoHeads}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.distributed import data_parallel
+from dovetail.distributed import ShardingOptions, data_parallel, shard, spread_parameters
 from dovetail.errors import (
     CollectiveError,
     DistributedError,
@@ -55,6 +55,26 @@ def test_ranks_that_take_different_ways_say_so_and_go_on() -> None:
     assert "rank 0 and rank 1 would exchange different things" in first
     assert "all_reduce" in first and "rank 1 and rank 0" in second
     assert all(torch.equal(weights_0[name], weights_1[name]) for name in weights_0)
+
+
+def different_outputs(rank: int) -> str:
+    model = build("two heads")
+    compiled = data_parallel(model, backend="aten", bucket_megabytes=30 / 2**20)
+    x = torch.ones(2, 4)
+    compiled(x)[0].sum().backward()
+    assert model.right.weight.grad is None and model.left.weight.grad is not None
+    with pytest.raises(RanksDifferError) as error:
+        compiled(x)[rank].sum().backward()
+    sum(compiled(x)).sum().backward()
+    model.zero_grad()
+    data_parallel(model, backend="aten", reduction="sum")(x)[0].sum().backward()
+    assert torch.equal(model.left.bias.grad, torch.full((3,), 4.0))
+    return str(error.value)
+
+
+def test_ranks_whose_losses_read_different_outputs() -> None:
+    for text in run(different_outputs, 2):
+        assert "backward from output 0 of 2" in text and "backward from output 1 of 2" in text
 
 
 def a_rank_dies(rank: int) -> Any:
@@ -140,6 +160,25 @@ def test_second_derivatives_are_refused() -> None:
     x = torch.ones(2, 4, requires_grad=True)
     with pytest.raises(HigherOrderGradientError):
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)[0].sum().backward()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
+@pytest.mark.parametrize("bucket_bytes", [30, 1 << 20])
+def test_what_the_loss_does_not_read_has_no_gradient(way: str, bucket_bytes: int) -> None:
+    reference, model = build("two heads"), build("two heads")
+    if way == "replicated":
+        compiled = data_parallel(model, backend="aten", bucket_megabytes=bucket_bytes / 2**20)
+    else:
+        passes = (spread_parameters(ShardingOptions(bucket_bytes=bucket_bytes)),)
+        compiled = dovetail.compile(shard(model, eager_optimizer=True), backend="aten", fullgraph=True, passes=passes)
+    x = torch.ones(2, 4)
+    for forward in (reference, compiled):
+        forward(x)[1].square().sum().backward()
+    for wanted, found in zip(reference.parameters(), model.parameters(), strict=True):
+        assert (wanted.grad is None) is (found.grad is None)
+        if wanted.grad is not None:
+            torch.testing.assert_close(found.grad, wanted.grad)
 
 
 @pytest.mark.usefixtures("alone")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.compile import compiled_function
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
 
@@ -77,3 +78,43 @@ def test_the_programs_random_numbers_are_drawn_once() -> None:
             run(torch.ones(3), TWO)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+def checked(x: torch.Tensor, log: list[int]) -> Any:
+    """A check of the data before a graph break, and what it raises handled: the rest must not run again."""
+    log.append(1)
+    try:
+        if x.min() < 0:
+            raise ValueError("negative")
+    except ValueError:
+        return x * 7, "handled"
+    y = x.sqrt()
+    print("a graph break")
+    return y * 2, "rest"
+
+
+def indexed(x: torch.Tensor, log: list[int]) -> Any:
+    """The same with an operator's error, behind a graph break too."""
+    log.append(1)
+    print("a graph break")
+    try:
+        y = torch.ones(4)[x.long()]
+    except IndexError:
+        return x * 7, "handled"
+    print("a graph break")
+    log.append(2)
+    return y * 2, "rest"
+
+
+@pytest.mark.parametrize("function", [checked, indexed])
+@pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
+def test_a_call_that_starts_over_is_whole_despite_graph_breaks(function: Any) -> None:
+    compiled = dovetail.compile(function, backend="aten")
+    for value in (3.0, -9.0, 2.0, -8.0):
+        outcomes = []
+        for run in (function, compiled):
+            log: list[int] = []
+            result, way = run(torch.tensor([value]), log)
+            outcomes.append((result.tolist(), way, log))
+        assert outcomes[0] == outcomes[1]
+    assert len(compiled_function(compiled).entries) == 1

@@ -48,13 +48,17 @@ class OutOfTime(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one program: how it was captured, and the failure if there is one (``kind`` and a text)."""
+    """What became of one program: how it was captured, and the failure if there is one (``kind`` and a text).
+
+    One that raises before its first call has not ``begun``.
+    """
 
     category: str
     failure: str = ""
     kind: str = ""
     reasons: tuple[str, ...] = ()
     raised: int = 0
+    has_begun: bool = True
 
 
 @contextlib.contextmanager
@@ -269,7 +273,7 @@ def run_program(source: str, backend: str = "aten", seconds: int = 60) -> Outcom
         failure, kind = f"took longer than {seconds} s", "time"
     except Exception:
         if left is None:
-            return Outcome(EXCEPTION, raised=1)
+            return Outcome(EXCEPTION, raised=1, has_begun=False)
         failure, kind = traceback.format_exc(), f"crash {type(sys.exc_info()[1]).__name__}"
     finally:
         linecache.cache.pop(filename, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,8 @@ _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
 _PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
 _LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
+#: How many places a warning names; the string of the compiled graph has them all.
+_LISTED = 20
 _NUMBER = "one of its arguments is a number that changes from call to call, and a recording would keep the first"
 
 
@@ -280,8 +283,10 @@ def _name(node: torch.fx.Node) -> str:
 
 def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> None:
     count = sum(part.recorded for part in parts)
-    listed = "".join(f"\n  {obstacle}" for obstacle in obstacles[:5])
-    more = f"\n  and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
+    same = Counter(map(str, obstacles))
+    lines = [f"\n  {text}{f' ({times} times)' if times > 1 else ''}" for text, times in same.items()]
+    listed = "".join(lines[:_LISTED])
+    more = f"\n  and at {len(lines) - _LISTED} other places" if len(lines) > _LISTED else ""
     advice = "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded"
     if any(obstacle.reason == _NUMBER for obstacle in obstacles):
         advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with fused=True or capturable=True); {advice}"

@@ -72,8 +72,9 @@ class _Buffer:
     row: torch.Tensor | None
 
     @classmethod
-    def like(cls, index: int, value: torch.Tensor) -> _Buffer:
-        made = torch.empty(span(value), dtype=value.dtype, device=value.device)
+    def like(cls, index: int, value: torch.Tensor, device: torch.device) -> _Buffer:
+        # Attention's seed lies on the host unless its forward was recorded, and the host is read only while recording.
+        made = torch.empty(span(value), dtype=value.dtype, device=device)
         strided = made.as_strided(value.shape, value.stride(), 0).detach()
         return cls(index, strided, None if is_dense(value) else made)
 
@@ -316,7 +317,7 @@ class RecordedPart:
         given = list(inputs)
         try:
             if not shape.buffers and not shape.numbers:
-                shape.buffers = [_Buffer.like(index, inputs[index]) for index in sorted(copied)]
+                shape.buffers = [_Buffer.like(index, inputs[index], self.spec.device) for index in sorted(copied)]
                 shape.numbers = {
                     index: torch.zeros((), dtype=torch.float64, device=self.spec.device) for index in self.spec.numbers
                 }
@@ -397,10 +398,12 @@ class RecordedPart:
             if out_of_memory
             else "take the operator out of the compiled function if it waits for the device or talks to the host"
         )
+        others = ", and so does every other that finds no memory" if out_of_memory else ""
         warn(
-            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on"
+            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on{others}"
             f"{f', because of {where}' if where else ''} ({self.given_up})",
             advice,
+            once="out of memory" if out_of_memory else False,
         )
 
     def _sizes(self, inputs: Sequence[Any], copied: frozenset[int]) -> str:
