@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``dovetail.testing`` is loaded when it is first asked for: training does not need it."""
-    if name == "testing":
-        return importlib.import_module("dovetail.testing")
+    """``dovetail.testing`` and ``dovetail.distributed`` are loaded when they are first asked for: not all training needs them."""
+    if name in ("testing", "distributed"):
+        return importlib.import_module(f"dovetail.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import importlib
 import sys
 import threading
 import types
@@ -49,7 +50,7 @@ from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
-from dovetail.runtime.entry import Entry
+from dovetail.runtime.entry import Completed, Entry
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
 
@@ -193,6 +194,9 @@ class CompiledFunction:
         if self.entries:
             failures = self.entries[0].checker.explain(original, args, kwargs)
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # What there is to know about modules of several processes.
+            importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
@@ -308,6 +312,8 @@ class CompiledFunction:
 
     def _go_on(self, point: ResumePoint, values: Any) -> Any:
         """Run the instruction at a graph break for real, then the rest; over and over where the rest breaks again."""
+        if isinstance(values, Completed):
+            return values.result
         while True:
             frames = unflatten(point, values)
             returned = Machine().step_to_work(frames)
@@ -339,6 +345,9 @@ class CompiledFunction:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
                 state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
+                state.trace.marks_gradients = any(
+                    getattr(item, "marks_gradients", False) for item in self.options.passes
+                )
                 joint = capture_joint(state, attention_by_parts=by_parts)
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
@@ -421,7 +430,9 @@ class _Continuation(CompiledFunction):
         self.events = owner.events
         self._warned = owner._warned
 
-    def _go_on(self, point: ResumePoint, values: Any) -> _Suspended:
+    def _go_on(self, point: ResumePoint, values: Any) -> Any:
+        if isinstance(values, Completed):
+            return values.result
         # The function that the rest belongs to goes on in a loop: a program with a break in a loop needs no deep stack.
         return _Suspended(point, values)
 
@@ -534,11 +545,14 @@ def _backward_session(options: Options) -> BackwardSession:
 _compiled_backwards: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
 
 
-def compiled_autograd(**options: Any) -> contextlib.AbstractContextManager[BackwardSession]:
+def compiled_autograd(
+    *, forward_lines: bool = False, **options: Any
+) -> contextlib.AbstractContextManager[BackwardSession]:
     """A block in which ``.backward()`` and ``torch.autograd.grad`` run as graphs, whatever ran in the forward.
 
     The autograd graph is captured as it is when the backward runs, with its hooks, its ``torch.autograd.Function`` and its
-    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it.
+    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it; its ``explain()``
+    says what is compiled. With ``forward_lines=True`` each part is shown with the forward's line; the forward gets slower.
 
     >>> import torch, dovetail
     >>> x = torch.tensor(3.0, requires_grad=True)
@@ -547,7 +561,9 @@ def compiled_autograd(**options: Any) -> contextlib.AbstractContextManager[Backw
     >>> x.grad, backwards.runs
     (tensor(6.), 1)
     """
-    return open_session(_backward_session(make_options(**options)))
+    session = _backward_session(make_options(**options))
+    session.forward_lines = forward_lines
+    return open_session(session)
 
 
 def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:
@@ -623,6 +639,10 @@ def compiled_function(compiled: Any) -> CompiledFunction:
     if isinstance(compiled, CompiledModule):
         compiled = compiled.compiled_call
     if not isinstance(compiled, CompiledFunction):
+        # What compiles anew for each process group has the one that it runs under ``compiled``.
+        inner = getattr(compiled, "compiled", None)
+        if isinstance(inner, (CompiledModule, CompiledFunction)):
+            return compiled_function(inner)
         raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
     return compiled
 

@@ -104,6 +104,30 @@ class OutgrownError(DovetailError, RuntimeError):
     """Data-dependent results of a call are not such as the graph was compiled for (in a forward the call then runs eagerly)."""
 
 
+class DistributedError(DovetailError, RuntimeError):
+    """Something that a program of several processes cannot do, or does wrongly."""
+
+
+class RanksDifferError(DistributedError):
+    """The graphs of two ranks exchange different things. It is noticed before the first of them is exchanged."""
+
+
+class CollectiveError(DistributedError):
+    """An exchange between the ranks has failed: another rank is gone, or does not answer in time."""
+
+
+class NotReducedError(DistributedError):
+    """A parameter would get a value that is computed from this rank's own data, other than through a reduced gradient."""
+
+
+class ShardedOperationError(DistributedError):
+    """An operator needs the whole of a tensor of which this rank has a part."""
+
+
+class ShardedModuleError(DistributedError, TypeError):
+    """A module whose parameters another library has spread over the ranks (DTensor, FSDP): Dovetail does not compile it."""
+
+
 class ArtefactError(DovetailError, ValueError):
     """An artefact on disk is damaged, of another version, or holds something that is not allowed."""
 

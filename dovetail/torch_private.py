@@ -981,11 +981,14 @@ def keeps_graph() -> bool:
 
 def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     """Which of these edges of the autograd graph the backward that runs now will come to (or more than those)."""
+    leading = [index for index, (node, _) in enumerate(edges) if node is not None]
+    if len(leading) == 1:
+        # The node runs because of it.
+        return tuple(leading)
     wanted: list[int] = []
     raised = 0
-    for index, (node, _) in enumerate(edges):
-        if node is None:
-            continue
+    for index in leading:
+        node = edges[index][0]
         # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
         # leaves count as wanted.
         if raised < 4 or not hasattr(node, "variable"):

@@ -1,4 +1,4 @@
-"""The second door to torch's private names: what compiled autograd needs of the autograd engine.
+"""The second door to torch's private names: what compiled autograd needs of the engine, and ``__torch_function__``.
 
 Checked on torch 2.13 (CPU). Everything else of torch's that is private comes through :mod:`dovetail.torch_private`.
 """
@@ -124,7 +124,7 @@ def symbolic_float(node: Any) -> torch.SymFloat:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill its memory without gaps or overlaps."""
-    return bool(torch._C._nn and torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 def current_backward() -> int:
@@ -156,3 +156,17 @@ def has_freed_its_saved_tensors(node: Any) -> bool:
 def storage_references(tensor: torch.Tensor) -> int:
     """How many hold a tensor's memory."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+HAS_TORCH_FUNCTION = (
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
+"""What torch's own Python functions ask before anything else (checked on 2.13)."""
+
+
+def overrides_torch_function(value: Any) -> bool:
+    """Whether a value wants to be asked about the torch functions that it is given to, whatever modes there are."""
+    implementation = getattr(type(value), "__torch_function__", None)
+    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)

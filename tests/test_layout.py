@@ -15,6 +15,7 @@ PACKAGE = ROOT / "dovetail"
 ORDER = (
     "cli",
     "testing",
+    "distributed",
     "face",  # dovetail/__init__.py and compile.py
     "report",
     "frontend",
@@ -22,16 +23,23 @@ ORDER = (
     "aot",
     "runtime",
     "backends",
-    "distributed",
     "cache",
     "trace",
     "guards",
     "ground",
 )
 #: The modules of the ground, lowest last; they follow the same rule among each other.
-GROUND = ("versions", "options", "torch_private_autograd", "torch_private", "events", "errors")
+GROUND = (
+    "versions",
+    "options",
+    "torch_private_autograd",
+    "torch_private_distributed",
+    "torch_private",
+    "events",
+    "errors",
+)
 #: The doors to torch's private names.
-DOORS = ("torch_private.py", "torch_private_autograd.py")
+DOORS = ("torch_private.py", "torch_private_autograd.py", "torch_private_distributed.py")
 FACE = ("__init__", "compile")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.aot.deferred import deferred_call
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
@@ -156,9 +157,7 @@ class _Outputs:
         sharing: dict[int, int] = {}
         for value in self.returned:
             if value.layout is not torch.strided:
-                raise CaptureError(
-                    f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor"
-                )
+                continue
             if value.is_inference() and not torch.is_inference_mode_enabled():
                 raise CaptureError(
                     "a tensor made under torch.inference_mode leaves the function",
@@ -169,6 +168,9 @@ class _Outputs:
         bases: dict[int, int] = {}
         for position, value in enumerate(self.returned):
             traced = self.trace.input_of(value)
+            if value.layout is not torch.strided:
+                self.outputs.append(self._deferred(position, value, sharing))
+                continue
             if traced is not None:
                 self.outputs.append(InputOutput(traced.index))
                 continue
@@ -197,9 +199,25 @@ class _Outputs:
                 fresh = FreshOutput(bases[storage], _is_new_leaf(base))
                 self.outputs.append(fresh if value is base else self._view(value, base, fresh))
 
+    def _deferred(self, position: int, value: torch.Tensor, sharing: dict[int, int]) -> ViewOutput:
+        """A sparse result, made after the graph has run."""
+        base, call, is_recorded = deferred_call(self.trace, value)
+        traced = self.trace.input_of(base)
+        if traced is not None:
+            return ViewOutput(InputOutput(traced.index), call, is_recorded, value.requires_grad)
+        if _storage(base) in sharing:
+            raise CaptureError(
+                f"a tensor with the layout {value.layout} is returned beside the dense tensor that it was made from",
+                advice="return a clone of the dense one",
+            )
+        return ViewOutput(
+            FreshOutput(self._add(base, UserOutput(str(position)))), call, is_recorded, value.requires_grad
+        )
+
     def _root(self, storage: int) -> torch.Tensor:
         """Among returned tensors of one storage and their bases: the one that the others are best made from."""
-        members = [value for value in self.returned if _storage(value) == storage]
+        dense = [value for value in self.returned if value.layout is torch.strided]
+        members = [value for value in dense if _storage(value) == storage]
         candidates = [member if member._base is None else member._base for member in members]
         return max(candidates, key=lambda item: (item.requires_grad, private.has_symbols(item) or item.numel()))
 
@@ -352,6 +370,11 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         value.grad_fn is not None and position not in mutated_plain and position not in freed
         for position, value in enumerate(found.graph_values)
     )
+    if trace.replicas and any(differentiable):
+        raise CaptureError(
+            "DistributedDataParallel is called, and a result of it leaves the graph before backward() is",
+            advice="compile the whole step, or the model before it is wrapped: DistributedDataParallel(dovetail.compile(model))",
+        )
     program = trace.program(tuple(found.graph_values))
     ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
+from dovetail.aot.dropped import droppable, taking, without_inputs
 from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
 from dovetail.aot.partition import PartitionedGraph, partition
+from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.backends import Backend, compile_with, lookup_backend
@@ -31,6 +34,7 @@ from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
 from dovetail.trace import shape_guards
+from dovetail.trace.repeats import draws_random_numbers
 
 Callable_ = Callable[[list[Any]], list[Any]]
 
@@ -45,6 +49,7 @@ class CompiledGraph:
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     events: EventLog = field(default_factory=EventLog)
     measured: list[int] = field(default_factory=list)
+    dropped: tuple[tuple[int, int], ...] = ()
 
     @property
     def memory(self) -> MemoryReport | None:
@@ -82,6 +87,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         capture.guards.set_shapes(shape_guards(environment, bindings))
     frozen = capture.guards.freeze()
     checker = compile_checker(frozen, ambient=capture.ambient)
+    assumed = any(map(assumes, compiled.joint.graph.nodes))
     return Entry(
         checker,
         compiled.run,
@@ -91,8 +97,21 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         ambient_change=capture.ambient_change,
         resume_point=capture.resume_point,
         backward_reads=BackwardReads(frozen.backward) if frozen.backward else None,
-        assumes=any(map(assumes, compiled.joint.graph.nodes)),
+        assumes=assumed,
+        start_over=not compiled.dropped and _can_start_over(compiled.joint),
+        # A call that is done again by eager drops them itself; a later backward may read them.
+        dropped=() if assumed or frozen.backward else compiled.dropped,
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
+    )
+
+
+def _can_start_over(joint: JointGraph) -> bool:
+    """Whether a call of which the graph has failed half-way can be made again as if nothing had happened."""
+    spec = joint.spec
+    return (
+        not spec.mutations
+        and not spec.metadata_changes
+        and not any(draws_random_numbers(node.target) or assumes(node) for node in joint.graph.nodes)
     )
 
 
@@ -152,7 +171,7 @@ class _Backward:
             backend = lookup_backend("aten")
         options = {**self._options, "static_inputs": _static_inputs(graph)}
         with self._events.span("compile backward", backend=backend.name, tangents=sum(defined)):
-            compiled = compile_with(backend, graph, examples, "backward", options)
+            compiled = with_collective_errors(compile_with(backend, graph, examples, "backward", options), graph)
         if order == list(range(len(order))):
             return compiled
 
@@ -203,7 +222,7 @@ def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
 
     def stays(descriptor: Any) -> bool:
         if isinstance(descriptor, UserInput):
-            return not descriptor.path.startswith("L[")
+            return not descriptor.path.startswith(("L[", "args[", "kwargs["))
         return isinstance(descriptor, (ParamInput, BufferInput))
 
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -264,6 +283,8 @@ def compile_joint(
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     chosen = chosen.with_options(options or {})
     log = events if events is not None else EventLog()
+    for graph_pass in required_passes(joint):
+        joint = joint.apply(graph_pass)
     joint.lint()
     if not any(node.op == "call_function" for node in joint.graph_module.graph.nodes):
         # Nothing to compile: before a graph break at the very start, say.
@@ -299,19 +320,26 @@ def compile_joint(
         if parts.memory is not None:
             details["memory"] = str(parts.memory)
     settings = dict(options or {})
+    training = any(joint.spec.output_differentiable)
+    dropped = () if training else droppable(joint)
     with log.span("compile forward", backend=chosen.name):
-        examples = [node.meta["val"] for node in parts.forward.graph.find_nodes(op="placeholder")]
-        training = any(joint.spec.output_differentiable)
+        source, left = without_inputs(parts.forward, [gradient for _, gradient in dropped])
+        examples = [node.meta["val"] for node in source.graph.find_nodes(op="placeholder")]
         forward_settings = {
             **settings,
             "user_visible_outputs": list(range(joint.num_forward_outputs)),
-            "static_inputs": _static_inputs(parts.forward),
+            "static_inputs": _static_inputs(source),
         }
-        if chosen.writes_back and not training:
-            forward_settings["write_backs"] = _write_backs(joint.spec)
-        forward = compile_with(
-            chosen, parts.forward, examples, "forward" if training else "inference", forward_settings
-        )
+        # What is assumed about the data must hold before anything is written.
+        if chosen.writes_back and not training and not any(map(assumes, joint.graph.nodes)):
+            places = {index: place for place, index in enumerate(left)}
+            forward_settings["write_backs"] = {
+                output: places[index] for output, index in _write_backs(joint.spec).items()
+            }
+        forward = compile_with(chosen, source, examples, "forward" if training else "inference", forward_settings)
+        if dropped:
+            forward = taking(forward, left)
+        forward = with_collective_errors(forward, parts.forward)
     measured: list[int] = []
     if parts.memory is not None:
         forward = _measuring(forward, joint, measured)
@@ -333,7 +361,7 @@ def compile_joint(
     run = make_runtime_function(
         joint.spec, forward, backward_for, tangent_strides=tangent_strides, derivatives=derivatives
     )
-    return CompiledGraph(joint, parts, chosen, run, log, measured)
+    return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 
 
 def _measuring(forward: Callable_, joint: JointGraph, measured: list[int]) -> Callable_:

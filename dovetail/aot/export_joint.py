@@ -221,16 +221,21 @@ def _spec(joint: JointGraph) -> dict[str, Any]:
                 "input_index": item.input_index,
                 "output_index": item.output_index,
                 "differentiable": item.differentiable,
+                "counted": item.counted,
             }
             for item in spec.mutations
         ],
         "feeding": list(spec.feeding),
+        "ties": [
+            {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)} for item in spec.ties
+        ],
+        "freed_together": None if spec.freed_together is None else [sorted(item) for item in spec.freed_together],
     }
 
 
 def _output(output: OutputTensor, position: int, joint: JointGraph) -> dict[str, Any]:
     if type(output) is FreshOutput:
-        return {"kind": "fresh", "index": output.index, "is_leaf": output.is_leaf}
+        return {"kind": "fresh", "index": output.index, "is_leaf": output.is_leaf, "is_freed": output.is_freed}
     if type(output) is InputOutput:
         return {"kind": "input", "index": output.index}
     if type(output) is not ViewOutput or not isinstance(output.replay, (StridedView, AutogradView, LoadedView)):
@@ -241,6 +246,7 @@ def _output(output: OutputTensor, position: int, joint: JointGraph) -> dict[str,
         "of": "fresh" if isinstance(output.base, FreshOutput) else "input",
         "index": output.base.index,
         "is_leaf": isinstance(output.base, FreshOutput) and output.base.is_leaf,
+        "is_freed": isinstance(output.base, FreshOutput) and output.base.is_freed,
         "size": list(size),
         "stride": list(stride),
         "offset": offset,

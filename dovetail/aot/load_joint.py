@@ -26,7 +26,7 @@ from dovetail.backends import compile_with, lookup_backend
 from dovetail.cache.artefact import read_artefact
 from dovetail.cache.schema import make_schema, validate
 from dovetail.errors import ArtefactError, DovetailError, InputError
-from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.trace import Bindings, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
 from dovetail.trace.trace import SAME_DTYPE
@@ -411,14 +411,19 @@ def _spec(data: Mapping[str, Any], primals: int, forward: int, results: Sequence
     for item in data["outputs"]:
         is_input = item["kind"] == "input" or item.get("of") == "input"
         index = check(item["index"], primals if is_input else forward)
-        base = InputOutput(index) if is_input else FreshOutput(index, item["is_leaf"])
+        base = InputOutput(index) if is_input else FreshOutput(index, item["is_leaf"], item["is_freed"])
         if item["kind"] == "view":
             replay = LoadedView(tuple(item["size"]), tuple(item["stride"]), item["offset"])
             outputs.append(ViewOutput(base, replay, item["differentiable"], item["requires_grad"]))
         else:
             outputs.append(base)
     mutations = tuple(
-        Mutation(check(item["input_index"], primals), check(item["output_index"], forward), item["differentiable"])
+        Mutation(
+            check(item["input_index"], primals),
+            check(item["output_index"], forward),
+            item["differentiable"],
+            item["counted"],
+        )
         for item in data["mutations"]
     )
     if len({item.input_index for item in mutations}) != len(mutations):
@@ -431,7 +436,43 @@ def _spec(data: Mapping[str, Any], primals: int, forward: int, results: Sequence
         tuple(outputs),
         mutations,
         tuple(check(item, forward) for item in data["feeding"]),
+        _ties(data["ties"], outputs, mutations, tuple(data["output_differentiable"])),
+        freed_together=_freed_together(data["freed_together"], sum(data["output_differentiable"])),
     )
+
+
+def _ties(
+    data: Sequence[Mapping[str, Any]],
+    outputs: Sequence[OutputTensor],
+    mutations: Sequence[Mutation],
+    differentiable: Sequence[bool],
+) -> tuple[Tie, ...]:
+    """The ties of a file; raises :class:`ArtefactError` unless they can be made in their order."""
+    left = {item["output"] for item in data}
+    if len(left) != len(data) or any(index >= len(differentiable) or not differentiable[index] for index in left):
+        raise ArtefactError("the artefact ties an output that there is not")
+    written = {item.input_index: item.output_index for item in mutations}
+    ties: list[Tie] = []
+    for item in data:
+        places, inputs = tuple(item["results"]), tuple(item["inputs"])
+        if any(place >= len(outputs) for place in places) or any(index not in written for index in inputs):
+            raise ArtefactError("the artefact ties an output to a result that there is not")
+        bases = [outputs[place].base if isinstance(outputs[place], ViewOutput) else outputs[place] for place in places]
+        sources = {base.index if isinstance(base, FreshOutput) else written.get(base.index) for base in bases}
+        sources |= {written[index] for index in inputs}
+        if sources & left:
+            raise ArtefactError("the artefact ties outputs to each other in an order in which they cannot be made")
+        left.remove(item["output"])
+        ties.append(Tie(item["output"], places, inputs))
+    return tuple(ties)
+
+
+def _freed_together(data: Sequence[Sequence[int]] | None, count: int) -> tuple[frozenset[int], ...] | None:
+    if data is None:
+        return None
+    if len(data) != count or any(index >= count for item in data for index in item):
+        raise ArtefactError("the artefact does not say for each differentiable output what it frees")
+    return tuple(map(frozenset, data))
 
 
 def _state(

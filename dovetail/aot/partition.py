@@ -16,6 +16,7 @@ import networkx
 import torch
 
 from dovetail import torch_private as private
+from dovetail.aot.collective_errors import is_exchange
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, SAVE, JointGraph, must_stay
 from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
@@ -217,9 +218,11 @@ _ONCE = {torch.Tag.nondeterministic_bitwise, torch.Tag.dynamic_output_shape, tor
 
 
 def _never_again(node: torch.fx.Node) -> bool:
-    """Whether a node may not be computed twice: its second result could be another one."""
+    """Whether a node may not be computed twice: its second result could be another one, or other ranks would wait for it."""
     if node.op != "call_function":
         return False
+    if is_exchange(node):
+        return True
     return must_stay(node) or bool(node.meta.get(SAVE)) or not _ONCE.isdisjoint(getattr(node.target, "tags", ()))
 
 

@@ -14,6 +14,13 @@ import torch
 
 _SUMS = (torch.ops.aten.add.Tensor,)
 
+# Marks in a node's ``meta``, for gradients that are packed into one tensor and taken out again. PACK: its first argument is the
+# list of what is packed. MEMBER: it is what was packed as this one of the list; where that is zero, there is no gradient.
+# FOR_PATTERN: ``function(args, defined)`` gives the node's arguments in a backward for some of the tangents.
+PACK = "pack"
+MEMBER = "member"
+FOR_PATTERN = "for_pattern"
+
 
 def specialise_tangents(
     backward: torch.fx.GraphModule, positions: Sequence[int], defined: Sequence[bool]
@@ -50,7 +57,7 @@ def specialise_tangents(
             continue
         if node.op == "output":
             results: Any = node.args[0]
-            graph.output([None if item is None or item in zero else copies[item] for item in results])
+            graph.output([None if item is None or _is_zero(item, zero) else copies[item] for item in results])
             continue
         inputs = [item for item in node.all_input_nodes if item in dependent]
         if inputs:
@@ -69,6 +76,8 @@ def specialise_tangents(
         if other_strides and inputs and node.target is torch.ops.aten.view.default:
             # A sum may have had other strides than its one summand. Eager's formulas reshape.
             copies[node].target = torch.ops.aten.reshape.default
+        if FOR_PATTERN in node.meta:
+            copies[node].args = node.meta[FOR_PATTERN](copies[node].args, tuple(defined))
         copies[node].meta = dict(node.meta)
     graph.eliminate_dead_code()
     unused = []
@@ -77,6 +86,16 @@ def specialise_tangents(
             graph.erase_node(copies[node])
             unused.append(position)
     return torch.fx.GraphModule(backward, graph), unused
+
+
+def _is_zero(node: torch.fx.Node, zero: set[torch.fx.Node]) -> bool:
+    if node in zero or MEMBER not in node.meta:
+        return node in zero
+    pack = node
+    while PACK not in pack.meta:
+        pack = pack.all_input_nodes[0]
+    members: Any = pack.args[0]
+    return members[node.meta[MEMBER]] in zero
 
 
 def _same_kind(left: torch.fx.Node, right: torch.fx.Node) -> bool:

@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail.backends import children
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
 from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.backends.registry import lookup_backend
+from dovetail.backends.trial import try_apart, words
 from dovetail.errors import EagerFallbackWarning
 
 
@@ -46,14 +45,14 @@ class _Guard:
         plain = compile_aten(graph, example_inputs, kind=kind)
         if self.given_up:
             return plain
-        problem = self._try_apart(graph, example_inputs, kind, options)
+        problem = try_apart(self.inner, graph, example_inputs, kind, options, seconds=self.seconds)
         if problem:
             self._give_up(problem)
             return plain
         try:
             compiled = compile_with(self.inner, graph, example_inputs, kind, options)
         except Exception as error:  # noqa: BLE001  (a backend may raise anything)
-            self._give_up(_words(error))
+            self._give_up(words(error))
             return plain
         return self._until_it_fails(compiled, plain)
 
@@ -72,32 +71,12 @@ class _Guard:
                 proven = True
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 failed = True
-                self._give_up(_words(error))
+                self._give_up(words(error))
                 put_random_state(state)
                 return plain(kept)
             return outputs
 
         return run
-
-    def _try_apart(
-        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], kind: Kind, options: Mapping[str, Any]
-    ) -> str:
-        """What goes wrong with the graph on made-up values in a fork of this process; empty if nothing does."""
-        if not children.can_fork() or not all(map(_can_be_made_up, example_inputs)):
-            return ""
-
-        def work(write: children.Write) -> None:
-            try:
-                run = compile_with(self.inner, graph, example_inputs, kind, options)
-                run([_made_up(value) for value in example_inputs])
-            except Exception as error:  # noqa: BLE001  (the parent reads it)
-                write({"problem": _words(error)})
-            else:
-                write({"problem": ""})
-
-        for row in children.rows_of_fork(work, self.seconds):
-            return f"it {row}" if isinstance(row, children.Lost) else str(row["problem"])
-        return "it ended the process without a word"
 
     def _give_up(self, problem: str) -> None:
         if self.given_up:
@@ -111,30 +90,14 @@ class _Guard:
         )
 
 
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n  what to do")[0]
-
-
-def _can_be_made_up(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return False
-    # A size that is made of data has no example.
-    return all(type(number) is int or number.node.hint is not None for number in (*value.shape, *value.stride()))
-
-
-def _made_up(value: torch.Tensor) -> torch.Tensor:
-    sizes, strides = (tuple(map(private.hint, numbers)) for numbers in (value.shape, value.stride()))
-    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-    # Zeros are good indices, and nothing overflows.
-    return made.zero_()
-
-
-def guarded(backend: str | Backend | Callable[..., Any], *, seconds: float = 120.0) -> Backend:
+def guarded(backend: str | Backend | Callable[..., Any] | None = None, *, seconds: float = 120.0) -> Backend:
     """The same backend with a net under it, to be given to :func:`dovetail.compile` as ``backend``.
 
     Each graph is compiled and run once in a fork of this process first, which may take ``seconds``; so compiling takes twice
-    as long. After the first failure, of which one :class:`EagerFallbackWarning` tells, ATen's operators run. Where this process has
-    used CUDA it cannot be forked, and only what the backend raises, or returns wrongly, is caught.
+    as long. After the first failure, of which one :class:`EagerFallbackWarning` tells, ATen's operators run. Without a name it is
+    the default backend. Where this process has used CUDA it cannot be forked: a new interpreter tries the graph, which takes
+    some seconds more, and for a backend that only this process knows, or symbolic sizes, only what the backend raises, or
+    returns wrongly, is caught.
     """
     inner = lookup_backend(backend)
     if inner.takes_program:

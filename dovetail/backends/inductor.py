@@ -9,25 +9,24 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.backends.float_inputs import floats_as_tensors
+from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
+from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
+from dovetail.trace.repeats import draws_random_numbers
 
-PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs"})
+PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
 
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions, less those of operators that draw random numbers.
+    """Inductor's decompositions and those of fused optimizers, less those of operators that draw random numbers.
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
-    table = private.inductor_decompositions()
-    return {target: rule for target, rule in table.items() if not _draws_random_numbers(target)}
-
-
-def _draws_random_numbers(target: Any) -> bool:
-    return isinstance(target, private.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    table = {**private.inductor_decompositions(), **fused_optimizers()}
+    return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
 def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
@@ -85,7 +84,7 @@ def compile_inductor(
         )
     outputs = output_arguments(graph)
     _refuse_writes(graph)
-    random_targets = {node.target for node in graph.graph.nodes if _draws_random_numbers(node.target)}
+    random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
     for target in random_targets:
         private.inductor_runs_as_is(target)
     if random_targets:
@@ -99,6 +98,7 @@ def compile_inductor(
     strides = promised_strides(outputs, visible)
     # Inductor changes the graph, which the caller keeps to show and to export.
     own = own_copy(graph)
+    write_back(own, options.get("write_backs", {}))
     floats_as_tensors(own)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
@@ -121,6 +121,7 @@ INDUCTOR = Backend(
     compile_inductor,
     decompositions=wanted_decompositions,
     data_sizes=True,
+    writes_back=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )

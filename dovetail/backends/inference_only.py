@@ -1,7 +1,8 @@
 """Backends for inference by libraries that read whole models: ``onnxruntime`` and ``openvino``.
 
 Both take graphs of pure operators with sizes that are known, run them with code of their own, and refuse what they cannot
-keep to eager's numbers: random numbers, writes, dtypes that they do not have. Neither is installed with Dovetail.
+keep to eager's numbers: random numbers, writes, dtypes that they do not have. The first results of each graph are compared with
+ATen's, and a graph that is converted wrongly is refused. Neither library is installed with Dovetail.
 
 >>> from dovetail.backends import lookup_backend
 >>> lookup_backend("onnxruntime").kinds
@@ -23,8 +24,9 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.backends.aten import compile_aten
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.pieces import line_of
+from dovetail.backends.pieces import UNINITIALISED, line_of, value_problem
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError, UnsupportedGraphError
 
@@ -48,7 +50,7 @@ class _Library:
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
         """Compile one graph, or refuse it."""
-        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.packages if not _can_be_imported(name)]
         if missing:
             raise UnsupportedGraphError(
                 f"backend {self.name!r} needs {' and '.join(missing)}, which cannot be imported here",
@@ -76,12 +78,18 @@ class _Library:
                 ) from error
         places = {node: number for number, node in enumerate(wanted)}
         parameters = {node: number for number, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+        compared = False
 
         def call(inputs: list[Any]) -> list[Any]:
+            nonlocal compared
             kept = list(inputs)
             inputs.clear()
             values = run([kept[place].detach().contiguous() for place in read])
-            return [_pick(entry, kept, values, parameters, places) for entry in outputs]
+            results = [_pick(entry, kept, values, parameters, places) for entry in outputs]
+            if not compared:
+                self._compare(graph, kept, results)
+                compared = True
+            return results
 
         return guard_outputs(call, promised_strides(outputs, range(len(outputs))))
 
@@ -94,6 +102,21 @@ class _Library:
                     f"{self.name} cannot take {node.target}: {problem}",
                     where=line_of(node),
                     advice='use another backend, such as backend="aten"',
+                )
+
+    def _compare(self, graph: torch.fx.GraphModule, inputs: list[Any], results: list[Any]) -> None:
+        """Raise where the first results are not ATen's: what converts a graph may do it wrongly without a word."""
+        promise = Backend(self.name, self.compile)
+        wanted = compile_aten(graph)(list(inputs))
+        entries = output_arguments(graph)
+        for index, (entry, found, want) in enumerate(zip(entries, results, wanted, strict=True)):
+            undefined = isinstance(entry, torch.fx.Node) and entry.target in UNINITIALISED
+            problem = "" if undefined else value_problem(found, want, promise)
+            if problem:
+                raise UnsupportedGraphError(
+                    f"{self.name} computes this graph wrongly: result {index} ({entry}) {problem}",
+                    where=line_of(entry) if isinstance(entry, torch.fx.Node) else None,
+                    advice='use another backend; backend="bisect" with this one as "inner" finds the operator',
                 )
 
     def _problem(self, node: torch.fx.Node) -> str:
@@ -116,6 +139,10 @@ class _Library:
             if item.layout is not torch.strided:
                 return f"it has no {item.layout}"
         return ""
+
+
+def _can_be_imported(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def _computed_outputs(

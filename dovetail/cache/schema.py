@@ -34,7 +34,7 @@ def _record(**fields: Any) -> dict[str, Any]:
 
 
 def make_schema() -> dict[str, Any]:
-    """The schema of ``graph`` in ``graph.json``, format version 2."""
+    """The schema of ``graph`` in ``graph.json``, format version 3."""
     size = {"$ref": "size"}
     descriptor = {"$ref": "descriptor"}
     optional_descriptor = {"anyOf": [{"type": "null"}, descriptor]}
@@ -63,13 +63,14 @@ def make_schema() -> dict[str, Any]:
     }
     output = {
         "anyOf": [
-            _record(kind={"enum": ["fresh"]}, index=_COUNT, is_leaf={"type": "boolean"}),
+            _record(kind={"enum": ["fresh"]}, index=_COUNT, is_leaf={"type": "boolean"}, is_freed={"type": "boolean"}),
             _record(kind={"enum": ["input"]}, index=_COUNT),
             _record(
                 kind={"enum": ["view"]},
                 of={"enum": ["fresh", "input"]},
                 index=_COUNT,
                 is_leaf={"type": "boolean"},
+                is_freed={"type": "boolean"},
                 size={"type": "array", "items": _COUNT},
                 stride={"type": "array", "items": _COUNT},
                 offset={"type": "integer", "minimum": -(1 << 40), "maximum": 1 << 40},
@@ -79,6 +80,7 @@ def make_schema() -> dict[str, Any]:
         ]
     }
     flags = {"type": "array", "items": {"type": "boolean"}}
+    counts = {"type": "array", "items": _COUNT}
     whole: dict[str, Any] = _record(
         nodes={"type": "array", "items": node},
         results={"type": "array", "items": {"anyOf": [{"type": "null"}, _NAME]}},
@@ -103,9 +105,16 @@ def make_schema() -> dict[str, Any]:
             outputs={"type": "array", "items": output},
             mutations={
                 "type": "array",
-                "items": _record(input_index=_COUNT, output_index=_COUNT, differentiable={"type": "boolean"}),
+                "items": _record(
+                    input_index=_COUNT,
+                    output_index=_COUNT,
+                    differentiable={"type": "boolean"},
+                    counted={"type": "boolean"},
+                ),
             },
-            feeding={"type": "array", "items": _COUNT},
+            feeding=counts,
+            ties={"type": "array", "items": _record(output=_COUNT, results=counts, inputs=counts)},
+            freed_together={"anyOf": [{"type": "null"}, {"type": "array", "items": counts}]},
         ),
         result={"$ref": "result"},
         state={"type": "array", "items": {"type": "array", "items": _TEXT, "length": 2}},

@@ -103,7 +103,7 @@ def _doctor(options: argparse.Namespace) -> int:
         findings.append(finding)
         show(finding)
     names = options.backends if options.backends is not None else names_to_probe()
-    show("\nbackends (each takes one small training step in a process of its own)")
+    show("\nbackends (each takes a few small training steps in a process of its own)")
     for probe in probe_backends(names, options.seconds):
         probes.append(probe)
         show(_backend_line(probe))
@@ -119,7 +119,7 @@ def _backend_line(probe: Probe) -> str:
     mark = "works" if probe.works else "does not work"
     text = f"  {probe.name:<29} {mark:<14}"
     if probe.works:
-        return f"{text} first step {probe.seconds:.1f} s"
+        return f"{text} {probe.seconds:.1f} s{f', but {probe.reason}' if probe.reason else ''}"
     reason = probe.reason if len(probe.reason) <= 300 else probe.reason[:297] + "..."
     return f"{text} {reason}"
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dovetail import torch_private_autograd as door
 from dovetail.errors import CaptureError
@@ -22,6 +23,10 @@ from dovetail.errors import CaptureError
 def outside_of(mode: Any) -> AbstractContextManager[Any]:
     """A block that a recording mode does not see."""
     return door.without_dispatch_modes() if mode is not None else contextlib.nullcontext()
+
+
+#: Something that has no ``__torch_function__``: only a mode can be what torch finds then.
+_NO_TENSOR = (None,)
 
 
 class NodeFunction:
@@ -46,7 +51,9 @@ class NodeFunction:
         return cls._known[name]
 
     def __call__(self, *args: Any) -> Any:
-        """The gradients of what the node's inputs were."""
+        """The gradients of what the node's inputs were. A call that can be overridden, as those of torch's functions can."""
+        if has_torch_function(_NO_TENSOR):
+            return handle_torch_function(self, (), *args)
         return self.function(*args)
 
     def __repr__(self) -> str:
@@ -65,6 +72,8 @@ class OutputCheck(NodeFunction):
 
     def __call__(self, *args: Any) -> Any:
         """The gradients, summed to the right shape and cast to the right type."""
+        if has_torch_function(_NO_TENSOR):
+            return handle_torch_function(self, (), *args)
         try:
             return self.function(*args)
         except RuntimeError as error:
@@ -75,14 +84,15 @@ class OutputCheck(NodeFunction):
         raise RuntimeError(f"Function {self.node_name} returned an {words}")
 
 
-def is_traceable(hook: Any) -> bool:
+def is_traceable(hook: Any, create_graph: bool = False) -> bool:
     """Whether a hook, or the backward behind a context, is code of the user's that can become a part of a graph.
 
-    Hooks of torch itself ask the engine where it is, and keep books about it.
+    Hooks of torch itself ask the engine where it is, and keep books about it. The backward of a function that Dovetail has
+    compiled is a compiled function by itself where ``create_graph`` asks for its derivative.
     """
     kind = getattr(hook, "_forward_cls", None)
     if kind is not None:
-        return not _is_torchs(kind)
+        return not _is_torchs(kind) and not (create_graph and hasattr(kind, "backward_graph"))
     while isinstance(hook, functools.partial):
         hook = hook.func
     function = getattr(hook, "__func__", hook)
@@ -144,6 +154,8 @@ def accumulate_grad(variable: torch.Tensor, gradient: torch.Tensor | None) -> No
             variable.grad = _with_layout_of(gradient, variable)
     elif old.layout is not torch.strided and gradient.layout is torch.strided:
         variable.grad = gradient + old
+    elif torch.is_grad_enabled():
+        variable.grad = old + gradient
     else:
         old += gradient
 
@@ -162,6 +174,7 @@ def accumulate_owned(variable: torch.Tensor, holder: list[torch.Tensor]) -> None
     ours = (
         variable.grad is None
         and variable.requires_grad
+        and not torch.is_grad_enabled()
         and type(gradient) is torch.Tensor
         and gradient.layout is variable.layout is torch.strided
         and not gradient.requires_grad
@@ -246,6 +259,14 @@ def compiled_prologue(context: Any, was_defined: Sequence[bool], saved: Sequence
             advice="a torch.autograd.Function gives None in some calls only: let it give zeros, or run this backward eagerly",
         )
     return context._forward_cls.prologue(context, saved, gradients)  # type: ignore[no-any-return]
+
+
+def of_either_order(first: Any, higher: Any) -> Any:
+    """One gradient computed in two ways: by a compiled function's graph, and by its backward that can be differentiated again.
+
+    Which one is used is decided when the captured backward becomes a graph.
+    """
+    raise AssertionError("a captured backward runs without having become a graph")
 
 
 def _materialized(context: Any, index: int) -> torch.Tensor | None:
@@ -346,6 +367,16 @@ def unpack_saved(hook: Callable[[Any], Any], packed: Any) -> torch.Tensor:
     return result
 
 
+def check_for_nan(name: str, positions: Sequence[int], outputs: Sequence[Any]) -> None:
+    """What anomaly mode asks of the gradients that a node gives."""
+    for position, output in zip(positions, outputs, strict=True):
+        if output is None:
+            continue
+        values = output if output.layout is torch.strided else output.coalesce().values()
+        if bool(torch.isnan(values).any()):
+            raise RuntimeError(f"Function '{name}' returned nan values in its {position}th output.")
+
+
 def copy_slices_prologue(
     gradients: Sequence[Any],
     base_sizes: Sequence[int],
@@ -415,7 +446,8 @@ EFFECTS = frozenset(
         call_node_post_hook,
         call_post_accumulate_hook,
         unpack_saved,
+        check_for_nan,
     }
 )
 #: Those of them that are the user's own code.
-USER_CODE = EFFECTS - {accumulate_grad}
+USER_CODE = EFFECTS - {accumulate_grad, check_for_nan}

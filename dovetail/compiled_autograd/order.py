@@ -21,6 +21,7 @@ class BackwardCall:
     targets: tuple[Any, ...]
     accumulate: bool
     keep_graph: bool = False
+    create_graph: bool = False
 
 
 class _Walk:

@@ -25,13 +25,13 @@ CARRIED = "carried"
 class Part:
     """One part: ``graph(tensors, sizes, scalars, hooks, packed, carried) -> values`` and what happens after it.
 
-    ``in_eager`` is set for steps that nothing may trace: hooks of native code and of torch itself, which look at the engine.
+    ``reason`` is set for steps that nothing may trace, hooks of native code and of torch itself, which look at the engine.
     ``keeps`` says which of the values later parts read, under which number; ``accumulate`` has pairs of a place among the
     tensors (a leaf) and a number (its gradient).
     """
 
     graph: fx.GraphModule
-    in_eager: bool
+    reason: str
     takes: tuple[int, ...]
     keeps: tuple[int, ...]
     accumulate: tuple[tuple[int, int | None], ...]
@@ -52,14 +52,20 @@ def hook_index(node: fx.Node) -> int | None:
     return node.args[0].args[1]  # type: ignore[union-attr,return-value]
 
 
-def must_be_eager(node: fx.Node, traceable: Sequence[bool]) -> bool:
-    """Whether a step cannot be traced; ``traceable`` says it of each hook and context."""
+def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
+    """Why a step cannot be traced (empty: it can); ``traceable`` says it of each hook and context."""
     if isinstance(node.target, operations.NodeFunction):
-        return node.target.name in OTHER_FORMULA or node.target.is_custom
+        if node.target.is_custom:
+            return "an operator of a C++ extension"
+        return "torch computes it in another way while it is traced" if node.target.name in OTHER_FORMULA else ""
     if node.target is operations.call_native_tensor_hooks:
-        return True
+        return "hooks of native code"
     index = hook_index(node)
-    return index is not None and not traceable[index]
+    return (
+        ""
+        if index is None or traceable[index]
+        else "code that is not the program's, which may ask the engine where it is"
+    )
 
 
 def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
@@ -68,9 +74,9 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
     """
     steps: list[list[fx.Node]] = [[]]
     writes: list[list[fx.Node]] = [[]]
-    in_eager = [False]
+    reasons = [""]
     arguments: dict[fx.Node, fx.Node] = {}
-    eager_values: set[fx.Node] = set()
+    eager_values: dict[fx.Node, str] = {}
     for node in graph_module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -80,25 +86,27 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
             writes[-1].append(node)
         else:
             # What is picked out of a result stays with it.
-            eager = must_be_eager(node, traceable) or (node.target is operator.getitem and node.args[0] in eager_values)
+            eager = why_eager(node, traceable)
+            if node.target is operator.getitem:
+                eager = eager_values.get(node.args[0], "")
             if eager:
-                eager_values.add(node)
+                eager_values[node] = eager
             looks = writes[-1] and node.target in operations.USER_CODE
-            if looks or (eager != in_eager[-1] and steps[-1]):
+            if looks or (bool(eager) != bool(reasons[-1]) and steps[-1]):
                 steps.append([])
                 writes.append([])
-                in_eager.append(eager)
+                reasons.append(eager)
             elif not steps[-1]:
-                in_eager[-1] = eager
+                reasons[-1] = eager
             steps[-1].append(node)
     asked = graph_module.graph.output_node().args[0]
-    return _build(steps, writes, in_eager, arguments, asked)  # type: ignore[arg-type]
+    return _build(steps, writes, reasons, arguments, asked)  # type: ignore[arg-type]
 
 
 def _build(
     steps: Sequence[Sequence[fx.Node]],
     writes: Sequence[Sequence[fx.Node]],
-    in_eager: Sequence[bool],
+    reasons: Sequence[str],
     arguments: dict[fx.Node, fx.Node],
     asked: Sequence[fx.Node | None],
 ) -> Parts:
@@ -150,7 +158,7 @@ def _build(
         parts.append(
             Part(
                 named_module(graph),
-                in_eager[index],
+                reasons[index],
                 tuple(number[item] for item in takes),
                 tuple(number[item] for item in kept),
                 tuple(
@@ -174,7 +182,9 @@ class PartsRunner:
     """Runs the parts one after the other; a value is let go of after its last use."""
 
     def __init__(self, parts: Parts, functions: Sequence[Callable[..., Any]]) -> None:
-        self._results = parts.results
+        self.parts = parts
+        #: What runs each part.
+        self.functions = tuple(functions)
         last_use: dict[int, int] = {}
         for index, part in enumerate(parts.parts):
             last_use.update(dict.fromkeys(part.takes, index))
@@ -203,20 +213,20 @@ class PartsRunner:
         versions = [tensor._version for tensor in tensors] if self._checks else None
         for part, function, dropped, writes, used, used_after_user_code in self._steps:
             if versions is not None:
-                _check_unwritten(tensors, versions, used)
+                check_unwritten(tensors, versions, used)
             carried = [values[number] for number in part.takes]
             for number in dropped:
                 del values[number]
             values.update(zip(part.keeps, function(*arguments, carried), strict=True))
             del carried
             if versions is not None:
-                _check_unwritten(tensors, versions, used_after_user_code)
+                check_unwritten(tensors, versions, used_after_user_code)
             for place, gradient, is_last in writes:
                 if is_last and values[gradient] is not None:
                     operations.accumulate_owned(tensors[place], [values.pop(gradient)])
                 else:
                     operations.accumulate_grad(tensors[place], values[gradient])
-        return [None if number is None else values[number] for number in self._results]
+        return [None if number is None else values[number] for number in self.parts.results]
 
 
 def _saved_in(graph_module: fx.GraphModule) -> tuple[list[int], list[int]]:
@@ -235,7 +245,19 @@ def _saved_in(graph_module: fx.GraphModule) -> tuple[list[int], list[int]]:
     return [*{**used, **afterwards}], list(afterwards)
 
 
-def _check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+def uses_of_saved(graph: fx.Graph) -> dict[fx.Node, list[int]]:
+    """For each step of a captured backward which of the saved tensors it computes with."""
+    uses: dict[fx.Node, list[int]] = {}
+    for item in graph.nodes:
+        if item.target is operator.getitem and item.args[0].op == "placeholder" and item.args[0].name == "tensors":
+            for user in item.users:
+                if user.target not in (operations.accumulate_grad, operations.call_post_accumulate_hook):
+                    uses.setdefault(user, []).append(item.args[1])
+    return uses
+
+
+def check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+    """Raise eager's error if a saved tensor was written to since the backward began."""
     for place in places:
         if tensors[place]._version != versions[place]:
             tensor = tensors[place]

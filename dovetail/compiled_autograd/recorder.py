@@ -222,6 +222,15 @@ class Recorder:
         if found is not None and not any(node.op in ("get_attr", "call_module") for node in found[0].graph.nodes):
             graph_module, order = found
             return self._compiled_function(hook, graph_module, order, inputs, output_metadatas, saved_tensors)
+        node = self._call_backward(hook, inputs, output_metadatas, saved_tensors)
+        return tuple(
+            None if metadata is None else self._stand_in(self._item(node, index))
+            for index, metadata in enumerate(output_metadatas)
+        )
+
+    def _call_backward(
+        self, hook: fx.Node, inputs: Sequence[Any], output_metadatas: Sequence[Any], saved_tensors: Sequence[Any]
+    ) -> fx.Node:
         is_tensor = [metadata is not None for metadata in output_metadatas]
         node = self.graph.call_function(
             operations.call_backward,
@@ -234,10 +243,7 @@ class Recorder:
             ),
         )
         node.meta["call"] = self.call
-        return tuple(
-            None if metadata is None else self._stand_in(self._item(node, index))
-            for index, metadata in enumerate(output_metadatas)
-        )
+        return node
 
     def _compiled_function(
         self,
@@ -248,7 +254,12 @@ class Recorder:
         output_metadatas: Sequence[Any],
         saved_tensors: Sequence[Any],
     ) -> tuple[torch.Tensor | None, ...]:
-        """A function that Dovetail has compiled: one call that prepares, then its backward graph, node by node."""
+        """A function that Dovetail has compiled: one call that prepares, then its backward graph, node by node.
+
+        With ``create_graph=True`` it is the function's own backward, whose derivative is another compiled function.
+        """
+        whole = self._call_backward(hook, inputs, output_metadatas, saved_tensors)
+        whole.meta["create_graph"] = True
         values = self.graph.call_function(
             operations.compiled_prologue,
             (
@@ -259,6 +270,7 @@ class Recorder:
             ),
         )
         values.meta["call"] = self.call
+        values.meta["create_graph"] = False
         places = iter(order)
         new: dict[fx.Node, fx.Node] = {}
         for node in graph_module.graph.nodes:
@@ -276,10 +288,15 @@ class Recorder:
                 if "user_line" in node.meta:
                     copied.meta["user_line"] = node.meta["user_line"]
         results = graph_module.graph.output_node().args[0]
-        return tuple(
-            None if metadata is None or result is None else self._stand_in(new[result])  # type: ignore[index]
-            for metadata, result in zip(output_metadatas, results, strict=True)  # type: ignore[arg-type]
-        )
+        found: list[torch.Tensor | None] = []
+        for index, (metadata, result) in enumerate(zip(output_metadatas, results, strict=True)):  # type: ignore[arg-type]
+            if metadata is None or result is None:
+                found.append(None)
+                continue
+            node = self.graph.call_function(operations.of_either_order, (new[result], self._item(whole, index)))  # type: ignore[index]
+            node.meta["call"] = self.call
+            found.append(self._stand_in(node))
+        return tuple(found)
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
         """An in-place write to a view: the gradient of the base is split."""

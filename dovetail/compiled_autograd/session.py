@@ -13,6 +13,9 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
+from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
+from dovetail.compiled_autograd.explanation import explain_parts
+from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_noted, noting_lines
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
@@ -31,23 +34,36 @@ class BackwardSession:
 
     ``captures`` are the captured backwards, in the order in which they were first needed; ``runs`` says how often a captured
     graph ran, ``fallbacks`` why a backward was left to eager. Sessions that compile in the same way may share ``compiled``, what
-    they have compiled so far.
+    they have compiled so far. With ``forward_lines`` the nodes remember the lines that made them, which takes time: a traceback for
+    each operator of the forward.
     """
 
     compile_graph: GraphCompiler | None = None
-    compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict, repr=False)
+    compiled: dict[tuple[Any, ...], PartsRunner] = field(default_factory=dict, repr=False)
     events: EventLog = field(default_factory=EventLog)
     captures: list[CapturedBackward] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     runs: int = 0
+    forward_lines: bool = False
 
     def __post_init__(self) -> None:
         self._warned = False
+        self._lines: dict[CapturedBackward, dict[int, str]] = {}
 
     def __str__(self) -> str:
+        return "\n".join([*self._summary(), *(capture.shown(self._lines[capture]) for capture in self.captures)])
+
+    def _summary(self) -> list[str]:
         lines = [f"{len(self.captures)} captured backward(s), {self.runs} run(s)"]
-        lines += [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
-        return "\n".join([*lines, *(str(capture) for capture in self.captures)])
+        return lines + [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
+
+    def explain(self) -> str:
+        """In which parts the captured backwards run, which of them are compiled, and why the others are not."""
+        lines = self._summary()
+        for number, capture in enumerate(self.captures):
+            runners = [runner for key, runner in self.compiled.items() if key[0] is capture]
+            lines += explain_parts(number, capture, runners)
+        return "\n".join(lines)
 
     def run(
         self,
@@ -59,26 +75,34 @@ class BackwardSession:
         """Run a captured backward on what the engine has collected from the nodes."""
         if captured not in self.captures:
             self.captures.append(captured)
+            self._lines[captured] = forward_lines(hook_order(call))
         order = captured.order(call)
-        traceable = tuple(is_traceable(hook) for hook in arguments[3]) if captured.runs_user_code else ()
-        key = (captured, order, traceable)
-        compiled = self.compiled.get(key)
+        higher = call.create_graph
+        traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
+        key = (captured, order, traceable, higher)
+        watched = torch.is_anomaly_enabled()
+        compiled: Any = StepByStep(captured, call, order) if watched else self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
-                compiled = self.compiled[key] = self._compile(captured.graph_for(order), traceable)
+                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
         self.runs += 1
-        with torch.no_grad():
+        with torch.set_grad_enabled(higher):
             if captured.runs_user_code:
-                return list(inside_the_engine(engine_run, call.keep_graph, lambda: _noted(compiled, arguments)))
+                with unwatched() if watched else contextlib.nullcontext(contextlib.nullcontext) as as_before:
+                    return list(
+                        inside_the_engine(
+                            engine_run, call.keep_graph, lambda: _noted(compiled, higher, arguments, as_before)
+                        )
+                    )
             return list(compiled(*arguments))
 
-    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> Callable[..., Any]:
+    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> PartsRunner:
         parts = cut(graph, traceable)
         run = [self._compile_part(part) for part in parts.parts]
         return PartsRunner(parts, run)
 
     def _compile_part(self, part: Part) -> Callable[..., Any]:
-        if part.in_eager or self.compile_graph is None:
+        if part.reason or self.compile_graph is None:
             return part.graph.forward
         return self.compile_graph(part.graph.forward)
 
@@ -95,9 +119,15 @@ class BackwardSession:
             )
 
 
-def _noted(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _noted(
+    compiled: Callable[..., Any],
+    create_graph: bool,
+    arguments: tuple[Any, ...],
+    as_before: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Any:
     _state.task = door.current_backward()
-    return compiled(*arguments)
+    with as_before(), torch.set_grad_enabled(create_graph):
+        return compiled(*arguments)
 
 
 class _State(threading.local):
@@ -106,6 +136,10 @@ class _State(threading.local):
     sessions: tuple[BackwardSession, ...] = ()
     call: BackwardCall | None = None
     recorder: Recorder | None = None
+    #: A captured backward and what the engine has collected for it, on the way out of the engine.
+    collected: tuple[CapturedBackward, tuple[Any, ...]] | None = None
+    #: The arguments of a backward that is eager's, should the engine hand it over all the same.
+    eager_call: tuple[Any, ...] | None = None
     running = False
     hooked = False
     #: The number by which torch knows the captured backward that runs.
@@ -113,13 +147,19 @@ class _State(threading.local):
 
 
 _state = _State()
-# The engine's hook is one pointer for all threads.
+# The engine's hook is one pointer for all threads: whoever holds the lock has a compiler in it.
 _hook_lock = threading.RLock()
 _door_lock = threading.Lock()
 _open_sessions = 0
+#: How many threads run a captured backward inside of the engine, which allows one.
+_runs_in_the_engine = 0
 _engine_run: Callable[..., Any] | None = None
 _engine_will_execute: Callable[[Any], bool] | None = None
 _foreign = "count(0)"
+
+
+class _NotThisThreads(Exception):
+    """The engine has handed a backward over that is eager's, because another thread had a compiler in its hook."""
 
 
 def _unhook() -> None:
@@ -131,19 +171,54 @@ def _unhook() -> None:
 
 def _finish(recorder: Recorder) -> tuple[Callable[..., Any], CapturedBackward]:
     assert _state.call is not None
-    return _run_captured, CapturedBackward(recorder, _state.call)
+    return _collect, CapturedBackward(recorder, _state.call)
 
 
-def _run_captured(captured: CapturedBackward, *arguments: Any) -> list[Any]:
+def _collect(captured: CapturedBackward, *arguments: Any) -> list[Any]:
     """Called by the engine, the first time and whenever it meets a graph of the same shape again."""
-    _unhook()
-    call = _state.call
-    if call is None or _engine_run is None:
-        # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
+    if _state.call is not None and _state.call.create_graph and arguments[4]:
+        # The graph is kept, so eager can still run it.
+        raise CaptureError(
+            "what saved-tensor hooks (a checkpoint's, for example) give back has no history to differentiate"
+        )
+    if _state.call is not None and not captured.needs_the_engine:
+        # The engine does one such call at a time, whichever thread it is for, so the backward runs when it has returned.
+        _state.collected = (captured, arguments)
+        return [torch.empty(0) for _ in captured.results]
+    with _counted():
+        _unhook()
+        if _state.call is not None:
+            return _run(captured, arguments)
+        with _hook_lock:  # the compiler in the hook is another thread's, and this run has backwards in it
+            pass
         with torch.no_grad():
-            return list(captured(*arguments))
+            if _state.eager_call is None:
+                # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
+                return list(captured(*arguments))
+            assert _engine_run is not None
+            outputs, _, keep_graph, create_graph, inputs, _, accumulate = _state.eager_call
+            roots, targets = tuple(map(_node_of, outputs)), tuple(map(_node_of, inputs))
+            call = BackwardCall(roots, targets, accumulate, keep_graph, create_graph)
+            return BackwardSession().run(captured, call, arguments, _engine_run)
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """While a captured backward runs inside of the engine, no other one can be captured."""
+    global _runs_in_the_engine
+    with _door_lock:
+        _runs_in_the_engine += 1
+    try:
+        yield
+    finally:
+        with _door_lock:
+            _runs_in_the_engine -= 1
+
+
+def _run(captured: CapturedBackward, arguments: tuple[Any, ...]) -> list[Any]:
+    assert _state.call is not None and _engine_run is not None
     _state.running = True
-    return _state.sessions[-1].run(captured, call, arguments, _engine_run)
+    return _state.sessions[-1].run(captured, _state.call, arguments, _engine_run)
 
 
 def _will_execute(node: Any) -> bool:
@@ -155,7 +230,8 @@ def _will_execute(node: Any) -> bool:
 
 
 def _new_recorder() -> Recorder:
-    assert _state.call is not None
+    if _state.call is None:
+        raise _NotThisThreads
     for node in hook_order(_state.call):
         if node is not None and door.has_freed_its_saved_tensors(node):
             raise CaptureError(f"{node.name()} has run before and let go of what it saved")
@@ -167,12 +243,12 @@ def _node_of(value: Any) -> Any:
     return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else door.gradient_node(value)
 
 
-def _why_not(create_graph: bool, gradients: Any) -> str | None:
+def _why_not(gradients: Any, keep_graph: bool, create_graph: bool) -> str | None:
     """Why a backward is eager's from the start."""
-    if create_graph:
-        return "create_graph=True records the backward itself, which only eager's engine does"
-    if torch.is_anomaly_enabled():
-        return "anomaly mode looks at the result of every single operator"
+    if create_graph and not keep_graph:
+        return "retain_graph=False lets go of the graph that create_graph=True builds on"
+    if create_graph and torch.is_anomaly_enabled():
+        return "anomaly mode with create_graph=True notes which backward made which node"
     if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
         return "the gradients are batched by vmap"
     return None
@@ -190,27 +266,52 @@ def _run_backward(
     """What ``torch.autograd.backward`` and ``grad`` call while a session is open, in this thread or in another one."""
     assert _engine_run is not None
 
+    call = (outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+
     def eager() -> Any:
-        return _engine_run(outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+        return _run_eagerly(*call)
 
     if not _state.sessions or _state.running or private.dispatch_mode_count() or private.functorch_level() is not None:
-        if _state.running or _state.hooked:
-            return eager()
-        with _hook_lock:  # another thread may have its compiler in the hook
-            pass
         return eager()
     session = _state.sessions[-1]
-    reason = _why_not(create_graph, gradients)
+    if session.forward_lines and lines_are_noted():
+        # The mode was for the forward, and nobody is to be watched now.
+        with torch.autograd.set_detect_anomaly(False):
+            return _run_backward(*call)
+    reason = _why_not(gradients, keep_graph, create_graph)
     if reason is not None:
         session.leave_to_eager(reason)
         return eager()
-    return _captured_backward(
-        session, eager, outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad
-    )
+    return _captured_backward(session, eager, *call)
+
+
+#: What the engine says where another thread's captured backward is in it.
+_ENGINE_IS_TAKEN = "Trying to run compiled autograd within another compiled autograd call"
+
+
+def _run_eagerly(*call: Any) -> Any:
+    """Run eager's engine. Another thread may have a compiler in the hook, or put one there at any moment."""
+    assert _engine_run is not None
+    if _state.hooked:
+        return _engine_run(*call)
+    before = _state.eager_call
+    _state.eager_call = call
+    try:
+        while True:
+            with _hook_lock:
+                pass
+            try:
+                return _engine_run(*call)
+            except _NotThisThreads:
+                continue
+            except NotImplementedError as error:
+                if not str(error).startswith(_ENGINE_IS_TAKEN):
+                    raise
+    finally:
+        _state.eager_call = before
 
 
 def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *arguments: Any) -> Any:
-    global _foreign
     outputs, inputs, accumulate = arguments[0], arguments[4], arguments[6]
     assert _engine_run is not None
     try:
@@ -220,18 +321,70 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         return eager()  # a root or an input without a gradient: eager has the words for it
     if None in roots or None in targets:
         return eager()
-    _state.call = BackwardCall(roots, targets, accumulate, arguments[2])
-    _hook_lock.acquire()
-    _state.hooked = True
-    if door.foreign_captures() != _foreign:
-        _foreign = door.foreign_captures()
-        door.clear_engine_cache()
-    door.set_engine_compiler(_new_recorder)
+    _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
     try:
         with torch.autograd.set_multithreading_enabled(False):
-            return _engine_run(*arguments)
+            failure, result = _hand_over(arguments)
+            if failure is None and arguments[3] and accumulate:
+                _warn_of_cycles()
+            if _state.collected is not None:
+                result = _gradients(_run(*_state.collected), *arguments[5:])
+    finally:
+        _state.running = False
+        _state.call = _state.recorder = _state.collected = None
+        _state.task = -1
+    if failure is None:
+        return result
+    result = eager()
+    # Had eager raised, the error was the program's own.
+    session.leave_to_eager(_words(failure))
+    return result
+
+
+def _gradients(found: list[Any], allow_unreachable: bool, accumulate_grad: bool) -> tuple[Any, ...] | None:
+    """What the engine makes of the gradients that were asked for."""
+    if accumulate_grad:
+        return None
+    if not allow_unreachable and any(item is None for item in found):
+        _complain_of_unused(found)
+    return tuple(found)
+
+
+def _warn_of_cycles() -> None:
+    """Warn as eager does of ``backward(create_graph=True)``: torch says it once in a process, or always."""
+    assert _engine_run is not None
+    with torch.enable_grad():
+        root = torch.zeros((), requires_grad=True).clone()
+        _engine_run((root,), (torch.ones(()),), True, True, (), True, accumulate_grad=True)
+
+
+def _complain_of_unused(found: list[Any]) -> None:
+    """Raise what eager raises where a gradient that was asked for is not there."""
+    assert _engine_run is not None
+    with torch.enable_grad():
+        used, unused = torch.zeros((), requires_grad=True), torch.zeros((), requires_grad=True)
+        inputs = tuple(unused if item is None else used for item in found)
+        _engine_run((used.clone(),), (torch.ones(()),), False, False, inputs, False, accumulate_grad=False)
+
+
+def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
+    """Let the engine hand over an autograd graph: why it could not, and what it returned."""
+    global _foreign
+    assert _engine_run is not None
+    _hook_lock.acquire()
+    _state.hooked = True
+    try:
+        if _runs_in_the_engine:
+            raise CaptureError(
+                "another thread runs hooks of native code in a captured backward, and the engine is taken"
+            )
+        if door.foreign_captures() != _foreign:
+            _foreign = door.foreign_captures()
+            door.clear_engine_cache()
+        door.set_engine_compiler(_new_recorder)
+        # The engine refuses to hand over what is to be differentiated again; how it runs is not its business here.
+        return None, _engine_run(*arguments[:3], False, *arguments[4:])
     except Exception as error:
-        _unhook()
         if _state.running:
             raise
         if _state.recorder is not None and _state.recorder.walking:
@@ -240,16 +393,9 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
                 advice="this autograd graph can no longer be used: run the forward again, and its backward without "
                 "compiled autograd",
             ) from error
-        failure = error
+        return error, None
     finally:
         _unhook()
-        _state.running = False
-        _state.call = _state.recorder = None
-        _state.task = -1
-    result = eager()
-    # Had eager raised, the error was the program's own.
-    session.leave_to_eager(_words(failure))
-    return result
 
 
 def _words(error: BaseException) -> str:
@@ -275,7 +421,8 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
     before = _state.sessions
     _state.sessions = (*before, session)
     try:
-        yield session
+        with noting_lines(session.forward_lines):
+            yield session
     finally:
         _state.sessions = before
         with _door_lock:

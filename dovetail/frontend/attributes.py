@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,16 @@ from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.values import is_trusted, plain_numbers
-from dovetail.guards import AttributeSource, DictKeys, HasNoKey, Identity, InstanceDictSource, ItemSource, Source
+from dovetail.guards import (
+    AttributeSource,
+    DictKeys,
+    HasNoKey,
+    Identity,
+    InstanceDictSource,
+    ItemSource,
+    Source,
+    class_order,
+)
 
 MISSING = object()
 TUPLE_FIELD = type(collections.namedtuple("_One", "a").a)  # type: ignore[attr-defined]
@@ -126,7 +134,7 @@ class Attributes:
         assert owner is not None
         if name == "__dict__" and not self._needs_no_guard(target):
             raise Break(f"the dictionary of the class {target.__name__} is read", "read the attributes that you need")
-        self._guard_not_shadowed(target.__mro__, owner, name)
+        self._guard_not_shadowed(target, owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
             return found.__func__
@@ -147,7 +155,7 @@ class Attributes:
         for owner in following:
             if name in owner.__dict__:
                 found = owner.__dict__[name]
-                self._guard_not_shadowed(following, owner, name)
+                self._guard_not_shadowed(kind, owner, name, after=start)
                 self._guard_class_item(owner, name, found)
                 if instance is kind:
                     if isinstance(found, classmethod):
@@ -202,7 +210,7 @@ class Attributes:
                 values.note(attributes, InstanceDictSource(source))
             return attributes
         if found is not MISSING:
-            self._guard_not_shadowed(kind.__mro__, owner, name)
+            self._guard_not_shadowed(kind, owner, name)
         if found is not MISSING and hasattr(type(found), "__set__"):
             return self._bind_descriptor(found, owner, target, name)
         if attributes is not None and name in attributes:
@@ -234,7 +242,7 @@ class Attributes:
                     if attributes.get(table_name) is not None:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
-        self._guard_not_shadowed(kind.__mro__, None, name)
+        self._guard_not_shadowed(kind, None, name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
@@ -257,9 +265,21 @@ class Attributes:
         """Whether a class cannot change between calls: torch's own, or one that the trace itself made."""
         return is_trusted(owner.__module__) or bool(self.values.is_created(owner))
 
-    def _guard_not_shadowed(self, order: Sequence[type], owner: type | None, name: str) -> None:
-        """Guard that no class before ``owner`` in the order of look-up (None: no class at all) gets such an attribute."""
-        for earlier in order:
+    def guard_order(self, kind: type) -> None:
+        """Guard which classes a class inherits from."""
+        if not self._needs_no_guard(kind):
+            source = AttributeSource(self.values.pin(kind, kind.__qualname__), "__mro__")
+            self.values.guard(source, Identity(class_order(kind)), f"what {kind.__qualname__} inherits was asked")
+
+    def _guard_not_shadowed(self, kind: type, owner: type | None, name: str, after: type | None = None) -> None:
+        """Guard that a class inherits from the same ones, and that none of them before ``owner`` in the order of look-up
+        (None: no class at all) gets such an attribute; the look-up begins behind ``after``.
+        """
+        if kind is owner:
+            return
+        self.guard_order(kind)
+        order = class_order(kind)
+        for earlier in order if after is None else order[order.index(after) + 1 :]:
             if earlier is owner:
                 return
             if not self._needs_no_guard(earlier) and not self.effects.attribute_written(earlier, name):
@@ -364,7 +384,7 @@ class Attributes:
         if before is not MISSING and not isinstance(before, plain):
             return False
         if owner is not target:
-            self._guard_not_shadowed(target.__mro__, owner, name)
+            self._guard_not_shadowed(target, owner, name)
         elif not self.effects.attribute_written(target, name):
             self.values.read(before, AttributeSource(self.values.pin(target, target.__qualname__), name), plain=True)
         self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))

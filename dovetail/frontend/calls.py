@@ -28,7 +28,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
-from dovetail.frontend.opaque_calls import call_whole, with_known_values
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -51,6 +51,10 @@ INLINED_TORCH = (
     "torch.autograd.grad_mode",
     "torch.amp.autocast_mode",
     "torch.optim",
+    "torch.nn.parallel.distributed",
+    # They read .grad, which a traced parameter has only where the interpreter reads it.
+    "torch.nn.utils.clip_grad",
+    "torch.amp.grad_scaler",
     "torch.nn.utils.parametrize",
     "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
@@ -146,6 +150,14 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Methods of a tensor that hand out its memory or its values.
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
+)
+# torch 2.13 aborts the process where one of these is traced.
+COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+MAKES_COMPRESSED = frozenset(
+    {
+        *(f"to_sparse_{kind}" for kind in ("csr", "csc", "bsr", "bsc")),
+        *(f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc", "compressed")),
+    }
 )
 # Functions that give a symbolic number for a symbolic number.
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
@@ -252,6 +264,25 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
+@functools.lru_cache(maxsize=1024)
+def is_overridable(function: types.FunctionType) -> bool:
+    """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
+
+    Interpreted, its parts are on the program tape; as one call it is not if it calls user code, which no replay may run.
+    Methods of tensors do not count: they keep what they are given (hooks) for later.
+    """
+    is_method = getattr(torch.Tensor, function.__name__, None) is function
+    return "handle_torch_function" in function.__code__.co_names and not is_method
+
+
+def calls_user_code(value: Any) -> bool:
+    """Whether an argument is user code that the function which is given it will call."""
+    value = value.__func__ if type(value) is types.MethodType else value
+    if type(value) is types.FunctionType:
+        return not runs_natively(value.__globals__.get("__name__") or "")
+    return type(value) is functools.partial or isinstance(value, torch.nn.Module) or is_user_callable(value)
+
+
 def is_user_callable(value: Any) -> bool:
     """Whether a value is an object with a ``__call__`` in Python that is interpreted when it is called."""
     kind = type(value)
@@ -320,7 +351,11 @@ class Calls:
                     f"dovetail.{function.__name__} is called inside of a compiled function",
                     "call it outside: what a compiled function calls is compiled along with it",
                 )
-            if runs_natively(function.__globals__.get("__name__") or "") and not wraps_user_code(function):
+            if (
+                runs_natively(function.__globals__.get("__name__") or "")
+                and not wraps_user_code(function)
+                and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+            ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -338,7 +373,7 @@ class Calls:
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
-            return self._native(function.function, args, kwargs)
+            return self._native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))
@@ -481,6 +516,14 @@ class Calls:
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
+        if name in MAKES_COMPRESSED or any(
+            item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
+        ):
+            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
         return self._native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -727,6 +770,11 @@ class Calls:
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
         if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")

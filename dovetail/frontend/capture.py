@@ -41,7 +41,7 @@ from dovetail.guards import (
     autocast_nesting,
     inner_tensor,
 )
-from dovetail.runtime.entry import EffectRecipe
+from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
     ConstantItem,
     DataNumberItem,
@@ -60,7 +60,8 @@ class Capture:
 
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
-    ``ambient_change`` is what the program changes in torch's own state.
+    ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
+    :meth:`dovetail.frontend.gradients.Gradients.dropped`.
     """
 
     function: Any
@@ -75,6 +76,7 @@ class Capture:
     resume_point: ResumePoint | None = None
     bindings: Bindings | None = None
     numbers: tuple[Any, ...] = ()
+    dropped: tuple[tuple[int, int], ...] = ()
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -281,6 +283,7 @@ def capture(
         outputs = _Outputs(interpreter)
         guard_distinct(values, interpreter.effects)
         effects = []
+        dropped = interpreter.gradients.dropped()
         for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects()):
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
@@ -336,4 +339,5 @@ def capture(
         resume_point,
         trace.bindings(),
         tuple(private.expression_of(number) for number in outputs.numbers),
+        dropped,
     )

@@ -17,6 +17,7 @@ from dovetail.frontend.frame import Break
 from dovetail.frontend.values import Values
 from dovetail.guards import AttributeSource, Equals, GradSource
 from dovetail.trace import TracedInput
+from dovetail.trace.gradient_marks import marked_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
 TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
@@ -31,6 +32,7 @@ class Gradients:
         self._values = values
         self._native = native
         self._before: dict[int, torch.Tensor | None] = {}
+        self._dropped: dict[int, int] = {}
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
         """``tensor.grad`` of an input, as it is by now."""
@@ -44,7 +46,30 @@ class Gradients:
         if value is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value).__name__}")
         self._begin(traced)
+        if value is None:
+            self._note_dropped(traced)
         traced.leaf.grad = None if value is None else self._values.wrap(value)
+
+    def dropped(self) -> tuple[tuple[int, int], ...]:
+        """Inputs whose ``.grad`` was set to None before anything was computed, each with the input that the gradient is.
+
+        Eager frees its memory at that point. What is set again later is none of these.
+        """
+        inputs = self._values.trace.inputs
+        return tuple(
+            (owner, gradient)
+            for owner, gradient in self._dropped.items()
+            if inputs[owner].leaf.grad is not self._before[owner]
+        )
+
+    def _note_dropped(self, traced: TracedInput) -> None:
+        trace, before = self._values.trace, self._before[traced.index]
+        if before is None or traced.leaf.grad is not before or len(trace.graph.nodes) > len(trace.inputs):
+            return
+        gradient = trace.input_of(before)
+        plain = (torch.Tensor, torch.nn.Parameter)
+        if gradient is not None and type(traced.real) in plain and type(gradient.real) in plain:
+            self._dropped[traced.index] = gradient.index
 
     def is_known(self, traced: TracedInput) -> bool:
         """Whether the trace knows what ``.grad`` was before."""
@@ -111,13 +136,13 @@ class Gradients:
         if roots is None or any(root is None for root in roots):
             raise Break("backward is called on something that is no tensor", "call it on the loss")
         self._check_freed(roots)
-        self._prepare(roots, inputs)
+        leaves = self._prepare(roots, inputs)
         create = bool(given.get("create_graph", False))
         retain = given.get("retain_graph")
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        with trace.recorder.paused():
+        with trace.recorder.paused(), marked_gradients(trace, leaves):
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
@@ -150,8 +175,9 @@ class Gradients:
                 "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"
             )
 
-    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> None:
+    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> list[TracedInput]:
         trace = self._values.trace
+        leaves = []
         for traced in trace.inputs_behind(list(roots)):
             if not traced.real.is_leaf:
                 raise Break(
@@ -161,6 +187,8 @@ class Gradients:
             if inputs is None or any(item is traced.value for item in inputs):
                 self.check_hooks(traced)
                 self._begin(traced)
+                leaves.append(traced)
+        return leaves
 
     def _tensors(self, value: Any) -> list[Any] | None:
         if value is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,48 @@ from dovetail.torch_private import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import example_of, opaque
 from dovetail.trace.trace import open_trace
+
+
+def _named(*names: str) -> frozenset[Any]:
+    """Those functions of ``torch.nn.functional`` that this torch has."""
+    return frozenset(function for name in names if (function := getattr(torch.nn.functional, name, None)) is not None)
+
+
+# Asked for by name: nothing that torch says of these functions tells them from others.
+_CROSS_ENTROPY = _named("cross_entropy", "linear_cross_entropy")
+_MULTILABEL = _named("multilabel_margin_loss")
+
+
+def stays_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_exact: bool) -> bool:
+    """Whether a call traced into operators would not be eager's. Found by running torch's module database bitwise.
+
+    Weighted cross entropy with label smoothing: the mean divides by a sum over the targets that count, which without a
+    dispatch mode are selected and with one are masked, so that the last bit differs. Multi-label margin loss of one vector:
+    its shape on fake tensors is not that of its result.
+    """
+    if function not in _CROSS_ENTROPY and function not in _MULTILABEL:
+        return False
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return False
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return False
+    source, target, reduction = given["input"], given["target"], given.get("reduction", "mean")
+    if not isinstance(source, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return False
+    if function in _MULTILABEL:
+        return reduction == "none" and source.dim() < 2
+    smooth = given.get("label_smoothing", 0.0) > 0 and given.get("weight") is not None
+    return is_exact and reduction == "mean" and smooth and not target.is_floating_point()
+
+
+def _is_settings(value: Any) -> bool:
+    """Whether a value is a dataclass of torch's that holds plain values only."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    kept = all(is_leaf_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return kept and type(value).__module__.split(".", 1)[0] == "torch"
 
 
 def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -36,7 +80,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
         elif private.is_data_number(leaf):
             tensors[at] = number_as_tensor(leaf)
             numbers.add(at)
-        elif not is_leaf_value(leaf):
+        elif not is_leaf_value(leaf) and not _is_settings(leaf):
             raise Break(f"{name} cannot be kept whole: an argument of it is an object")
     constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
     returned: list[TreeSpec] = []

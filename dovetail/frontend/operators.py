@@ -14,6 +14,7 @@ from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
+from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
@@ -78,6 +79,7 @@ class Operators(Numbers):
 
     values: Any
     effects: Any
+    frames: list[Any]
 
     if TYPE_CHECKING:
 
@@ -292,9 +294,18 @@ class Operators(Numbers):
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor):
+            trace = self.values.trace
+            data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
+                # The user's own branch can be written in another way, and a guard on values is compiled anew for each.
+                module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
+                is_torchs = module.split(".", 1)[0] == "torch"
+                known = known_truth(self.values, value) if trace.avoids_breaks and is_torchs else None
+                if known is not None:
+                    trace.forgive_data_symbols(data_symbols)
+                    return known
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error

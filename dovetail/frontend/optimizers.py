@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.calls import rule
+from dovetail.frontend.frame import Break
 
 
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -47,3 +48,19 @@ def _fused(name: str) -> None:
 for _name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
     if hasattr(torch, _name):
         _fused(_name)
+
+
+def _layers(function: Any) -> list[Any]:
+    """A function and those that it wraps: making the first optimizer of a class wraps the class's ``step``."""
+    found = [function]
+    while hasattr(found[-1], "__wrapped__"):
+        found.append(found[-1].__wrapped__)
+    return found
+
+
+@rule(*_layers(torch.optim.LBFGS.step))
+def _line_search(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """LBFGS decides from the losses how often it calls the closure."""
+    raise Break(
+        "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_autograd as private_autograd
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.calls import RULES, rule
@@ -25,6 +26,7 @@ from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
+from dovetail.guards import WrapperMaker
 from dovetail.trace.exact import use_exact_formulas
 
 
@@ -70,9 +72,13 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True
+        if private.is_wrapper(value):
+            return isinstance(interpreter.values.real_wrapper(value), kinds)
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
+    if isinstance(kinds, type) and kinds is not type(value):
+        interpreter.guard_order(type(value))
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
@@ -85,6 +91,8 @@ def _plain_example(value: Any) -> Any:
 
 @rule(issubclass, callable)
 def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if len(args) == 2 and isinstance(args[0], type):
+        interpreter.guard_order(args[0])
     return issubclass(*args) if len(args) == 2 else callable(*args)
 
 
@@ -98,8 +106,18 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         traced = interpreter.values.trace.input_of(args[0])
         if traced is not None:
             return type(traced.real)
+        if private.is_wrapper(args[0]):
+            return type(args[0])
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return shown_type(args[0])
+
+
+@rule(WrapperMaker.build)
+def _build_wrapper(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    # The edge of another graph, in a captured backward. A class says itself how it is built of inner tensors: as with those
+    # that are inputs, its code is not looked into.
+    maker, inner = args
+    return maker.build(inner)  # type: ignore[no-any-return]
 
 
 @rule(super)
@@ -367,6 +385,15 @@ def _class_maker(maker: Any) -> Any:
 
 for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
     RULES[_maker] = _class_maker(_maker)
+
+
+def _has_torch_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
+    return any(map(private_autograd.overrides_torch_function, private.tree_leaves(args)))
+
+
+for _asking in private_autograd.HAS_TORCH_FUNCTION:
+    RULES[_asking] = _has_torch_function
 
 
 @rule(operator.setitem)

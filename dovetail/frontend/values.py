@@ -314,6 +314,10 @@ class Values:
         self._wrapper_sources[id(traced)] = source
         return traced
 
+    def real_wrapper(self, traced: torch.Tensor) -> torch.Tensor:
+        """The tensor subclass that a traced one stands for, or the traced one if the trace has made it."""
+        return next((value for value, stands_for, _ in self._wrappers.values() if stands_for is traced), traced)
+
     def wrapper_source(self, traced: torch.Tensor) -> Source | None:
         """The source of the tensor subclass that a traced one stands for, or None if the trace has made it."""
         return self._wrapper_sources.get(id(traced))

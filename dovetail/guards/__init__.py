@@ -15,6 +15,7 @@ from dovetail.guards.predicate import (
     Length,
     NoHooks,
     Predicate,
+    SameElements,
     SameTensor,
     SetEquals,
     StorageOffset,
@@ -43,6 +44,7 @@ from dovetail.guards.source import (
     SizeSource,
     Source,
     TypeSource,
+    class_order,
     constant_key,
 )
 from dovetail.guards.wrappers import (
@@ -71,6 +73,7 @@ __all__ = [
     "DictKeys",
     "Distinct",
     "Elements",
+    "SameElements",
     "Equals",
     "HasNoKey",
     "Identity",
@@ -110,4 +113,5 @@ __all__ = [
     "check_versions",
     "inner_tensor",
     "wrappers_of",
+    "class_order",
 ]

@@ -14,6 +14,7 @@ arguments come first, since they change most often; then the tensors that they l
 
 from __future__ import annotations
 
+import abc
 import collections
 import enum
 import math
@@ -57,6 +58,7 @@ from dovetail.guards.source import (
     Source,
     TypeSource,
     class_dict,
+    class_order,
     constant_key,
     instance_dict,
     read_gradient,
@@ -195,6 +197,7 @@ class Generator:
         self._groups: list[Group] = []
         self._slots: set[tuple[type, str]] = set()
         self._class_tables: dict[type, Any] = {}
+        self._inherited: set[tuple[type, str]] = set()
         if tree is None:
             self._build_tree()
         else:
@@ -396,7 +399,11 @@ class Generator:
         if isinstance(source, TypeSource):
             return f"type({base})"
         if isinstance(source, ItemSource):
-            if kind in (dict, list, tuple) or (isinstance(parent, InstanceDictSource) and self.is_dict(parent)):
+            if (
+                kind in (dict, list, tuple)
+                or (isinstance(parent, InstanceDictSource) and self.is_dict(parent))
+                or self.class_of_table(parent) is not None
+            ):
                 return f"{base}[{self.literal(source.key)}]"
             if kind is not None:
                 for builtin in (dict, list, tuple):
@@ -410,6 +417,9 @@ class Generator:
             plain_function = kind is types.FunctionType and source.attribute in _FUNCTION_SLOTS
             if plain_function or (kind is types.MethodType and source.attribute in _METHOD_SLOTS):
                 return f"{base}.{source.attribute}"
+            of_class = self.known_class(parent)
+            if of_class is not None and source.attribute == "__mro__":
+                return f"{self.constant(class_order, 'read_order_')}({self.constant(of_class, 'class_')})"
             known = self.class_attribute(source, base)
             if known is not None:
                 return known
@@ -423,6 +433,9 @@ class Generator:
             if kind.__getattribute__ is object.__getattribute__ and "__dict__" not in _own_names(kind):
                 return f"{base}.__dict__"
             return f"own_attribute({base}, '__dict__')"
+        owner = self.class_of_table(source)
+        if owner is not None:
+            return self.class_table(owner)
         if isinstance(source, GradSource):
             return f"read_gradient({base})"
         return f"{self.constant(source.read, 'read_')}({base})"  # type: ignore[attr-defined]
@@ -435,11 +448,8 @@ class Generator:
         """
         owner = self.known_class(source.base)
         if owner is not None:
-            table = class_dict(owner)
-            own = table.get(source.attribute)
-            if type(owner) is type and source.attribute in table and self.accepts_only_plain(source, own):
-                return f"{self.class_table(owner)}[{source.attribute!r}]"
-            return None
+            holder = self.holder(owner, source)
+            return None if holder is None else self.inherited(owner, holder, source.attribute)
         kind = self.known_type(source.base)
         slot = class_dict(kind).get(source.attribute) if kind is not None else None
         if kind is None or type(slot) is not types.MemberDescriptorType:
@@ -448,6 +458,25 @@ class Generator:
             self._slots.add((kind, source.attribute))
             self.require(f"{self.class_table(kind)}[{source.attribute!r}] is {self.constant(slot, 'slot_')}")
         return f"{self.constant(slot.__get__, 'read_slot_')}({base})"
+
+    def holder(self, owner: type, source: AttributeSource) -> type | None:
+        """The class in whose own dictionary an attribute of a class stands, where that is all that reading it comes to."""
+        name = source.attribute
+        if type(owner) is not type and (type(owner) is not abc.ABCMeta or hasattr(abc.ABCMeta, name)):
+            return None
+        found = next((kind for kind in class_order(owner) if name in class_dict(kind)), None)
+        return found if found is not None and self.accepts_only_plain(source, class_dict(found)[name]) else None
+
+    def inherited(self, owner: type, holder: type, name: str) -> str:
+        """The expression for an attribute of a class that stands in the dictionary of one of its bases."""
+        if owner is not holder and (owner, name) not in self._inherited:
+            self._inherited.add((owner, name))
+            order = class_order(owner)
+            read_order, constant = self.constant(class_order, "read_order_"), self.constant(order, "order_")
+            self.require(f"{read_order}({self.constant(owner, 'class_')}) is {constant}")
+            for nearer in order[: order.index(holder)]:
+                self.require(f"{name!r} not in {self.class_table(nearer)}")
+        return f"{self.class_table(holder)}[{name!r}]"
 
     def known_class(self, source: Source) -> type | None:
         """The class that a source is sure to give, once its guards have passed."""
@@ -458,6 +487,15 @@ class Generator:
             if isinstance(guard.predicate, Identity) and isinstance(guard.predicate.read(), type):
                 return guard.predicate.read()
         return None
+
+    def class_of_table(self, source: Source) -> type | None:
+        """The class whose own dictionary a source gives, if it is sure to."""
+        if not isinstance(source, InstanceDictSource) and not (
+            isinstance(source, AttributeSource) and source.attribute == "__dict__"
+        ):
+            return None
+        owner = self.known_class(source.base)
+        return owner if owner is not None and "__dict__" not in _own_names(type(owner)) else None
 
     def class_table(self, owner: type) -> str:
         """The name of a live view on a class's own dictionary."""
@@ -503,7 +541,9 @@ class Generator:
         if isinstance(predicate, Length) and kind in _SIZED_TYPES:
             return f"len({variable}) == {predicate.length}"
         if isinstance(predicate, HasNoKey) and (
-            kind in (dict, set, frozenset) or (isinstance(source, InstanceDictSource) and self.is_dict(source))
+            kind in (dict, set, frozenset)
+            or (isinstance(source, InstanceDictSource) and self.is_dict(source))
+            or self.class_of_table(source) is not None
         ):
             return f"{self.literal(predicate.key)} not in {variable}"
         if isinstance(predicate, DictKeys) and not predicate.keys and kind is dict:

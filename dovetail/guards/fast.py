@@ -35,7 +35,7 @@ def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
     ) -> Check:
         return make_check(_FastGenerator(generator, recorder, anchors, unchanged, again))[0]
 
-    remembering = Remembering(full, list(generator.roots.values()), generate, install)
+    remembering = Remembering(full, generator, generate, install)
     checker.check = remembering.first
 
 
@@ -65,6 +65,11 @@ class _FastGenerator(Generator):
 
     def walk(self, node: Node, depth: int) -> None:
         """As the full check does, up to where remembering starts."""
+        if node in self.recorder.tables:
+            if not self._asked:
+                self.lines.append(f"        if not ({self.ask()}): return {self.start_again()}")
+            self.remembered(node, depth, self.constant(self.recorder.values[node], "known_"))
+            return
         if node not in self.anchors:
             super().walk(node, depth)
             return
@@ -74,14 +79,20 @@ class _FastGenerator(Generator):
         anchor, table = self.constant(self.anchors[node], "model_"), self.constant(self.recorder.anchors[node], "own_")
         same = f"{variable} is {anchor}() and {self.fetch(own.source, variable)} is {table}"
         if not self._asked:
-            self._asked = True
-            same += f" and {self.constant(self.unchanged, 'unchanged_')}()"
-            if self.recorder.hooks:
-                same += f" and not any({self.constant(tuple(self.recorder.hooks), 'hooks_')})"
-        self.lines.append(
-            f"        if not ({same}): return {self.constant(self.again, 'again_')}(callee, args, kwargs)"
-        )
+            same += f" and {self.ask()}"
+        self.lines.append(f"        if not ({same}): return {self.start_again()}")
         self.remembered(node, depth, variable)
+
+    def ask(self) -> str:
+        """The expression that is true if nothing that is remembered has changed."""
+        self._asked = True
+        unchanged = f"{self.constant(self.unchanged, 'unchanged_')}()"
+        hooks = self.recorder.hooks
+        return f"{unchanged} and not any({self.constant(tuple(hooks), 'hooks_')})" if hooks else unchanged
+
+    def start_again(self) -> str:
+        """The expression that has the full check decide."""
+        return f"{self.constant(self.again, 'again_')}(callee, args, kwargs)"
 
     def remembered(self, node: Node, depth: int, value: str) -> None:
         """The guards at and below a remembered value that its not having changed does not imply."""

@@ -409,6 +409,31 @@ class Elements(Predicate):
 
 
 @dataclass(frozen=True)
+class SameElements(Predicate):
+    """A small tensor holds these values, to the last bit; its shape and dtype are guarded elsewhere."""
+
+    content: bytes
+
+    @staticmethod
+    def _bytes(value: torch.Tensor) -> bytes:
+        return bytes(value.detach().flatten().contiguous().view(torch.uint8).tolist())
+
+    @staticmethod
+    def of(value: torch.Tensor) -> SameElements:
+        """The predicate that this tensor's values of now fulfil."""
+        return SameElements(SameElements._bytes(value))
+
+    def holds(self, value: Any) -> bool:
+        return self._bytes(value) == self.content
+
+    def describe(self, name: str) -> str:
+        return f"{name} holds the same values"
+
+    def failure(self, name: str, value: Any) -> str:
+        return f"the values of `{name}` have changed"
+
+
+@dataclass(frozen=True)
 class TensorFacts:
     """The metadata of one tensor at capture, without the tensor. A size or stride of None is symbolic: any will do."""
 

@@ -11,10 +11,11 @@ What is remembered, and what vouches for it:
 - an object reached from a remembered dictionary, tuple or object: the count of the dictionary that it was found in;
 - the contents of an object's ``__dict__`` and of the dictionaries in it: their counts, the object's type and that its
   ``__dict__`` is still the same one;
-- that a module has no hooks: its tables are remembered, and asked whether they are empty each time.
+- that a module has no hooks: its tables are remembered, and asked whether they are empty each time;
+- functions, classes and constants in a dictionary of globals or in a class: the count of that dictionary.
 
 All else is checked each time as before, starting from remembered objects where there are some: items of lists, closures,
-functions, classes, globals, the metadata of all tensors. If anything remembered has changed, the full check decides. An
+the code of functions, other globals, the metadata of all tensors. If anything remembered has changed, the full check decides. An
 object whose dictionary changes again and again is left out (:class:`Recorder`'s ``changing``).
 
 The outermost remembered objects (the model) are held weakly; what hangs below them is held until the next call sees that
@@ -25,8 +26,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -47,21 +50,28 @@ from dovetail.guards.predicate import (
 )
 from dovetail.guards.source import (
     FETCH_ERRORS,
+    AttributeSource,
     InstanceDictSource,
     ItemSource,
+    PinnedSource,
+    class_dict,
     has_plain_dict,
     instance_dict,
+    is_heap_type,
     is_mutable_type,
     read_item,
 )
 
 if TYPE_CHECKING:
-    from dovetail.guards.checker import Node
+    from dovetail.guards.checker import Generator, Node
 
 Check = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]
 
 _WORTH_IT = 6
 """An object is remembered if at least so many guards hang below it."""
+
+_TABLES_WORTH_IT = 24
+"""Without such an object, at least so many guards on globals and classes must come down to counts."""
 
 _SHORT_LIFE = 1.0
 """What changed within so many seconds gets a strike; with three, it is no longer remembered."""
@@ -81,16 +91,19 @@ class Recorder:
     """Walks the tree of sources on the live objects of one call, and finds what later checks may remember.
 
     ``values`` has the remembered value of a node, ``anchors`` the nodes where remembering starts, ``watched`` the nodes
-    whose value is a dictionary with a count. A dictionary's count is read before its contents.
+    whose value is a dictionary with a count, ``tables`` those of globals and classes that the guards hold on to. A
+    dictionary's count is read before its contents.
     """
 
-    def __init__(self, changing: set[Node]) -> None:
+    def __init__(self, changing: set[Node], generator: Generator) -> None:
         self.values: dict[Node, Any] = {}
         self.anchors: dict[Node, dict[str, Any]] = {}
         self.watched: dict[Node, dict[Any, Any]] = {}
         self.hooks: list[Any] = []
         self.hooked: set[Node] = set()
+        self.tables: set[Node] = set()
         self._changing = changing
+        self._generator = generator
         self._owners: dict[int, Any] = {}
         self._typed: dict[int, Any] = {}
         self._tables: dict[int, tuple[dict[Any, Any], int]] = {}
@@ -99,9 +112,17 @@ class Recorder:
         """Look for nodes where remembering starts, at this one and below it."""
         if node not in self.values:
             self._anchor(node, callee, args, kwargs)
+            if isinstance(node.source, PinnedSource) and node not in self._changing:
+                self._table(node, node.source.pinned.value)
+                if node in self.values:
+                    self.tables.add(node)
         # Also below what is remembered, there may be a list of modules, where remembering starts anew.
         for child in node.children.values():
             self.walk(child, callee, args, kwargs)
+
+    def is_worth_it(self) -> bool:
+        """Whether enough is remembered for a check of its own."""
+        return bool(self.anchors) or sum(node.size() for node in self.tables) >= _TABLES_WORTH_IT
 
     def make_check(self) -> Callable[[], bool] | None:
         """The check that nothing has changed since it was read; None if something has already."""
@@ -133,7 +154,9 @@ class Recorder:
             return node in self.hooked
         if isinstance(predicate, (Length, DictKeys, HasNoKey)):
             # move_to_end of an OrderedDict changes its order behind the count.
-            return type(self.values[node]) is tuple or (node in self.watched and type(self.values[node]) is dict)
+            return type(self.values[node]) is tuple or (
+                node in self.watched and type(self.values[node]) in (dict, types.MappingProxyType)
+            )
         return False
 
     def _anchor(self, node: Node, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -146,6 +169,41 @@ class Recorder:
             self.anchors[node] = instance_dict(value)
             self.values[node] = value
             self._below(node, value)
+
+    def _table(self, node: Node, value: Any) -> None:
+        """Remember what the guards hold on to anyway in a dictionary of globals, or in a class."""
+        if type(value) is dict:
+            self._watch(node, value)
+            self.values[node] = value
+            for child in node.children.values():
+                if isinstance(child.source, ItemSource) and _is_fixed(child):
+                    self._entry(child, value[child.source.key])
+        elif isinstance(value, type) and is_heap_type(value):
+            own = next(iter(gc.get_referents(class_dict(value))))
+            self._watch(node, own)
+            self.values[node] = value
+            for child in node.children.values():
+                source = child.source
+                if self._generator.class_of_table(source) is not None:
+                    self._watch(child, own)
+                    self.values[child] = class_dict(value)
+                elif (
+                    isinstance(source, AttributeSource)
+                    and _is_fixed(child)
+                    and self._generator.holder(value, source) is value
+                ):
+                    self._entry(child, own[source.attribute])
+
+    def _entry(self, node: Node, value: Any) -> None:
+        self.values[node] = value
+        if isinstance(value, type) and node not in self._changing:
+            self._table(node, value)
+
+    def _watch(self, node: Node, table: dict[Any, Any]) -> None:
+        # Its count is read before its contents.
+        if id(table) not in self._tables:
+            self._tables[id(table)] = table, private.dictionary_versions([table])[0]
+        self.watched[node] = table
 
     def _below(self, node: Node, value: Any) -> None:
         """Remember what can be, one step from a remembered value and further."""
@@ -167,10 +225,7 @@ class Recorder:
         if is_mutable_type(kind) and any(isinstance(guard.predicate, TypeIs) for guard in node.guards):
             self._typed[id(value)] = value
         if issubclass(kind, dict) and (node.guards or node.children):
-            # Its count is read before its contents.
-            if id(value) not in self._tables:
-                self._tables[id(value)] = value, private.dictionary_versions([value])[0]
-            self.watched[node] = value
+            self._watch(node, value)
         self.values[node] = value
         self._below(node, value)
 
@@ -180,6 +235,19 @@ class Recorder:
             if all(type(hooks) in (dict, collections.OrderedDict) for hooks in found):
                 self.hooks += found
                 self.hooked.add(node)
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether a node's guards ask for one constant, function or class, which they hold on to."""
+    return any(
+        isinstance(guard.predicate, Equals)
+        or (
+            isinstance(guard.predicate, Identity)
+            and not guard.predicate.is_weak
+            and not isinstance(guard.predicate.read(), torch.Tensor)
+        )
+        for guard in node.guards
+    )
 
 
 class Remembering:
@@ -193,10 +261,10 @@ class Remembering:
     """
 
     def __init__(
-        self, full: Check, roots: list[Node], generate: Callable[..., Check], install: Callable[[Check], None]
+        self, full: Check, generator: Generator, generate: Callable[..., Check], install: Callable[[Check], None]
     ):
         self._full = full
-        self._roots = roots
+        self._generator = generator
         self._generate = generate
         self._install = install
         self._lock = threading.Lock()
@@ -224,12 +292,12 @@ class Remembering:
         return tensors
 
     def _record(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        recorder = Recorder(self._changing)
+        recorder = Recorder(self._changing, self._generator)
         # Another thread may be changing what is read here, or the sources go deeper than Python's stack.
         with contextlib.suppress(*FETCH_ERRORS):
-            for root in self._roots:
+            for root in self._generator.roots.values():
                 recorder.walk(root, callee, args, kwargs)
-            if not recorder.anchors:
+            if not recorder.is_worth_it():
                 self._install(self._full)
                 return
             unchanged = recorder.make_check()

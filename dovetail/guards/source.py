@@ -39,7 +39,8 @@ _METHOD_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.Wra
 # What a class attribute of these types gives when it is read on the class.
 _RETURN_THEMSELVES = frozenset({*_METHOD_DESCRIPTORS, *_DATA_DESCRIPTORS, property})
 _tuple_getter = type(collections.namedtuple("_Pair", "a b").a)  # type: ignore[attr-defined]
-_type_mro = type.__dict__["__mro__"].__get__
+class_order: Any = type.__dict__["__mro__"].__get__
+"""The class and its bases in the order in which they are searched, whatever its metaclass says; one tuple until it changes."""
 _type_dict = type.__dict__["__dict__"].__get__
 _PLAIN_KEYS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
 _TORCH_KEYS = frozenset({torch.dtype, torch.device, torch.memory_format, torch.layout})
@@ -138,7 +139,7 @@ def read_key(container: object, position: int) -> Any:
 
 
 def _in_class(kind: type, name: str) -> Any:
-    for owner in _type_mro(kind):
+    for owner in class_order(kind):
         found = _type_dict(owner).get(name, _MISSING)
         if found is not _MISSING:
             return found
@@ -150,9 +151,14 @@ def instance_dict(value: object) -> Any:
     return object.__getattribute__(value, "__dict__") if not issubclass(type(value), type) else _type_dict(value)
 
 
+def is_heap_type(kind: type) -> bool:
+    """Whether a class was made in Python, or could have been."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
+
+
 def is_mutable_type(kind: type) -> bool:
     """Whether an object of this type may get another type: it is of a class made in Python, and no class itself."""
-    return bool(kind.__flags__ & _HEAP_TYPE) and not issubclass(kind, type)
+    return is_heap_type(kind) and not issubclass(kind, type)
 
 
 def has_plain_dict(kind: type) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,21 +10,21 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import OutgrownError
-from dovetail.guards import AmbientChange, Checker, Source
+from dovetail.errors import DovetailError, OutgrownError
+from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
+from dovetail.runtime.effects import EffectRecipe, Effects
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.trace import ASSUMPTION
 
+OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
+
 
 @dataclass(frozen=True)
-class EffectRecipe:
-    """One container that is brought to its final state after the graph has run."""
+class Completed:
+    """The result of a whole call, from an entry that ordinarily goes up to a graph break only."""
 
-    source: Source
-    kind: str
-    values: Recipe
-    deleted: tuple[Any, ...] = ()
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,9 @@ class Entry:
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
     decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
-    then.
+    then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
+    without the data: the program may handle the error. ``dropped`` are inputs whose ``.grad`` is dropped before the graph
+    runs, each with the input that the gradient is.
     """
 
     checker: Checker
@@ -49,7 +50,13 @@ class Entry:
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
     assumes: bool = False
+    start_over: bool = False
     backward_reads: BackwardReads | None = None
+    dropped: tuple[tuple[int, int], ...] = ()
+
+    @functools.cached_property
+    def _effects(self) -> Effects:
+        return Effects(self.effects, [item.source for item in self.checker.guards.tensors])
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -73,67 +80,44 @@ class Entry:
         tensors: list[torch.Tensor],
         numbers: tuple[Any, ...] | None,
     ) -> Any:
-        assert self.run is not None
-        if self.assumes:
-            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            states = private.random_states(devices)
-            try:
-                results = self.run(tensors)
-            except RuntimeError as error:
-                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
-                    raise
-                private.set_random_states(states, devices)
-                return callee(*args, **kwargs)
-        else:
-            results = self.run(tensors)
+        results = self._results(tensors)
+        if results is None:
+            # Not in a handler: what the program raises has no context of ours.
+            result = callee(*args, **kwargs)
+            return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
         assert self.recipe is not None
         if not self.effects:
             result = rebuild(self.recipe, results, callee, args, kwargs)
         else:
-            # Containers are fetched before the first of them is changed: one may be reached through another.
-            containers = [effect.source.fetch(callee, args, kwargs) for effect in self.effects]
-            memo: dict[int, Any] = {}
-            values = [rebuild(effect.values, results, callee, args, kwargs, memo) for effect in self.effects]
-            result = rebuild(self.recipe, results, callee, args, kwargs, memo)
-            for effect, container, value in zip(self.effects, containers, values, strict=True):
-                _apply(effect, container, value)
+            result = self._effects.apply(self.recipe, tensors, results, callee, args, kwargs)
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result
 
-
-def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
-    if isinstance(container, types.CellType):
-        container.cell_contents = value
-    elif effect.kind == "dict":
-        # An ordered dictionary keeps a list of its keys beside the table, which dict's own methods would not maintain.
-        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
-        for key in effect.deleted:
-            base.pop(container, key, None)
-        for key, item in value.items():
-            base.__setitem__(container, key, item)
-    elif effect.kind == "ordered dict":
-        base = OrderedDict if isinstance(container, OrderedDict) else dict
-        base.clear(container)
-        for key, item in value.items():
-            base.__setitem__(container, key, item)
-    elif effect.kind == "attribute":
-        setter: Any = type if isinstance(container, type) else object
-        for name in effect.deleted:
-            if hasattr(container, name):
-                setter.__delattr__(container, name)
-        for name, item in value.items():
-            setter.__setattr__(container, name, item)
-    elif effect.kind == "deque":
-        container.clear()
-        container.extend(value)
-    elif effect.kind == "append":
-        list.extend(container, value)
-    elif effect.kind == "list":
-        list.__setitem__(container, slice(None), value)
-    else:
-        removed, added = value
-        set.difference_update(container, removed)
-        set.update(container, added)
+    def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the graph returns; None where the call is to be made by eager."""
+        assert self.run is not None
+        for owner, gradient in self.dropped:
+            tensors[owner].grad = None
+            # The last reference of Dovetail's own: the graph does not take it.
+            tensors[gradient] = None  # type: ignore[call-overload]
+        if self.assumes:
+            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+            states = private.random_states(devices)
+            try:
+                return self.run(tensors)
+            except RuntimeError as error:
+                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+                    raise
+                private.set_random_states(states, devices)
+                return None
+        if self.start_over:
+            try:
+                return self.run(tensors)
+            except OPERATOR_ERRORS as error:
+                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
+                    raise
+                return None
+        return self.run(tensors)

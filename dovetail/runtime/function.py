@@ -295,8 +295,17 @@ class _Epilogue:
                     made[position] = self._result(output, inputs, outputs)
             fed = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
             outputs[item.output] = tie(outputs[item.output], fed)
-        for index in self._mutations:
-            self._write(index, inputs, outputs, written)
+        in_place = []
+        for index, mutation in self._mutations.items():
+            if index in written:
+                continue
+            if outputs[mutation.output_index] is inputs[index]:
+                in_place.append(inputs[index])
+            else:
+                self._write(index, inputs, outputs, written)
+        if in_place:
+            # The backend has written there, below autograd, which must hear of it.
+            torch.autograd.graph.increment_version(in_place)
         return [
             made[position] if position in made else self._result(output, inputs, outputs)
             for position, output in enumerate(self._outputs)
@@ -310,7 +319,7 @@ class _Epilogue:
         written.add(index)
         target, value = inputs[index], outputs[mutation.output_index]
         if value is target:
-            # The backend has written it there.
+            torch.autograd.graph.increment_version(target)
             return
         with torch.set_grad_enabled(mutation.differentiable):
             (target if mutation.counted else target.data).copy_(value)

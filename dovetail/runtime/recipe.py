@@ -353,6 +353,11 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
         return memo[recipe.number]
 
     def make(item: Any) -> Any:
+        kind = type(item)
+        if kind is ConstantItem:
+            return item.value
+        if kind is TensorItem:
+            return tensors[item.index]
         return _rebuild(item, tensors, callee, args, kwargs, memo)
 
     if kind is SliceItem:
@@ -394,6 +399,7 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
     return result
 
 
+@functools.lru_cache(maxsize=256)
 def _native_new(cls: type) -> Any:
     """The ``__new__`` of the nearest builtin base: a class's own would run the user's code."""
     for owner in cls.__mro__:

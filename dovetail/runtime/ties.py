@@ -65,14 +65,21 @@ class Tied(torch.autograd.Function):
         return gradient, *[None] * len(edges)
 
 
+_direct_apply = private.direct_apply(Tied)
+
+
 def tie(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> torch.Tensor:
     """``value``, which was computed from ``fed`` inside of the same graph."""
     noted = []
     for tensor in fed:
         hooks = prepare_hooks(tensor)
         noted.append((hooks, len(hooks), weakref.ref(tensor)))
-    with torch.enable_grad():
-        tied: torch.Tensor = Tied.apply(value, *fed)  # type: ignore[no-untyped-call]
+    apply = _direct_apply if private.functorch_level() is None else Tied.apply
+    if torch.is_grad_enabled():
+        tied: torch.Tensor = apply(value, *fed)
+    else:
+        with torch.enable_grad():
+            tied = apply(value, *fed)
     node: Any = tied.grad_fn
     node.fed = noted
     return tied

@@ -9,18 +9,24 @@ from typing import Any
 
 import torch
 
-from dovetail.backends import children, lookup_backend
+from dovetail.backends import CUDAGRAPHS, children, lookup_backend
+from dovetail.backends.cudagraphs import make_settings
 from dovetail.backends.registry import defined_in_this_process
 from dovetail.errors import DovetailError
 from dovetail.testing.cases import Case, Compile, run_case
 
 #: A C++ compiler that starts cold on a busy machine takes up to half a minute for the first graph.
 PROBE_SECONDS = 90.0
+#: CUDA graphs are recorded at the second call, and the third replays.
+_CALLS = 3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of trying one backend: whether it ``works``, how long the first step took, or why it does not."""
+    """What came of trying one backend: whether it ``works``, how long its steps took, or why it does not.
+
+    ``reason`` of one that works says what it does not do here.
+    """
 
     name: str
     works: bool
@@ -28,7 +34,8 @@ class Probe:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.name}: " + (f"works ({self.seconds:.1f} s)" if self.works else self.reason)
+        works = f"works ({self.seconds:.1f} s)" + (f", but {self.reason}" if self.reason else "")
+        return f"{self.name}: " + (works if self.works else self.reason)
 
 
 def _device() -> str:
@@ -38,13 +45,15 @@ def _device() -> str:
 def _training(compile: Compile) -> Any:
     compiled = compile(lambda x, w: (x @ w).tanh().sum())
     w = torch.ones(3, 2, device=_device(), requires_grad=True)
-    compiled(torch.ones(4, 3, device=_device()), w).backward()
+    for _ in range(_CALLS):
+        compiled(torch.ones(4, 3, device=_device()), w).backward()
     return [w.grad]
 
 
 def _inference(compile: Compile) -> Any:
+    compiled = compile(lambda x: (x @ x.t()).tanh())
     with torch.no_grad():
-        return [compile(lambda x: (x @ x.t()).tanh())(torch.ones(4, 3, device=_device()))]
+        return [compiled(torch.ones(4, 3, device=_device())) for _ in range(_CALLS)]
 
 
 def probe_here(name: str) -> Probe:
@@ -59,7 +68,10 @@ def probe_here(name: str) -> Probe:
     case = Case("models", "a small step", _training if trains else _inference, trains)
     result = run_case(case, backend)
     reason = " ".join(result.problem.split("\n  what to do")[0].split())
-    return Probe(name, result.status == "passed", reason, result.seconds)
+    works = result.status == "passed"
+    if works and backend.name == CUDAGRAPHS.name and (missing := make_settings({}).recorder.unavailable()):
+        reason = f"records nothing: {missing.partition('; what to do')[0]}"
+    return Probe(name, works, reason, result.seconds)
 
 
 def probe_backends(names: Sequence[str], seconds: float = PROBE_SECONDS) -> Iterator[Probe]:

@@ -16,10 +16,15 @@ _WRONG = ("failed", "crashed", "timed out")
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all cases. A case that is refused, with a reason, is not wrong."""
+    """The results of all cases. A case that is refused, with a reason, is not wrong.
+
+    ``label``: what a table calls the backend, its name unless given; ``note``: a sentence below the table.
+    """
 
     backend: Backend
     results: tuple[CaseResult, ...]
+    label: str = ""
+    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -94,9 +99,10 @@ def tables(reports: Sequence[Report]) -> str:
     lines = [f"| backend | conforms | {' | '.join(GROUPS)} |", f"|---|---|{'---|' * len(GROUPS)}"]
     for report in reports:
         verdict = "yes" if report.passed else "no"
-        lines.append(f"| `{report.backend.name}` | {verdict} | {' | '.join(report.cells())} |")
+        lines.append(f"| `{report.label or report.backend.name}` | {verdict} | {' | '.join(report.cells())} |")
     for report in reports:
-        lines += ["", f"`{report.backend.name}` promises {report.promise()}."]
+        lines += ["", f"`{report.label or report.backend.name}` promises {report.promise()}."]
+        lines += [report.note] if report.note else []
         shown = [*report.failures, *report.refusals]
         lines += ["", *(f"- {_shortened(result)}" for result in shown[:_SHOWN])] if shown else []
         lines += [f"- and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []

@@ -178,6 +178,16 @@ class Recorder:
             self._alive.append(tensor)
         return found
 
+    def tensor_of(self, number: int) -> torch.Tensor:
+        """The tensor of a slot."""
+        found: torch.Tensor = self._alive[number]
+        return found
+
+    def call_of(self, tensor: torch.Tensor) -> ProgramCall | None:
+        """The call whose one result is this tensor."""
+        number = self._numbers.get(id(tensor))
+        return next((call for call in reversed(self.calls) if call.results == (number,)), None)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing in the block."""

@@ -216,6 +216,10 @@ class Trace:
         #: A hook, or the backward of a custom autograd.Function, runs now.
         self.user_backward = False
         self.avoids_breaks = False
+        #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
+        self.marks_gradients = False
+        #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
+        self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None

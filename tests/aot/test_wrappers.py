@@ -310,3 +310,17 @@ def test_write_after_the_call_is_noticed(which: str, compiles: bool, make: Any) 
 def test_leaf_made_inside_is_refused() -> None:
     with pytest.raises(dovetail.errors.GraphBreakError, match="with requires_grad is returned"):
         dovetail.compile(lambda x: (x * 2).requires_grad_(), backend="aten", fullgraph=True)(two(3))
+
+
+def test_the_class_of_a_subclass_is_its_own() -> None:
+    def function(a: Tensor, b: Tensor) -> Any:
+        c = a.sin() * b
+        kinds = [type(item) for item in (a, b, c)]
+        asked = [isinstance(item, kind) for item in (a, b, c) for kind in (TwoTensor, Tensor, torch.nn.Parameter)]
+        return c, kinds, asked
+
+    a, b = two(3), torch.nn.Parameter(two(3))
+    expected = function(a, b)
+    found = dovetail.compile(function, backend="aten", fullgraph=True)(a, b)
+    same(expected[0], found[0])
+    assert expected[1:] == found[1:]

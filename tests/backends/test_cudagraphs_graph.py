@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dovetail.backends.cudagraphs import SimulatedRecorder
-from dovetail.backends.cudagraphs.mutations import mutated_inputs
 from dovetail.backends.cudagraphs.obstacles import find_obstacle
 from dovetail.backends.cudagraphs.parts import cut, run_parts
 from dovetail.backends.cudagraphs.results import flat, is_dense, span
+from dovetail.backends.mutations import mutated_inputs
 
 aten = torch.ops.aten
 

@@ -133,3 +133,67 @@ def test_state_that_is_replaced() -> None:
     for number in range(4):
         assert step(torch.ones(3)).item() == 3.0 * (11 + number)
     assert old[0].item() == 4.0
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_added_up_inside(to_none: bool) -> None:
+    """``.grad`` is read and written by the graph; it stays a tensor of the user's own, never a recording's memory."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    twin = copy.deepcopy(model)
+    recorder = SimulatedRecorder()
+
+    def backward_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def backward(x: torch.Tensor) -> torch.Tensor:
+            loss = module(x).pow(2).mean()
+            loss.backward()
+            return loss.detach()
+
+        return backward
+
+    eager, recorded = backward_of(model), compile_recorded(backward_of(twin), recorder)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (model, twin)]
+    kept = []
+    for number in range(15):
+        x = torch.randn(3, 4)
+        kept.append((eager(x), recorded(x)))
+        owned = {value.untyped_storage().data_ptr() for item in recorder.recordings for value in item.memory}
+        for one, two in zip(model.parameters(), twin.parameters()):
+            assert one.grad is not None and two.grad is not None
+            assert torch.equal(one.grad, two.grad)
+            assert two.grad.untyped_storage().data_ptr() not in owned
+        if number % 3 == 2:
+            for wanted, found in kept:
+                assert torch.equal(wanted, found)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+            kept.clear()
+        for one, two in zip(model.parameters(), twin.parameters()):
+            assert torch.equal(one, two)
+    assert recorder.replays >= 8
+
+
+def test_a_backward_with_a_retained_graph_inside() -> None:
+    model = nn.Linear(4, 3)
+    twin = copy.deepcopy(model)
+
+    def step_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = module(x).tanh().pow(2).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    recorder = SimulatedRecorder()
+    eager, recorded = step_of(model), compile_recorded(step_of(twin), recorder)
+    for _ in range(5):
+        x = torch.randn(2, 4)
+        assert torch.equal(eager(x), recorded(x))
+        assert torch.equal(model.weight, twin.weight)
+    assert (recorder.live, recorder.replays) == (1, 3)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.backends import ATEN, Backend, guarded, lookup_backend, registry
+import tests.backends.planted  # noqa: F401  (registers the backend)
+from dovetail.backends import ATEN, Backend, children, guarded, lookup_backend, registry
 from dovetail.backends.aten import compile_aten
 from dovetail.errors import BackendError, EagerFallbackWarning
 from dovetail.testing.cases import Case, run_case
@@ -79,6 +80,57 @@ def test_training_goes_on_with_one_warning(fault, only):
     assert found[0] == wanted[0]
     assert all(torch.equal(one, other) for one, other in zip(found[1], wanted[1]))
     assert torch.equal(found[2], wanted[2]), "random numbers go on as in eager"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("raise", "no softmax here"), ("crash", "SIGABRT"), ("hang", "longer than 2 seconds"), (None, "")],
+)
+def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkeypatch):
+    """As in a process that uses CUDA."""
+    monkeypatch.setattr(children, "can_fork", lambda: False)
+    backend = guarded("planted", seconds=2)
+    f = dovetail.compile(lambda x: (x * 2).softmax(-1), backend=backend, backend_options={"fault": fault})
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert torch.equal(f(x), (x * 2).softmax(-1))
+    mine = [str(item.message) for item in caught if issubclass(item.category, EagerFallbackWarning)]
+    assert len(mine) == (fault is not None)
+    assert all(said in text and "what to do" in text for text in mine), mine
+
+
+def test_what_a_new_interpreter_cannot_know_is_caught_here(monkeypatch):
+    monkeypatch.setattr(children, "can_fork", lambda: False)
+    started = []
+    monkeypatch.setattr(children, "rows_of_module", lambda *args: started.append(args) or iter([]))
+    f = dovetail.compile(lambda x: x.exp(), backend=guarded(bad_backend("raises", "inference")))
+    with torch.no_grad(), pytest.warns(EagerFallbackWarning, match="not this graph"):
+        assert torch.equal(f(torch.ones(2)), torch.ones(2).exp())
+    assert not started
+
+
+def test_symbolic_sizes_are_tried_as_well():
+    """A crash for a graph with symbols is not this process's."""
+
+    def compile_graph(graph, inputs, *, kind, options):
+        if any(isinstance(value, torch.SymInt) for value in inputs):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return compile_aten(graph, inputs, kind=kind)
+
+    f = dovetail.compile(lambda x: x.reshape(-1) * x.shape[0], backend=guarded(compile_graph), dynamic=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in (3, 4, 5):
+            x = torch.randn(size, 2, requires_grad=True)
+            f(x).sum().backward()
+            assert torch.equal(x.grad, torch.full((size, 2), float(size)))
+    assert sum("SIGSEGV" in str(item.message) for item in caught) == 1
+
+
+def test_without_a_name_it_is_the_default_backend():
+    assert guarded().name == registry.default_backend().name
 
 
 def test_a_fault_that_only_real_values_show_is_caught_here():

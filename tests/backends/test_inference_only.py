@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.backends import lookup_backend
+from dovetail.backends import Backend, inference_only, lookup_backend
 from dovetail.backends.inference_only import ONNXRUNTIME, OPENVINO
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing import check_backend
 from dovetail.testing.models import Perceptron
-from dovetail.testing.tables import BACKENDS, BEGIN, END, replace_tables
+from dovetail.testing.tables import BEGIN, END, ROWS, replace_tables
 
 LIBRARIES = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
 
@@ -25,11 +25,7 @@ def installed(name):
 @pytest.fixture
 def pretend_installed(monkeypatch):
     """Nothing of the library is needed to refuse a graph."""
-    original = importlib.util.find_spec
-    packages = {package for needed in LIBRARIES.values() for package in needed}
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: object() if name in packages else original(name, *more)
-    )
+    monkeypatch.setattr(inference_only, "_can_be_imported", lambda name: True)
 
 
 @pytest.fixture(params=list(LIBRARIES))
@@ -41,10 +37,7 @@ def name(request):
 
 @pytest.mark.parametrize("name", list(LIBRARIES))
 def test_without_the_library_the_error_says_what_to_install(name, monkeypatch):
-    original = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda one, *more: None if one in LIBRARIES[name] else original(one, *more)
-    )
+    monkeypatch.setattr(inference_only, "_can_be_imported", lambda one: one not in LIBRARIES[name])
     with torch.no_grad(), pytest.raises(UnsupportedGraphError, match=f"needs .*\n  what to do: pip install {name}"):
         dovetail.compile(torch.sin, backend=name)(torch.ones(2))
 
@@ -76,6 +69,25 @@ def test_openvino_computes_no_whole_numbers(pretend_installed):
         dovetail.compile(lambda x: x // 3, backend=OPENVINO)(torch.arange(3))
 
 
+@pytest.mark.parametrize("fault", [lambda values: [values[0] * 1.5], lambda values: [values[0].double()], None])
+def test_what_is_converted_wrongly_is_refused(fault, pretend_installed, monkeypatch):
+    """A library that gives other numbers, or another dtype; and one that is right."""
+
+    def build(graph, examples, settings):
+        return lambda inputs: fault(graph(*inputs)) if fault else list(graph(*inputs))
+
+    library = inference_only._Library("library", (), frozenset({torch.float32}), build)
+    f = dovetail.compile(lambda x: (x * 2).tanh() + 1, backend=Backend("library", library.compile))
+    x = torch.randn(5)
+    with torch.no_grad():
+        if fault:
+            for _ in range(2):
+                with pytest.raises(UnsupportedGraphError, match="computes this graph wrongly: result 0"):
+                    f(x)
+        else:
+            assert torch.equal(f(x), (x * 2).tanh() + 1)
+
+
 def test_they_conform(name):
     report = check_backend(name, show=False)
     assert report.failures == ()
@@ -102,4 +114,4 @@ def test_the_page_takes_tables():
     assert replace_tables(page, "new\n") == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nafter\n"
     with pytest.raises(ValueError, match="lacks the lines"):
         replace_tables("# Title\n", "new")
-    assert {"aten", "inductor", "onnxruntime", "aot_eager"} <= set(BACKENDS)
+    assert {"aten", "inductor", "onnxruntime", "aot_eager", "cudagraphs over aten"} <= set(map(str, ROWS))

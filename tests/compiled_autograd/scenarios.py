@@ -517,7 +517,7 @@ def saved_value_was_written_to(run: Run) -> Any:
 # --- higher order -----------------------------------------------------------------------------------------------------
 
 
-@scenario(eager="create_graph")
+@scenario
 def double_backward(run: Run) -> Any:
     x = leaf(run.size)
     (first,) = torch.autograd.grad(x.pow(4).sum(), [x], create_graph=True)
@@ -525,7 +525,7 @@ def double_backward(run: Run) -> Any:
     return [first, x.grad]
 
 
-@scenario(eager="create_graph")
+@scenario
 def gradient_penalty(run: Run) -> Any:
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     x = leaf(run.size, 3)
@@ -534,7 +534,7 @@ def gradient_penalty(run: Run) -> Any:
     return grads(*model.parameters(), x)
 
 
-@scenario(eager="create_graph")
+@scenario
 def third_order(run: Run) -> Any:
     x = leaf(run.size, dtype=torch.float64)
     value = x.sin().sum()

@@ -286,7 +286,7 @@ def function_whose_context_is_used_afterwards(run: Run) -> Any:
     return [x.grad, node.factor]
 
 
-@scenario(eager="create_graph")
+@scenario
 def double_backward_through_a_function(run: Run) -> Any:
     x, y = leaf(run.size), leaf(run.size)
     a, b = TwoResults.apply(x, y)
@@ -390,7 +390,7 @@ def unpack_that_raises(run: Run) -> Any:
     return grads(x)
 
 
-@scenario(eager="anomaly")
+@scenario
 def anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     with torch.autograd.detect_anomaly(check_nan=True):

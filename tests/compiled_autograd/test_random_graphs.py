@@ -13,8 +13,11 @@ from dovetail.compiled_autograd import BackwardSession, open_session
 from tests.compiled_autograd.test_scenarios import assert_same
 
 
-def program(seed: int) -> list[Any]:
-    """Random operators on random leaves, hooks on half of the values, gradients by one of four calls."""
+def program(seed: int, higher: bool = False) -> list[Any]:
+    """Random operators on random leaves, hooks on half of the values, gradients by one of four calls.
+
+    With ``higher`` the gradients are taken with ``create_graph=True``, and their own gradients after them.
+    """
     choose = random.Random(seed)
     torch.manual_seed(seed)
     notes: list[Any] = []
@@ -49,6 +52,8 @@ def program(seed: int) -> list[Any]:
                 lambda leaf, number=number: notes.append((number, leaf.grad.clone()))
             )
     total = sum(choose.sample(values, min(len(values), 4))).sum()
+    if higher:
+        return second_derivative(choose, leaves, values, total, notes)
     way = choose.randrange(4)
     results: list[Any] = []
     if way == 0:
@@ -62,6 +67,55 @@ def program(seed: int) -> list[Any]:
         torch.autograd.backward([values[-1], total], [torch.ones(4), None], retain_graph=True)
         total.backward()
     return [results, [leaf.grad for leaf in leaves], notes]
+
+
+def second_derivative(
+    choose: random.Random, leaves: list[torch.Tensor], values: list[torch.Tensor], total: torch.Tensor, notes: list[Any]
+) -> list[Any]:
+    """The gradients of gradients, by ``grad`` or by ``backward``."""
+    wanted = choose.sample(values, min(len(values), 3))
+    first = torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True)
+    known = [item.square().sum() for item in first if item is not None and item.requires_grad]
+    if known and choose.random() < 0.5:
+        sum(known).backward()
+        second: list[Any] = []
+    else:
+        second = list(torch.autograd.grad(sum(known), leaves, allow_unused=True)) if known else []
+    return [[None if item is None else item.detach() for item in first], second, [leaf.grad for leaf in leaves], notes]
+
+
+def close(expected: Any, found: Any, where: str) -> None:
+    """The same up to the order of sums: a compiled part is one node of the record, and sums its inputs' gradients itself."""
+    assert type(expected) is type(found), where
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(expected.detach(), found.detach(), msg=lambda text: f"{where}: {text}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(expected) == len(found), where
+        for index, (left, right) in enumerate(zip(expected, found, strict=True)):
+            close(left, right, f"{where}[{index}]")
+    else:
+        assert expected == found, where
+
+
+@pytest.mark.parametrize("start", range(2000, 2060, 20))
+def test_differentiated_twice(start: int) -> None:
+    session = BackwardSession()
+    for seed in range(start, start + 20):
+        expected = program(seed, higher=True)
+        with open_session(session):
+            found = program(seed, higher=True)
+        assert_same(expected, found, f"seed {seed}")
+    assert session.fallbacks == []
+
+
+@pytest.mark.parametrize("seed", range(3000, 3006))
+def test_compiled_and_differentiated_twice(seed: int) -> None:
+    expected = program(seed, higher=True)
+    session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
+    with open_session(session):
+        found = program(seed, higher=True)
+    close(expected, found, "result")
+    assert session.fallbacks == []
 
 
 @pytest.mark.parametrize("start", range(0, 200, 20))

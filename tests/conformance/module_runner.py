@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 
-from tests.conformance import opinfo_runner
 from tests.conformance.compare import (
     COMPILERS,
     Compiler,
@@ -31,10 +29,17 @@ from tests.conformance.compare import (
     clone,
     differences,
     not_compiled,
-    refusal_types,
     tensors_in,
 )
-from tests.conformance.opinfo_runner import VERDICTS, OperatorResult, SampleResult, grouped
+from tests.conformance.verdicts import (
+    OperatorResult,
+    SampleResult,
+    cotangent_like,
+    failure,
+    first_line,
+    seed_everything,
+    summary,
+)
 
 VARIANTS = ("train", "eval")
 
@@ -50,7 +55,7 @@ def modules() -> dict[str, Any]:
 
 def _build(info: Any, sample: Any, training: bool) -> torch.nn.Module:
     """The module of one sample, with the same weights at every call."""
-    opinfo_runner._seed()
+    seed_everything()
     given = sample.constructor_input
     module: torch.nn.Module = info.module_cls(*given.args, **given.kwargs)
     return module.to("cpu", torch.float32).train(training)
@@ -58,7 +63,7 @@ def _build(info: Any, sample: Any, training: bool) -> torch.nn.Module:
 
 def _run(module: torch.nn.Module, call: Callable[..., Any], values: Any) -> tuple[Any, ...]:
     """All that can be seen of one call: result, inputs, gradients, buffers, random state and aliasing."""
-    opinfo_runner._seed()
+    seed_everything()
     args, kwargs = clone(values)
     result = call(*args, **kwargs)
     state = torch.get_rng_state()
@@ -69,7 +74,7 @@ def _run(module: torch.nn.Module, call: Callable[..., Any], values: Any) -> tupl
     gradients = None
     if roots and leaves:
         generator = torch.Generator().manual_seed(7)
-        cotangents = [opinfo_runner._like(root, torch.randn(root.shape, generator=generator)) for root in roots]
+        cotangents = [cotangent_like(root, torch.randn(root.shape, generator=generator)) for root in roots]
         gradients = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
     return (
         result,
@@ -104,7 +109,7 @@ def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, cal
     try:
         eager, again = eagerly(), eagerly()
     except Exception as error:
-        return SampleResult("eager cannot", type(error).__name__, opinfo_runner._first_line(str(error)))
+        return SampleResult("eager cannot", type(error).__name__, first_line(str(error)))
     same = not any(_compare(one, other, "exact") for one, other in zip(eager, again, strict=True))
     rule = "exact" if same else "close"
     module = _build(info, sample, training)
@@ -113,12 +118,7 @@ def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, cal
         try:
             outcome = _run(module, compiled, values)
         except Exception as error:
-            text = opinfo_runner._first_line(str(error))
-            if isinstance(error, refusal_types()):
-                return SampleResult("refused", type(error).__name__, text)
-            frames = traceback.extract_tb(error.__traceback__)
-            place = f" [{Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
-            return SampleResult("error", type(error).__name__, text + place)
+            return failure(error)
         found = _compare(expected, outcome, rule)
         if found and rule == "exact" and all(entry.kind.startswith("values") for entry in found):
             # Two equal runs do not prove determinism: kernels may choose by the alignment of fresh memory.
@@ -129,7 +129,7 @@ def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, cal
         if found:
             return SampleResult("wrong", found[0].kind, "; ".join(str(entry) for entry in found[:3])[:500])
     idle = not_compiled(compiled)
-    return SampleResult("error", "not compiled", opinfo_runner._first_line(idle)) if idle else SampleResult("passed")
+    return SampleResult("error", "not compiled", first_line(idle)) if idle else SampleResult("passed")
 
 
 def _copied(outcome: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -147,13 +147,13 @@ def check_module(name: str, compiler: Compiler, samples: int | None = None) -> O
         warnings.simplefilter("ignore")
         for variant in VARIANTS:
             training = variant == "train"
-            opinfo_runner._seed()
+            seed_everything()
             try:
                 found = info.module_inputs_func(
                     info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
                 )
             except Exception as error:
-                text = opinfo_runner._first_line(f"sample inputs: {error}")
+                text = first_line(f"sample inputs: {error}")
                 outcome.samples[variant].append(SampleResult("eager cannot", type(error).__name__, text))
                 continue
             for index, sample in enumerate(list(found)[:samples]):
@@ -206,31 +206,6 @@ def run_parallel(names: Sequence[str], compiler: str, samples: int | None, jobs:
     return [results[name] for name in names]
 
 
-def totals(results: Sequence[OperatorResult]) -> dict[str, dict[str, int]]:
-    """How many modules got which verdict, in each mode."""
-    return {
-        variant: {verdict: sum(result.verdict(variant) == verdict for result in results) for verdict in VERDICTS}
-        for variant in VARIANTS
-    }
-
-
-def summary(results: Sequence[OperatorResult]) -> str:
-    """The totals, then the failures by cause."""
-    lines = [f"{'':10}" + "".join(f"{verdict:>16}" for verdict in VERDICTS) + f"{'passed, %':>12}"]
-    for variant, counts in totals(results).items():
-        asked = sum(counts[verdict] for verdict in ("wrong", "error", "refused", "passed"))
-        share = f"{100 * counts['passed'] / asked:.1f}" if asked else "-"
-        lines.append(f"{variant:10}" + "".join(f"{counts[verdict]:16}" for verdict in VERDICTS) + f"{share:>12}")
-    for verdict, cause, names, reason in grouped(results, ("wrong", "error", "refused")):
-        lines += [
-            "",
-            f"{verdict} x{len(names)}  {cause}",
-            f"    in {', '.join(names[:6])}",
-            f"    such as: {reason[:300]}",
-        ]
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 if any answer was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.module_runner", description=__doc__)
@@ -252,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _worker(names, chosen.compiler, chosen.samples or None)
         return 0
     results = run_parallel(names, chosen.compiler, chosen.samples or None, max(1, chosen.jobs))
-    print("\n" + summary(results))
+    print("\n" + summary(results, VARIANTS))
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     return int(any(result.verdict(variant) == "wrong" for result in results for variant in VARIANTS))

@@ -57,6 +57,41 @@ def test_the_double_direction_finds_a_wrong_second_derivative() -> None:
     assert opinfo_runner.check_call(torch.sin, (x,), lambda _: Off.apply, backward=True).verdict == "passed"
 
 
+def test_another_order_of_a_sum_is_told_from_another_formula() -> None:
+    class Sine(torch.autograd.Function):
+        """The sine, with one rounding where ``clumsy`` has several; another function where ``error`` is not zero."""
+
+        error = 0.0
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return gradient * x.cos() * (1 + Sine.error)
+
+    def clumsy(x):
+        return 3 * x.sin() - x.sin() - x.sin()
+
+    x = torch.rand(64, requires_grad=True)
+
+    def verdict(**rest):
+        found = opinfo_runner.check_call(
+            clumsy, (x,), lambda _: lambda x: 3 * Sine.apply(x) - 2 * Sine.apply(x), **rest
+        )
+        return found.verdict, found.kind
+
+    assert verdict(backward=True, double=True) == ("passed", "by rounding")
+    # The criterion is for second derivatives only.
+    assert verdict(backward=True)[0] == "wrong"
+    # Within the tolerances for float32, and still another formula.
+    Sine.error = 1e-7
+    assert verdict(backward=True, double=True) == ("wrong", "values, by rounding")
+
+
 def _verdict(function, broken, *values, backward: bool = False) -> tuple[str, str]:
     found = opinfo_runner.check_call(function, values, broken, backward=backward)
     return found.verdict, found.kind

@@ -58,14 +58,14 @@ COMPARISONS = {
 CLASSES = {
     "plain": """class Item:
     def __init__(self, value): self.value = value
-    def __repr__(self): return f"Item({self.value})""",
+    def __repr__(self): return "Item" + str(self.value)""",
     "dataclass": "@dataclass(unsafe_hash=True)\nclass Item:\n    value: int",
     "slots": "@dataclass(unsafe_hash=True, slots=True)\nclass Item:\n    value: int",
     "own_methods": """class Item:
     def __init__(self, value): self.value = value
     def __eq__(self, item): return isinstance(item, Item) and self.value == item.value
     def __hash__(self): return hash(self.value)
-    def __repr__(self): return f"Item({self.value})""",
+    def __repr__(self): return "Item" + str(self.value)""",
 }
 
 

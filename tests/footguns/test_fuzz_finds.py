@@ -14,6 +14,7 @@ HEAD = "import torch\nclass Thing: pass\nthing = Thing()\n"
 
 def check(source: str) -> Outcome:
     outcome = run_program(HEAD + source)
+    assert outcome.has_begun, "the program raises before its first call"
     assert not outcome.kind, outcome.failure
     assert outcome.category != FALL_BACK, outcome.reasons
     return outcome
@@ -59,6 +60,7 @@ def function(x):
     return w, w * x
 def call_0(run): return run(torch.ones(3))
 """)
+    assert outcome.has_begun, "the program raises before its first call"
     assert not outcome.kind, outcome.failure
 
 
@@ -283,6 +285,7 @@ def function(x):
 def call_0(run): return run(torch.ones(3))
 """
     )
+    assert outcome.has_begun, "the program raises before its first call"
     assert not outcome.kind, outcome.failure
 
 
@@ -415,4 +418,5 @@ def call_0(run): return run({y})
 """
     # Left to eager where a part is freed.
     outcome = run_program(HEAD + source)
+    assert outcome.has_begun, "the program raises before its first call"
     assert not outcome.kind, outcome.failure

@@ -1,9 +1,14 @@
-"""CUDA graphs on a real GPU: bitwise eager over ``aten``, close over ``inductor``, and safe where CUDA is not."""
+"""CUDA graphs on a real GPU: bitwise eager over ``aten``, close over ``inductor``, and safe where CUDA is not.
+
+Without a GPU the same tests run on the CPU, with the recorder that behaves like CUDA does, so that they are known to be right
+before a GPU sees them; those marked ``gpu`` need a real one.
+"""
 
 from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,25 +18,33 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.backends.cudagraphs import release_recordings, shared
+from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, shared
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.errors import RecordingWarning
+from dovetail.testing import check_backend
 from dovetail.torch_private import has_triton
 
-pytestmark = pytest.mark.gpu
-CUDA = "cuda"
+REAL = torch.cuda.is_available()
+CUDA = "cuda" if REAL else "cpu"
+needs_gpu = pytest.mark.gpu
+#: What records in the test that runs; None for the device itself.
+simulated: SimulatedRecorder | None = None
 
 
 @pytest.fixture(autouse=True)
 def told():
-    """No warning about recordings that a test does not ask for."""
+    """The warnings about recordings. On the CPU a test that is not about failures has replayed something at its end."""
+    global simulated
+    simulated = None if REAL else SimulatedRecorder()
     shared._warned.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", RecordingWarning)
         yield caught
     release_recordings()
+    if simulated is not None and "could not be recorded" not in texts(caught):
+        assert simulated.replays > 0
 
 
 def texts(caught: list[warnings.WarningMessage]) -> str:
@@ -43,7 +56,18 @@ def normal(*sizes: int, grad: bool = False) -> torch.Tensor:
 
 
 def compiled(function: Callable[..., Any], kernels: str = "aten", **options: Any) -> Any:
-    return dovetail.compile(function, backend="cudagraphs", backend_options={"kernels": kernels, **options})
+    if simulated is not None:
+        options["recorder"] = simulated
+    return dovetail.compile(
+        function,
+        backend="cudagraphs",
+        backend_options={"kernels": kernels, **options},
+        numerics="exact" if kernels == "aten" else "fast",
+    )
+
+
+def random_state() -> torch.Tensor:
+    return torch.cuda.get_rng_state() if REAL else torch.get_rng_state()
 
 
 def train(
@@ -65,11 +89,11 @@ def train(
         torch.manual_seed(number)
         wanted = loss(model, *batch)
         wanted.backward()
-        state = torch.cuda.get_rng_state()
+        state = random_state()
         torch.manual_seed(number)
         found = step(twin, *batch)
         found.backward()
-        assert torch.equal(state, torch.cuda.get_rng_state()), f"random state after step {number}"
+        assert torch.equal(state, random_state()), f"random state after step {number}"
         kept.append((wanted.detach(), found.detach()))
         for left, right in kept:
             compare(left, right, exact, f"a loss after step {number}")
@@ -103,7 +127,7 @@ def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 KERNELS = [
     "aten",
-    pytest.param("inductor", marks=pytest.mark.skipif(not has_triton(), reason="needs Triton")),
+    pytest.param("inductor", marks=[needs_gpu, pytest.mark.skipif(not has_triton(), reason="needs Triton")]),
 ]
 
 
@@ -184,6 +208,7 @@ def test_forwards_in_flight() -> None:
                 assert torch.equal(found, wanted)
 
 
+@needs_gpu
 def test_calls_on_several_streams() -> None:
     """Recordings share memory, so replays on two streams have to wait for each other."""
     first, second = compiled(lambda x: (x @ x).tanh() @ x), compiled(lambda x: (x @ x).sin() @ x)
@@ -200,6 +225,116 @@ def test_calls_on_several_streams() -> None:
     assert all(torch.equal(result, wanted[index % 2]) for index, result in enumerate(found))
 
 
+@needs_gpu
+def test_one_function_on_several_streams() -> None:
+    """The same recording: a call may not fill inputs, nor replay, before the other stream has copied its results."""
+    step = compiled(lambda x: (x @ x).tanh() @ x)
+    inputs = [normal(512, 512) for _ in range(24)]
+    wanted = [(x @ x).tanh() @ x for x in inputs]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    found = []
+    for number, x in enumerate(inputs):
+        with torch.cuda.stream(streams[number % 3]):
+            found.append(step(x))
+    torch.cuda.synchronize()
+    for result, expected in zip(found, wanted, strict=True):
+        assert torch.equal(result, expected)
+
+
+def test_functions_in_changing_order() -> None:
+    """What one keeps for its backward survives the replay of another that was recorded earlier."""
+    weight = normal(64, 64, grad=True)
+    functions: list[Callable[..., torch.Tensor]] = [
+        lambda x: (x @ weight).tanh().pow(2).sum(),
+        lambda x: ((x @ weight).sin() @ weight).tanh().sum(),
+        lambda x: (x @ weight).exp().sum(),
+    ]
+    steps = [compiled(function) for function in functions]
+    for number in range(12):
+        x = normal(32, 64) / 8
+        order = [(number + index) % 3 for index in range(3)] if number % 2 else [2, 1, 0]
+        losses = {index: steps[index](x) for index in order}
+        for index, loss in losses.items():
+            (wanted,) = torch.autograd.grad(functions[index](x), weight)
+            (found,) = torch.autograd.grad(loss, weight)
+            assert torch.equal(found, wanted), (number, index)
+
+
+def test_a_step_count_on_the_host_is_told(told: list[Any]) -> None:
+    model = nn.Linear(4, 2).to(CUDA)
+    twin = copy.deepcopy(model)
+
+    def step_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = module(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    eager, recorded = step_of(model), compiled(step_of(twin))
+    for number in range(6):
+        x = normal(3, 4)
+        compare(eager(x), recorded(x), True, f"loss of step {number}")
+        compare(model.weight, twin.weight, True, f"weight after step {number}")
+    assert "capturable=True" in texts(told)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_a_whole_step_is_one_replay(kind: str, kernels: str, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and optimizer in one graph: parameters, state and ``.grad`` are eager's, and nothing is left out."""
+    if not REAL:
+        adam = importlib.import_module("torch.optim.adam")
+        monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
+    model = small_model()
+    twin = copy.deepcopy(model)
+    settings: dict[str, Any] = {"lr": 0.01, **({"momentum": 0.9} if kind == "SGD" else {"capturable": True})}
+
+    def step_of(module: nn.Module) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.optim.Optimizer]:
+        optimizer = getattr(torch.optim, kind)(module.parameters(), **settings)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = module(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, optimizer
+
+    eager, mine = step_of(model)
+    inner, theirs = step_of(twin)
+    recorded = compiled(inner, kernels)
+    exact = kernels == "aten"
+    kept = []
+    for number in range(8):
+        x = normal(8, 16)
+        torch.manual_seed(number)
+        wanted, state = eager(x), random_state()
+        torch.manual_seed(number)
+        kept.append((wanted, recorded(x)))
+        assert torch.equal(state, random_state())
+        kept += [(one.grad, two.grad) for one, two in zip(model.parameters(), twin.parameters(), strict=True)]
+        for left, right in kept:
+            compare(left, right, exact, f"a loss or gradient after step {number}")
+        for (name, left), right in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+            compare(left, right, exact, f"{name} after step {number}")
+        for one, two in zip(mine.state.values(), theirs.state.values(), strict=True):
+            for name, value in one.items():
+                compare(value, two[name], exact, f"{name} of the optimizer after step {number}")
+    assert not told, texts(told)
+    if simulated is not None:
+        before = simulated.replays
+        recorded(normal(8, 16))
+        assert simulated.replays == before + 1
+
+
 def test_sizes_that_change() -> None:
     step = compiled(lambda x: x.exp().cumsum(0))
     for number in range(12):
@@ -207,6 +342,7 @@ def test_sizes_that_change() -> None:
         assert torch.equal(step(x), x.exp().cumsum(0))
 
 
+@needs_gpu
 def test_an_operator_on_the_cpu_cuts_the_graph(told: list[Any]) -> None:
     def mixed(x: torch.Tensor) -> torch.Tensor:
         return (x.tanh().cpu() * 2).to(CUDA).exp() + x
@@ -218,10 +354,18 @@ def test_an_operator_on_the_cpu_cuts_the_graph(told: list[Any]) -> None:
     assert "test_cudagraphs.py" in texts(told)
 
 
+def _waits_if_recorded(x: torch.Tensor) -> torch.Tensor:
+    if simulated is not None and simulated.is_recording():
+        raise RuntimeError("operation not permitted when stream is capturing")
+    return x * x.sum().item()
+
+
 def test_an_operator_that_waits_goes_on_without(told: list[Any]) -> None:
     with torch.library._scoped_library("dovetail_gpu_test", "FRAGMENT") as library:
         library.define("waits(Tensor x) -> Tensor")
-        library.impl("waits", lambda x: x * x.sum().item(), "CompositeExplicitAutograd")
+        # On the CPU it is found out by the recorder, which sees operators but not the ones inside of this one.
+        waits = (lambda x: x * x.sum().item()) if REAL else _waits_if_recorded
+        library.impl("waits", waits, "CompositeExplicitAutograd")
         library.impl("waits", lambda x: torch.empty_like(x), "Meta")
         operator = torch.ops.dovetail_gpu_test.waits.default
         step = compiled(lambda x: operator(x.exp()) + torch.rand_like(x))
@@ -243,21 +387,25 @@ def test_an_operator_that_waits_goes_on_without(told: list[Any]) -> None:
 
 
 def test_a_device_that_runs_out_of_memory_while_recording(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
-    whole = CudaRecorder.record
+    recorder: Any = CudaRecorder if REAL else SimulatedRecorder
+    whole = recorder.record
 
-    def without_memory(self: Any, work: Any, inputs: Any, device: Any) -> Any:
+    def without_memory(self: Any, work: Any, inputs: Any, device: Any, *, keeps: bool) -> Any:
         def greedy(values: list[Any]) -> list[Any]:
+            if not REAL:
+                raise torch.OutOfMemoryError("out of memory")
             torch.empty(2**60, dtype=torch.uint8, device=device)
             return work(values)
 
-        return whole(self, greedy, inputs, device)
+        return whole(self, greedy, inputs, device, keeps=keeps)
 
-    monkeypatch.setattr(CudaRecorder, "record", without_memory)
+    monkeypatch.setattr(recorder, "record", without_memory)
     train(small_model(), squared, [(normal(8, 16),) for _ in range(4)])
     assert "out of memory" in texts(told)
-    assert len(told) == 2, "one for the forward, one for the backward"
+    assert len(told) == 1, "one for all graphs"
 
 
+@needs_gpu
 def test_memory_comes_back() -> None:
     def use() -> None:
         model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).to(CUDA)
@@ -274,3 +422,10 @@ def test_memory_comes_back() -> None:
         release_recordings()
         left.append(torch.cuda.memory_allocated())
     assert left[0] == left[-1]
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_it_conforms(kernels: str) -> None:
+    report = check_backend("cudagraphs", options={"kernels": kernels, "warm_ups": 1}, device=CUDA, show=False)
+    assert report.failures == (), str(report)

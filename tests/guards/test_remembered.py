@@ -474,3 +474,78 @@ def test_without_versions_the_full_check_stays(monkeypatch: pytest.MonkeyPatch) 
     assert compile_checker(checker.guards, checker.ambient).check(model, (x,), {}) is not None
     model.maybe = 1
     assert checker.check(model, (x,), {}) is None
+
+
+GLOBAL_CHANGES = {
+    "function": "helper = lambda x: x * 11",
+    "constant": "FACTOR = 5.0",
+    "class": "Base = Other",
+    "hidden_builtin": "len = lambda x: 7",
+    "own_attribute": "Child.own = 13.0",
+    "inherited_attribute": "Base.inherited = 17.0",
+    "nearer_attribute": "Middle.inherited = 19.0",
+    "own_static_method": "Child.method = staticmethod(lambda x: x * 23)",
+    "inherited_static_method": "Middle.deep = staticmethod(lambda x: x * 29)",
+    "base": "Middle.__bases__ = (Other,)",
+    "abstract": "Abstract.inherited = 31.0",
+    "nearer_abstract": "Concrete.inherited = 37.0",
+    "code": "helper.__code__ = (lambda x: x * 41).__code__",
+    "unrelated": "unrelated = 1",
+}
+
+
+@pytest.mark.parametrize("change", GLOBAL_CHANGES.values(), ids=GLOBAL_CHANGES)
+def test_every_change_of_a_global_or_a_class_is_seen(change: str) -> None:
+    names = [f"name_{index}" for index in range(24)]
+    namespace: dict[str, Any] = {"torch": torch, "__name__": "program"}
+    exec(
+        f"""
+import abc
+class Base:
+    inherited = 2.0
+    deep = staticmethod(lambda x: x * 3)
+class Other:
+    inherited = 4.0
+    deep = staticmethod(lambda x: x * 7)
+class Middle(Base): pass
+class Child(Middle):
+    own = 6.0
+    method = staticmethod(lambda x: x * 8)
+class Abstract(abc.ABC):
+    inherited = 9.0
+class Concrete(Abstract): pass
+FACTOR = 10.0
+helper = lambda x: x * 12
+{"; ".join(f"{name} = {index}" for index, name in enumerate(names))}
+def function(x):
+    y = helper(x) * FACTOR + Base.inherited + len([x]) + {" + ".join(names)}
+    y = y + Child.own + Child.inherited + Concrete.inherited
+    return Child.method(y) + Child.deep(y)
+""",
+        namespace,
+    )
+    compiled = dovetail.compile(namespace["function"], backend="aten", fullgraph=True)
+    x = torch.randn(3)
+    checker = warm(compiled, x)
+    assert is_remembering(checker)
+    exec(change, namespace)
+    for _ in range(3):
+        assert torch.equal(compiled(x), namespace["function"](x))
+    assert len(compiled_function(compiled).entries) == (1 if change.startswith("unrelated") else 2)
+
+
+def test_a_global_that_changes_at_every_call_is_left_out() -> None:
+    names = [f"name_{index}" for index in range(24)]
+    namespace: dict[str, Any] = {"torch": torch, "__name__": "program", "step": 0}
+    values = "; ".join(f"{name} = {index}" for index, name in enumerate(names))
+    exec(f"{values}\ndef function(x):\n    return x + {' + '.join(names)}", namespace)
+    compiled = dovetail.compile(namespace["function"], backend="aten", fullgraph=True)
+    x = torch.randn(3)
+    checker = warm(compiled, x)
+    assert is_remembering(checker)
+    for step in range(2000):
+        namespace["step"] = step
+        compiled(x)
+    assert not is_remembering(checker)
+    namespace[names[0]] = 100
+    assert torch.equal(compiled(x), namespace["function"](x))

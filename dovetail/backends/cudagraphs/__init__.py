@@ -8,7 +8,7 @@ machines without one. The way of a graph: :mod:`.obstacles` and :mod:`.mutations
 from dovetail.backends.cudagraphs.backend import CUDAGRAPHS, RecordedGraph, Settings, compile_cudagraphs, make_settings
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.backends.cudagraphs.shared import release_recordings
-from dovetail.backends.cudagraphs.simulated import SimulatedCaptureError, SimulatedRecorder
+from dovetail.backends.cudagraphs.simulated import SimulatedCaptureError, SimulatedRecorder, simulated_recorder
 
 __all__ = [
     "CUDAGRAPHS",
@@ -21,4 +21,5 @@ __all__ = [
     "compile_cudagraphs",
     "make_settings",
     "release_recordings",
+    "simulated_recorder",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,22 +12,27 @@ import torch
 from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
-from dovetail.backends.cudagraphs.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
 from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
 from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
 from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
+from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.inductor import INDUCTOR
+from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.write_backs import write_back
 from dovetail.errors import OptionError
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
 _PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
 _LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
+#: How many places a warning names; the string of the compiled graph has them all.
+_LISTED = 20
+_NUMBER = "one of its arguments is a number that changes from call to call, and a recording would keep the first"
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Settings:
     """The backend's options; ``rest`` belongs to the kernel backend.
 
     ``kernels``: the backend that makes the kernels, "aten" or "inductor" (where a compiler is found, unless given).
-    ``recorder``: what records; the CUDA device unless given.
+    ``recorder``: what records: "cuda" (unless given), "simulated" for the CPU, or a :class:`Recorder`.
     """
 
     kernels: Backend
@@ -57,14 +63,15 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             f"kernels must be one of {', '.join(map(repr, _KERNELS))}, not {name!r}",
             advice='"aten" gives eager\'s numbers to the last bit, "inductor" compiles',
         )
-    recorder = rest.pop("recorder", _CUDA)
+    recorder = _find_recorder(rest.pop("recorder", "cuda"), name)
     limits = {}
     for option, attribute in _LIMITS.items():
         if option not in rest:
             continue
         value = rest.pop(option)
-        if type(value) is not int or value < 1:
-            raise OptionError(f"{option} must be a whole number of at least 1, not {value!r}")
+        least = 0 if option == "warm_ups" else 1
+        if type(value) is not int or value < least:
+            raise OptionError(f"{option} must be a whole number of at least {least}, not {value!r}")
         limits[attribute] = value
     if name == "aten" and rest:
         known = ["kernels", "recorder", *_LIMITS]
@@ -73,6 +80,19 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             advice=f"its options are {', '.join(known)}",
         )
     return Settings(_KERNELS[name], recorder, Limits(**limits), rest)
+
+
+def _find_recorder(given: Any, kernels: str) -> Recorder:
+    if given == "cuda":
+        return _CUDA
+    if given == "simulated":
+        return simulated_recorder(opaque=kernels == "inductor")
+    if isinstance(given, str) or not callable(getattr(given, "record", None)):
+        raise OptionError(
+            f"recorder must be 'cuda', 'simulated' or a Recorder, not {given!r}",
+            advice='"simulated" records on the CPU, and finds there what CUDA would get silently wrong',
+        )
+    return given  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -148,6 +168,7 @@ def compile_cudagraphs(
             frozenset(numbers),
             mutated_inputs(part.graph),
             frozenset(index for index, node in enumerate(part.outputs) if visible(node)),
+            keeps=not all(map(visible, part.outputs)),
         )
         made = RecordedPart(kernels, spec, recorder, settings.limits)
         recorded.append(made)
@@ -178,28 +199,6 @@ def _compile_part(settings: Settings, part: Part, kind: Kind, static: list[int])
     examples = [node.meta["val"] for node in nodes if node.op == "placeholder"]
     pipeline = {"static_inputs": static, "user_visible_outputs": list(range(len(part.outputs)))}
     return kernels.compile(part.graph, examples, kind=kind, options={**rest, **pipeline})
-
-
-def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> None:
-    """Have the graph itself write new values of inputs (output -> input) where they belong: a replay then does all of it."""
-    if not write_backs:
-        return
-    memory = Memory(graph)
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    inputs = {memory.group(node) for node in placeholders}
-    output = graph.graph.find_nodes(op="output")[0]
-    results = output_arguments(graph)
-    for index, target in write_backs.items():
-        value, place = results[index], placeholders[target]
-        if not isinstance(value, torch.fx.Node) or memory.group(value) in inputs:
-            # The new value of one input may be the old one of another, and the order of writing would matter.
-            continue
-        with graph.graph.inserting_before(output):
-            written = graph.graph.call_function(torch.ops.aten.copy_.default, (place, value))
-        written.meta = {**value.meta, "val": place.meta["val"]}
-        results[index] = place
-    output.args = (results,)
-    graph.recompile()
 
 
 def _add_missing_values(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -235,10 +234,7 @@ def _find_obstacles(
         if is_float(node) or (is_number(node) and any(on_host(value, recorder) for value in node.all_input_nodes)):
             found[node] = None
         elif float_arguments(node) and not can_read_from_memory(node, exact=exact):
-            reason = (
-                "one of its arguments is a number that changes from call to call, and a recording would keep the first"
-            )
-            found[node] = Obstacle(str(node.target), reason, node.meta.get("user_line"))
+            found[node] = Obstacle(str(node.target), _NUMBER, node.meta.get("user_line"))
         else:
             obstacle = find_obstacle(node, recorder, device)
             if obstacle is not None:
@@ -287,12 +283,17 @@ def _name(node: torch.fx.Node) -> str:
 
 def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> None:
     count = sum(part.recorded for part in parts)
-    listed = "".join(f"\n  {obstacle}" for obstacle in obstacles[:5])
-    more = f"\n  and {len(obstacles) - 5} more" if len(obstacles) > 5 else ""
+    same = Counter(map(str, obstacles))
+    lines = [f"\n  {text}{f' ({times} times)' if times > 1 else ''}" for text, times in same.items()]
+    listed = "".join(lines[:_LISTED])
+    more = f"\n  and at {len(lines) - _LISTED} other places" if len(lines) > _LISTED else ""
+    advice = "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded"
+    if any(obstacle.reason == _NUMBER for obstacle in obstacles):
+        advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with fused=True or capturable=True); {advice}"
     warn(
         f"{len(obstacles)} operators of the {kind} graph are left out of CUDA graphs, which cuts it into {len(parts)} parts "
         f"({count} recorded):{listed}{more}",
-        "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded",
+        advice,
         once=True,
     )
 

@@ -1,12 +1,17 @@
-"""The real recorder: ``torch.cuda.CUDAGraph`` on a side stream, one memory pool for each device."""
+"""The real recorder: ``torch.cuda.CUDAGraph`` on a side stream.
+
+Recordings whose results are copied out at once share one memory pool of the device; one whose results stay in place (what a
+forward saves for its backward) has a pool of its own. In a shared pool they would lie where an earlier recording has its
+intermediate values, and its next replay would overwrite them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,28 +28,29 @@ class _DeviceState:
         self.pool: Any = None
         self.recordings: weakref.WeakSet[_CudaRecording] = weakref.WeakSet()
         self.last_stream: torch.cuda.Stream | None = None
-        self.finished = torch.cuda.Event()
+
+    def pool_for(self, keeps: bool) -> Any:
+        """The pool that the next recording allocates from."""
+        if keeps:
+            return torch.cuda.graph_pool_handle()
+        if all(recording.is_released or recording.keeps for recording in self.recordings):
+            self.pool = torch.cuda.graph_pool_handle()
+        return self.pool
 
 
 class _CudaRecording:
-    """One ``CUDAGraph``, and when it may run."""
+    """One ``CUDAGraph``."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, state: _DeviceState) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, state: _DeviceState, keeps: bool) -> None:
+        self.keeps = keeps
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._state = state
 
     def replay(self) -> None:
-        """Launch the graph on the current stream, after the last replay of any recording that shares the pool."""
+        """Launch the graph on the current stream."""
         if self._graph is None:
             raise RuntimeError("this recording was released")
-        state = self._state
-        stream = torch.cuda.current_stream(state.stream.device)
-        if state.last_stream is not None and state.last_stream != stream:
-            # Recordings share memory for what lives only during a replay, so no two may run at the same time.
-            stream.wait_event(state.finished)
         self._graph.replay()
-        state.finished.record(stream)
-        state.last_stream = stream
 
     @property
     def is_released(self) -> bool:
@@ -98,9 +104,17 @@ class CudaRecorder:
         """Whether the current stream is being captured, by the user for example."""
         return torch.cuda.is_current_stream_capturing()
 
-    def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes the CUDA device the current one."""
-        return torch.cuda.device(device)
+    @contextlib.contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        """Makes the CUDA device the current one; a stream other than the last one waits for that."""
+        state = self._state(device)
+        with torch.cuda.device(state.stream.device):
+            stream = torch.cuda.current_stream()
+            if state.last_stream is not None and state.last_stream != stream:
+                # The whole stream: what was copied out of a recording, or reads what it keeps, comes after its replay.
+                stream.wait_stream(state.last_stream)
+            state.last_stream = stream
+            yield
 
     def warm_up(self, work: Work, inputs: list[Any], device: torch.device) -> list[Any]:
         """Do the work on the side stream, so that libraries make their workspaces for that stream."""
@@ -116,8 +130,10 @@ class CudaRecorder:
                 value.record_stream(current)
         return results
 
-    def record(self, work: Work, inputs: Sequence[Any], device: torch.device) -> tuple[_CudaRecording, list[Any]]:
-        """Capture the work into a graph; the device's pool is shared by all of its recordings."""
+    def record(
+        self, work: Work, inputs: Sequence[Any], device: torch.device, *, keeps: bool
+    ) -> tuple[_CudaRecording, list[Any]]:
+        """Capture the work into a graph; recordings that keep nothing share the device's pool."""
         state = self._state(device)
         current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
@@ -125,24 +141,23 @@ class CudaRecorder:
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
-        if all(recording.is_released for recording in state.recordings):
-            state.pool = torch.cuda.graph_pool_handle()
+        pool = state.pool_for(keeps)
         generator = torch.cuda.default_generators[state.stream.device.index]
         before = generator.clone_state()
         try:
             # Other threads (pinning a data loader's batches, a collective's watchdog) may go on with their own work.
-            with torch.cuda.graph(graph, pool=state.pool, stream=state.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=state.stream, capture_error_mode="thread_local"):
                 outputs = work(list(inputs))
         except BaseException:
             # torch leaves its own context half open if the end of the capture raises as well.
             torch.cuda.set_stream(current)
-            private.end_capture_allocations(state.stream.device, state.pool)
+            private.end_capture_allocations(state.stream.device, pool)
             _repair_generator(generator, before, state)
             raise
         finally:
             if enabled:
                 gc.enable()
-        recording = _CudaRecording(graph, state)
+        recording = _CudaRecording(graph, state, keeps)
         state.recordings.add(recording)
         return recording, outputs
 

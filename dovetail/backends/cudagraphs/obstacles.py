@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.cudagraphs.mutations import is_pure_function
 from dovetail.backends.cudagraphs.recorder import Recorder
+from dovetail.backends.mutations import is_pure_function
 from dovetail.errors import UserLocation
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem"})

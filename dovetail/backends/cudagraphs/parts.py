@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.backends.cudagraphs.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
+from dovetail.backends.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.protocol import output_arguments
 
 Node = torch.fx.Node

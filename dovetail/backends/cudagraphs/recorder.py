@@ -54,15 +54,22 @@ class Recorder(Protocol):
         """Do the work once, where a recording would be made, and return its real results."""
         ...
 
-    def record(self, work: Work, inputs: Sequence[Any], device: torch.device) -> tuple[Recording, list[Any]]:
+    def record(
+        self, work: Work, inputs: Sequence[Any], device: torch.device, *, keeps: bool
+    ) -> tuple[Recording, list[Any]]:
         """Record the work without doing it: no memory changes, no random number is drawn.
 
         Returns the recording and what the work returned; the tensors among that are overwritten by every replay. The
-        recording keeps no input alive. All recordings of one device share one pool. Raises whatever the work, or the
-        device, raises; then nothing has changed.
+        recording keeps no input alive. Raises whatever the work, or the device, raises; then nothing has changed.
+
+        ``keeps``: whether results must outlive the next replay of another recording. Recordings that keep nothing share one
+        pool of the device, in which a replay may overwrite what any other has left; one that keeps has memory of its own.
         """
         ...
 
     def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes ``device`` the current one."""
+        """Makes ``device`` the current one, and what is done inside come after all that was done inside before.
+
+        The caller may be on another stream than last time, and recordings are read and written at fixed addresses.
+        """
         ...

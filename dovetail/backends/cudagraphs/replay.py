@@ -48,6 +48,7 @@ class Limits:
 class PartSpec:
     """What is known of a part before it runs; all sets hold indices of inputs, ``visible`` those of outputs.
 
+    ``keeps``: whether there are outputs besides the visible ones, which are handed out where they lie.
     ``static``: inputs that are likely to stay at one address; ``pinned``: those of them whose sizes cannot change either.
     """
 
@@ -59,6 +60,7 @@ class PartSpec:
     numbers: frozenset[int]
     mutated: frozenset[int]
     visible: frozenset[int]
+    keeps: bool = False
 
 
 @dataclass
@@ -70,8 +72,9 @@ class _Buffer:
     row: torch.Tensor | None
 
     @classmethod
-    def like(cls, index: int, value: torch.Tensor) -> _Buffer:
-        made = torch.empty(span(value), dtype=value.dtype, device=value.device)
+    def like(cls, index: int, value: torch.Tensor, device: torch.device) -> _Buffer:
+        # Attention's seed lies on the host unless its forward was recorded, and the host is read only while recording.
+        made = torch.empty(span(value), dtype=value.dtype, device=device)
         strided = made.as_strided(value.shape, value.stride(), 0).detach()
         return cls(index, strided, None if is_dense(value) else made)
 
@@ -113,6 +116,8 @@ class _Slot:
     sizes: list[Any]
     others: list[tuple[int, Any]]
     written: frozenset[int]
+    #: Memory that other recordings keep, or rely on, and that is read where it lies.
+    relied: tuple[int, ...]
 
     @classmethod
     def of(
@@ -134,7 +139,8 @@ class _Slot:
         pointers = [inputs[index].data_ptr() for index in fixed]
         sizes = [(inputs[index].shape, inputs[index].stride()) for index in sized]
         written = frozenset(storage_address(inputs[index]) for index in spec.mutated)
-        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written)
+        relied = tuple(storage_address(inputs[index]) for index in fixed if index not in spec.static | spec.numbers)
+        return cls(*made, shape, copied, pointers, fixed, sized, sizes, others, written, relied)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a call with these inputs may be a replay of this recording. Copying what need not be is no harm."""
@@ -240,6 +246,8 @@ class RecordedPart:
                 )
                 return self._run(inputs)
             if not slots and len(shape.slots) >= self.limits.moves:
+                self._drop_stranded(shape)
+            if not slots and len(shape.slots) >= self.limits.moves:
                 self._copy_what_moves(shape_key, shape, addresses, inputs, copied)
                 return self._run(inputs)
             made = self._record(shape, inputs, copied)
@@ -309,7 +317,7 @@ class RecordedPart:
         given = list(inputs)
         try:
             if not shape.buffers and not shape.numbers:
-                shape.buffers = [_Buffer.like(index, inputs[index]) for index in sorted(copied)]
+                shape.buffers = [_Buffer.like(index, inputs[index], self.spec.device) for index in sorted(copied)]
                 shape.numbers = {
                     index: torch.zeros((), dtype=torch.float64, device=self.spec.device) for index in self.spec.numbers
                 }
@@ -318,7 +326,7 @@ class RecordedPart:
                 given[buffer.index] = buffer.value
             for index, number in shape.numbers.items():
                 given[index] = number
-            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device)
+            recording, outputs = self._recorder.record(self._kernels, given, self.spec.device, keeps=self.spec.keeps)
         except Exception as error:  # noqa: BLE001 - whatever a device says while recording, training goes on without it
             self._give_up(error)
             return None
@@ -351,6 +359,16 @@ class RecordedPart:
         inputs.clear()
         return outputs
 
+    def _drop_stranded(self, shape: _Shape) -> None:
+        """Drop recordings that read what another one kept and that is gone: those inputs have not moved by themselves."""
+        self._recent.clear()
+        for addresses, slots in list(shape.slots.items()):
+            for slot in [item for item in slots if not all(map(self._shared.is_stable, item.relied))]:
+                slots.remove(slot)
+                self._shared.drop(slot.recording, slot.addresses)
+            if not slots:
+                del shape.slots[addresses]
+
     def _copy_what_moves(
         self, shape_key: Key, shape: _Shape, addresses: Key, inputs: Sequence[Any], copied: frozenset[int]
     ) -> None:
@@ -380,10 +398,12 @@ class RecordedPart:
             if out_of_memory
             else "take the operator out of the compiled function if it waits for the device or talks to the host"
         )
+        others = ", and so does every other that finds no memory" if out_of_memory else ""
         warn(
-            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on"
+            f"the {self.spec.kind} graph could not be recorded and runs without CUDA graphs from now on{others}"
             f"{f', because of {where}' if where else ''} ({self.given_up})",
             advice,
+            once="out of memory" if out_of_memory else False,
         )
 
     def _sizes(self, inputs: Sequence[Any], copied: frozenset[int]) -> str:

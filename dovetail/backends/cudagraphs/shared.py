@@ -97,10 +97,11 @@ def release_recordings() -> None:
 atexit.register(release_recordings)
 
 
-def warn(text: str, advice: str, *, once: bool = False) -> None:
-    """Warn the user; ``once``: not again with the same text in this process."""
+def warn(text: str, advice: str, *, once: bool | str = False) -> None:
+    """Warn the user; ``once``: not again with the same text, or about the thing that it names, in this process."""
     if once:
-        if text in _warned:
+        key = once if isinstance(once, str) else text
+        if key in _warned:
             return
-        _warned.add(text)
+        _warned.add(key)
     warnings.warn(f"{text}\n  what to do: {advice}", RecordingWarning, stacklevel=3)

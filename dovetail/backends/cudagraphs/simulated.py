@@ -1,11 +1,13 @@
 """A recorder for machines without a GPU that behaves like CUDA does, and is stricter where CUDA is silently wrong.
 
+Recordings that keep nothing share a pool, so a replay of one makes nonsense of what the others have left.
 Recording changes no memory and draws no random number; a replay runs the recorded operators on the recorded addresses with
 the numbers that were recorded; memory that belongs to recordings is poisoned (NaN, or all bits set) between replays, so that
 whoever reads it too late, or forgets to have it written, gets nonsense; reading a tensor's value while recording is an error.
 
 >>> x = torch.ones(2)
->>> recording, outputs = SimulatedRecorder().record(lambda inputs: [inputs[0] * 2], [x], x.device)
+>>> recorder = SimulatedRecorder()
+>>> recording, outputs = recorder.record(lambda inputs: [inputs[0] * 2], [x], x.device, keeps=False)
 >>> outputs
 [tensor([nan, nan])]
 >>> recording.replay()
@@ -144,8 +146,9 @@ class _Log(private.TorchDispatchMode):
 class _OperatorRecording:
     """Replays the operators that a :class:`_Log` has written down."""
 
-    def __init__(self, log: _Log, outputs: list[Any], recorder: SimulatedRecorder) -> None:
+    def __init__(self, log: _Log, outputs: list[Any], recorder: SimulatedRecorder, keeps: bool) -> None:
         self.is_released = False
+        self.keeps = keeps
         self._recorder = recorder
         self._steps = log.steps
         self.memory = list(log.pool.values())
@@ -156,14 +159,19 @@ class _OperatorRecording:
         """Run every operator again, in poisoned memory, and poison what does not outlive the replay."""
         if self.is_released:
             raise RuntimeError("this recording was released")
-        for value in self.memory:
-            poison(value)
+        self._recorder.spoil_pool(self)
+        self.poison()
         with private.NoAutocast():
             for step in self._steps:
                 step.run()
         for value in self._intermediate:
             poison(value)
         self._recorder.replays += 1
+
+    def poison(self) -> None:
+        """Make nonsense of all its memory."""
+        for value in self.memory:
+            poison(value)
 
     def release(self) -> None:
         """Forget everything; a tensor that somebody keeps stays valid."""
@@ -174,8 +182,11 @@ class _OperatorRecording:
 class _FunctionRecording:
     """Replays kernels that no dispatcher sees, by calling the function again with what it was recorded with."""
 
-    def __init__(self, work: Work, inputs: Sequence[Any], outputs: list[Any], recorder: SimulatedRecorder) -> None:
+    def __init__(
+        self, work: Work, inputs: Sequence[Any], outputs: list[Any], recorder: SimulatedRecorder, keeps: bool
+    ) -> None:
         self.is_released = False
+        self.keeps = keeps
         self._work = work
         self._inputs = list(inputs)
         self._recorder = recorder
@@ -190,6 +201,7 @@ class _FunctionRecording:
         """Call the function and put its results where the recorded ones lie."""
         if self.is_released:
             raise RuntimeError("this recording was released")
+        self._recorder.spoil_pool(self)
         self.poison()
         results = self._work(list(self._inputs))
         for index, recorded in self._own.items():
@@ -258,7 +270,7 @@ class SimulatedRecorder:
         self.warm_ups += 1
         return work(inputs)
 
-    def record(self, work: Work, inputs: Sequence[Any], device: torch.device) -> tuple[Any, list[Any]]:
+    def record(self, work: Work, inputs: Sequence[Any], device: torch.device, *, keeps: bool) -> tuple[Any, list[Any]]:
         """Write down what the work does; all memory that it has made is nonsense until the first replay."""
         if self.fail_with is not None:
             self.fail_with()
@@ -266,12 +278,21 @@ class SimulatedRecorder:
         self.recording = True
         try:
             with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-                recording, outputs = (self._record_function if self.opaque else self._record_operators)(work, given)
+                recording, outputs = (self._record_function if self.opaque else self._record_operators)(
+                    work, given, keeps
+                )
         finally:
             self.recording = False
         self.recordings.append(recording)
         originals = {id(alias): value for alias, value in zip(given, inputs, strict=True)}
         return recording, [originals.get(id(value), value) for value in outputs]
+
+    def spoil_pool(self, replayed: Any) -> None:
+        """A replay in the shared pool may overwrite what any other recording there has left."""
+        if not replayed.keeps:
+            for other in self.recordings:
+                if other is not replayed and not other.keeps:
+                    other.poison()
 
     def _address_of(self, value: Any) -> Any:
         """The same memory without a hold on it, which is all that a device knows."""
@@ -283,7 +304,7 @@ class SimulatedRecorder:
             raw.untyped_storage(), value.storage_offset(), value.shape, value.stride()
         )
 
-    def _record_operators(self, work: Work, inputs: list[Any]) -> tuple[_OperatorRecording, list[Any]]:
+    def _record_operators(self, work: Work, inputs: list[Any], keeps: bool) -> tuple[_OperatorRecording, list[Any]]:
         log = _Log(self)
         try:
             with log:
@@ -292,15 +313,27 @@ class SimulatedRecorder:
             log.restore()
         for value in log.pool.values():
             poison(value)
-        return _OperatorRecording(log, outputs, self), outputs
+        return _OperatorRecording(log, outputs, self, keeps), outputs
 
-    def _record_function(self, work: Work, inputs: list[Any]) -> tuple[_FunctionRecording, list[Any]]:
+    def _record_function(self, work: Work, inputs: list[Any], keeps: bool) -> tuple[_FunctionRecording, list[Any]]:
         before = [(value, _bytes(value).clone()) for value in _tensors(inputs)]
         try:
             outputs = work(list(inputs))
         finally:
             for value, content in before:
                 _bytes(value).copy_(content)
-        recording = _FunctionRecording(work, inputs, outputs, self)
+        recording = _FunctionRecording(work, inputs, outputs, self, keeps)
         recording.poison()
         return recording, outputs
+
+
+_by_kernels: dict[bool, SimulatedRecorder] = {}
+
+
+def simulated_recorder(*, opaque: bool = False) -> SimulatedRecorder:
+    """The one recorder that the option ``recorder="simulated"`` stands for; ``opaque`` for Inductor's kernels.
+
+    >>> simulated_recorder() is simulated_recorder()
+    True
+    """
+    return _by_kernels.setdefault(opaque, SimulatedRecorder(opaque=opaque))

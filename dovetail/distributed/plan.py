@@ -1,0 +1,116 @@
+"""What a graph exchanges with the other ranks, in which order; and how the ranks find out that they mean the same.
+
+Ranks whose graphs differ would add up numbers that have nothing to do with each other, or wait for each other forever. So each
+phase of a graph begins with an exchange that is the same for all graphs: two numbers made from the plan, of which the maximum is
+taken. If all ranks have the same plan, the maximum is everyone's own.
+
+>>> plan = Plan("backward", ("all_reduce float32[24]: weight, bias",))
+>>> print(plan)
+backward: 1 exchange
+  all_reduce float32[24]: weight, bias
+>>> plan.fingerprint == Plan("backward", plan.steps).fingerprint != Plan("forward", plan.steps).fingerprint
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+
+from dovetail import torch_private_distributed as private
+from dovetail.errors import RanksDifferError
+
+#: The plans of all graphs so far by fingerprint, to say in words what differs.
+_plans: dict[int, Plan] = {}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The exchanges of one phase of a graph, in order, as one line each."""
+
+    phase: str
+    steps: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> int:
+        """A number of 62 bits that differs where the plans do."""
+        digest = hashlib.sha256(repr((self.phase, self.steps)).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 2
+
+    def for_tangents(self, defined: tuple[bool, ...]) -> Plan:
+        """The plan of a backward from some of the outputs only."""
+        outputs = ", ".join(str(number) for number, flag in enumerate(defined) if flag)
+        return Plan(f"{self.phase} from output {outputs} of {len(defined)}", self.steps)
+
+    def __str__(self) -> str:
+        count = len(self.steps)
+        return "\n  ".join([f"{self.phase}: {count} exchange{'' if count == 1 else 's'}", *self.steps])
+
+
+def register(plan: Plan) -> int:
+    """Remember a plan; returns its fingerprint."""
+    _plans[plan.fingerprint] = plan
+    return plan.fingerprint
+
+
+_library = torch.library.Library("dovetail_distributed", "DEF")
+_library.define("fingerprint(int number, Device device) -> Tensor")
+_library.define("agree(Tensor greatest, int number, int size, str group, ScalarType dtype) -> Tensor")
+
+
+def _fingerprint(number: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([number, -number], dtype=torch.int64, device=device)
+
+
+def _agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+    now = torch.distributed.get_world_size(private.process_group(group))
+    if now != size:
+        raise RanksDifferError(
+            f"the graph was compiled for {size} ranks, and its process group has {now}",
+            advice="make the module for the new group anew: shard, DistributedDataParallel",
+        )
+    largest, smallest = greatest.tolist()
+    if (largest, -smallest) != (number, number):
+        raise RanksDifferError(
+            _difference(number, group),
+            advice="let all ranks take the same way through the program: the same branches, the same parameters in use",
+        )
+    return torch.empty(0, dtype=dtype, device=greatest.device)
+
+
+_library.impl("fingerprint", _fingerprint, "CompositeExplicitAutograd")
+_library.impl("agree", _agree, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("dovetail_distributed::fingerprint", lib=_library)
+def _(number: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(2, dtype=torch.int64, device=device)
+
+
+@torch.library.register_fake("dovetail_distributed::agree", lib=_library)
+def _(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=greatest.device)
+
+
+fingerprint = torch.ops.dovetail_distributed.fingerprint.default
+agree = torch.ops.dovetail_distributed.agree.default
+
+
+def _difference(number: int, group: str) -> str:
+    """What differs. All ranks have found out in the same exchange, so that they can talk about it now."""
+    process_group = private.process_group(group)
+    texts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
+    torch.distributed.all_gather_object(texts, str(_plans.get(number, "unknown plan")), group=process_group)
+    own = torch.distributed.get_rank(process_group)
+    other = next((rank for rank, text in enumerate(texts) if text != texts[own]), own)
+    lines = texts[own].splitlines(), texts[other].splitlines()
+    place = next((i for i, (one, two) in enumerate(zip(*lines, strict=False)) if one != two), min(map(len, lines)))
+    step = [found[place].strip() if place < len(found) else "nothing more" for found in lines]
+    return (
+        f"rank {own} and rank {other} would exchange different things: rank {own} has "
+        f"`{lines[0][0]}`, there `{step[0]}`; rank {other} has `{lines[1][0]}`, there `{step[1]}`"
+    )

@@ -1,0 +1,69 @@
+"""Branches of torch's own layers on the values of small inputs: the values are guarded, and the branch is known.
+
+An example is ``torch.nn.TransformerEncoder``, which asks whether the mask it is given is causal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.guards import SameElements
+from dovetail.trace import Trace
+from dovetail.trace.opaque import OPAQUE
+
+_MOST_ELEMENTS = 64
+_MOST_NODES = 100
+
+
+def known_truth(values: Any, condition: torch.Tensor) -> bool | None:
+    """The truth of a traced tensor without dimensions that depends on small inputs only, which are then guarded to hold the
+    same values; None where it depends on anything else.
+
+    Inputs that require a gradient are parameters or the like: they change at every call, and so would the guard.
+    """
+    trace: Trace = values.trace
+    if condition.numel() != 1 or private.has_symbols(condition):
+        return None
+    inputs = {item.original_node: item for item in trace.inputs}
+    order: list[torch.fx.Node] = []
+    seen: set[torch.fx.Node] = set()
+    stack = [(trace.node_of(condition), False)]
+    while stack:
+        node, is_left = stack.pop()
+        if is_left:
+            order.append(node)
+        elif node not in seen:
+            if len(seen) == _MOST_NODES or not (_is_small(inputs[node].real) if node in inputs else _is_pure(node)):
+                return None
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(given, False) for given in node.all_input_nodes]
+    found: dict[torch.fx.Node, Any] = {}
+    with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
+        for node in order:
+            if node in inputs:
+                found[node] = inputs[node].real.detach()
+            else:
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
+                assert callable(node.target)
+                found[node] = node.target(*args, **kwargs)
+        result = bool(found[order[-1]])
+        known = [(item.index, SameElements.of(item.real)) for node, item in inputs.items() if node in seen]
+    for index, same in known:
+        values.guard(values.guards.tensor_source(index), same, "a branch depended on its values")
+    return result
+
+
+def _is_small(real: torch.Tensor) -> bool:
+    plain = type(real) is torch.Tensor and real.layout is torch.strided and real.device.type == "cpu"
+    return plain and not real.requires_grad and real.numel() <= _MOST_ELEMENTS
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    if node.op != "call_function" or node.target is OPAQUE or not isinstance(node.target, private.OpOverload):
+        return False
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not random and not node.target._schema.is_mutable and not isinstance(node.meta.get("val"), torch.SymInt)

@@ -1,0 +1,107 @@
+"""Sparse results: the call that makes one runs after the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import dovetail
+from dovetail.errors import GraphBreakError
+
+
+def of_an_input(x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse()
+
+
+def of_a_result(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().to_sparse(1)
+
+
+def beside_others(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    doubled = x * 2
+    return {"sparse": doubled.to_sparse(), "sum": doubled.sum(), "input": x}
+
+
+def under_no_grad(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        found = x.to_sparse()
+    return found, x.exp()
+
+
+def of_a_view(x: torch.Tensor) -> torch.Tensor:
+    return x.t().to_sparse()
+
+
+def seen(function: Callable[..., Any]) -> list[Any]:
+    """Results, first and second derivatives."""
+    x = torch.tensor([[0.0, 1.5, 0.0], [2.5, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    leaves = tree_leaves(function(x))
+    found: list[Any] = [(value.layout, value.requires_grad, value.shape) for value in leaves]
+    dense = [value if value.layout is torch.strided else value.to_dense() for value in leaves]
+    roots = [value.square().sum() for value in dense if value.requires_grad]
+    (first,) = torch.autograd.grad(sum(roots), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    return [found, *dense, first, second]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [of_an_input, of_a_result, beside_others, under_no_grad, of_a_view],
+    ids=lambda it: it.__name__,
+)
+def test_as_eager(program: Any) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for _ in range(2):
+        (facts, *expected), (others, *found) = seen(program), seen(compiled)
+        assert facts == others
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+
+
+def written_afterwards(x: torch.Tensor) -> torch.Tensor:
+    doubled = x * 2
+    found = doubled.to_sparse()
+    doubled.zero_()
+    return found
+
+
+def beside_what_it_was_made_from(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    doubled = x * 2
+    return doubled.view(-1), doubled.to_sparse()
+
+
+def from_two(x: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[0], [1]]), x[0, :1], (2, 2))
+
+
+def compressed(x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse_csr()
+
+
+def compressed_by_its_layout(x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse(layout=torch.sparse_csc)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [compressed, compressed_by_its_layout, written_afterwards, beside_what_it_was_made_from, from_two],
+    ids=lambda it: it.__name__,
+)
+def test_others_are_refused(program: Any) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(GraphBreakError):
+        dovetail.compile(program, backend="aten", fullgraph=True)(x)
+    with pytest.warns(dovetail.errors.EagerFallbackWarning):
+        results = dovetail.compile(program, backend="aten")(x)
+    for one, other in zip(*map(tree_leaves, (results, program(x))), strict=True):
+        assert torch.equal(one.to_dense(), other.to_dense())
+
+
+def test_an_artefact_does_not_hold_one(tmp_path: Any) -> None:
+    joint = dovetail.capture(of_a_result, (torch.ones(2, 3, requires_grad=True),))
+    with pytest.raises(dovetail.errors.ArtefactError):
+        joint.export(tmp_path / "step")

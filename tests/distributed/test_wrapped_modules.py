@@ -1,0 +1,107 @@
+"""Modules that torch itself has prepared for several processes: DistributedDataParallel, FSDP, DTensor."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dovetail
+from dovetail.distributed import data_parallel, shard
+from dovetail.errors import DistributedError, EagerFallbackWarning, ShardedModuleError
+from tests.distributed.models import OPTIMIZERS, batches, make_step, weights
+from tests.distributed.test_data_parallel import close
+from tests.distributed.world import run
+
+
+def normed(seed: int) -> nn.Module:
+    """A model with buffers that every forward writes to."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 2))
+
+
+def wrapped(rank: int) -> dict[str, Any]:
+    """The weights after the same training, with the wrapped model at different places of what is compiled."""
+
+    def train(place: str) -> dict[str, torch.Tensor]:
+        model = normed(rank)
+        inner = dovetail.compile(model, backend="aten", fullgraph=True) if place == "inside" else model
+        outer = DistributedDataParallel(inner, bucket_cap_mb=1e-4)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        forward = dovetail.compile(outer, backend="aten") if place == "outside" else outer
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            with outer.no_sync():
+                nn.functional.mse_loss(forward(x[:2]), y[:2]).backward()
+            nn.functional.mse_loss(forward(x[2:]), y[2:]).backward()
+            optimizer.step()
+
+        chosen = dovetail.compile(step, backend="aten", fullgraph=True) if place == "step" else step
+        for x, y in batches(4, rank, 2):
+            chosen(x, y)
+        return weights(model)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", EagerFallbackWarning)
+        results: dict[str, Any] = {place: train(place) for place in ("eager", "inside", "outside", "step")}
+    results["warnings"] = [str(item.message) for item in found if issubclass(item.category, EagerFallbackWarning)]
+    return results
+
+
+def test_distributed_data_parallel_keeps_its_numbers() -> None:
+    for found in run(wrapped, 2):
+        eager = found["eager"]
+        for place in ("inside", "outside"):
+            assert all(torch.equal(found[place][name], value) for name, value in eager.items())
+        close(found["step"], eager)
+        texts = found["warnings"]
+        assert texts and all("DistributedDataParallel(dovetail.compile(model))" in text for text in texts)
+
+
+def refusals(rank: int) -> list[str]:
+    """What is said about modules whose parameters are spread over ranks already, and about two that would exchange gradients."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    model = nn.Linear(4, 2)
+    fully_shard(model, mesh=mesh)
+    x = torch.ones(2, 4)
+    texts = []
+    for attempt in (
+        lambda: dovetail.compile(model, backend="aten")(x),
+        lambda: data_parallel(model, backend="aten")(x),
+        lambda: shard(model, mesh),
+    ):
+        with pytest.raises(ShardedModuleError) as error:
+            attempt()
+        texts.append(str(error.value))
+    plain = nn.Linear(4, 2)
+    replica = DistributedDataParallel(plain)
+    step = data_parallel(make_step(replica, OPTIMIZERS["sgd"](plain.parameters())), backend="aten")
+    with pytest.raises(DistributedError, match="both would exchange"):
+        step(x, torch.ones(2, 2))
+    # A DTensor is a tensor like any other to a compiled function.
+    spread = nn.Linear(4, 2)
+    for name in ("weight", "bias"):
+        value = distribute_tensor(getattr(spread, name).detach(), mesh, [Replicate()])
+        setattr(spread, name, nn.Parameter(value))
+    given = distribute_tensor(x, mesh, [Replicate()])
+    found = []
+    for forward in (spread, dovetail.compile(spread, backend="aten")):
+        spread.zero_grad()
+        forward(given).sum().to_local().backward()
+        found.append(spread.weight.grad.to_local())
+    assert torch.equal(found[0], found[1])
+    return texts
+
+
+def test_modules_that_are_spread_already_are_refused_by_name() -> None:
+    for texts in run(refusals, 2):
+        assert "FSDP has spread over the ranks" in texts[0] and "dovetail.distributed.shard" in texts[0]
+        assert "DTensor" in texts[1] and "DTensor" in texts[2]
