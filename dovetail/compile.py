@@ -43,7 +43,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
-from dovetail.frontend.frame import Break, DataSize, SymbolicTrouble
+from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.size_changes import SizeChanges
@@ -215,6 +215,9 @@ class CompiledFunction:
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
+                if isinstance(raised, LockTaken) and not plan and self._is_first_at(raised.where):
+                    self.events.note("initialisation", reason="a lock is taken", where=raised.where)
+                    return functools.partial(original, *args, **kwargs)
                 if isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
@@ -287,6 +290,13 @@ class CompiledFunction:
             return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
         return ShapePolicy(allowed=False)
+
+    def _is_first_at(self, where: object) -> bool:
+        """Whether no call has run eagerly because of a lock at this place: what it guards may be done once and for all."""
+        key = ("a lock is taken", str(where))
+        is_first = key not in self._warned
+        self._warned.add(key)
+        return is_first
 
     def _note_break(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""

@@ -755,6 +755,13 @@ def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
 
 
+def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels-last for a tensor whose strides are so, else contiguous, as the C++ function of the same name says (2.13)."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)  # type: ignore[arg-type]
+
+
 def assume(condition: torch.SymBool) -> None:
     """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
     torch._check(condition)

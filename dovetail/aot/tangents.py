@@ -36,6 +36,7 @@ def specialise_tangents(
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     dependent = set(tangents)
+    other_strides = False
 
     def zeros_like(node: torch.fx.Node) -> torch.fx.Node:
         value = node.meta["val"]
@@ -69,8 +70,12 @@ def specialise_tangents(
             (other,) = [item for item in node.args if item not in missing] or [None]
             if isinstance(other, torch.fx.Node) and _same_kind(other, node):
                 copies[node] = copies[other]
+                other_strides = other_strides or other.meta["val"].stride() != node.meta["val"].stride()
                 continue
         copies[node] = graph.node_copy(node, argument)
+        if other_strides and inputs and node.target is torch.ops.aten.view.default:
+            # A sum may have had other strides than its one summand. Eager's formulas reshape.
+            copies[node].target = torch.ops.aten.reshape.default
         if FOR_PATTERN in node.meta:
             copies[node].args = node.meta[FOR_PATTERN](copies[node].args, tuple(defined))
         copies[node].meta = dict(node.meta)

@@ -13,6 +13,7 @@ tensor([0., 0.])
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +154,8 @@ def make_bisect(lookup: Lookup) -> Backend:
                 return plain(inputs)
             piece, smaller = minimise(recording, trials, finding, int(mine.get("trials", 300)))
             written = write_script(path, piece, smaller, inner, theirs)
-            count = sum(node.op == "call_function" for node in piece.graph.graph.nodes)
+            calls = [node for node in piece.graph.graph.nodes if node.op == "call_function"]
+            count = sum(node.target is not operator.getitem for node in calls)
             raise BackendError(
                 f"backend {inner.name!r} {smaller.category} on the {kind} graph of {len(recording.units)} operators; "
                 f"a script with {count} of them that shows it is in {written}: {smaller}",

@@ -140,6 +140,8 @@ class _State(threading.local):
     collected: tuple[CapturedBackward, tuple[Any, ...]] | None = None
     #: The arguments of a backward that is eager's, should the engine hand it over all the same.
     eager_call: tuple[Any, ...] | None = None
+    #: Whether it runs under modes of torch's, which the engine takes off when it hands over.
+    eager_in_modes = False
     running = False
     hooked = False
     #: The number by which torch knows the captured backward that runs.
@@ -196,6 +198,8 @@ def _collect(captured: CapturedBackward, *arguments: Any) -> list[Any]:
                 # Torch's own compiled autograd has met a graph that was captured here: the engine has one cache for all.
                 return list(captured(*arguments))
             assert _engine_run is not None
+            if _state.eager_in_modes:
+                raise CaptureError("another thread's compiled autograd came in between a backward that is being traced")
             outputs, _, keep_graph, create_graph, inputs, _, accumulate = _state.eager_call
             roots, targets = tuple(map(_node_of, outputs)), tuple(map(_node_of, inputs))
             call = BackwardCall(roots, targets, accumulate, keep_graph, create_graph)
@@ -264,8 +268,6 @@ def _run_backward(
     accumulate_grad: bool = False,
 ) -> Any:
     """What ``torch.autograd.backward`` and ``grad`` call while a session is open, in this thread or in another one."""
-    assert _engine_run is not None
-
     call = (outputs, gradients, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
 
     def eager() -> Any:
@@ -294,8 +296,9 @@ def _run_eagerly(*call: Any) -> Any:
     assert _engine_run is not None
     if _state.hooked:
         return _engine_run(*call)
-    before = _state.eager_call
+    before = _state.eager_call, _state.eager_in_modes
     _state.eager_call = call
+    _state.eager_in_modes = bool(private.dispatch_mode_count()) or private.functorch_level() is not None
     try:
         while True:
             with _hook_lock:
@@ -308,7 +311,7 @@ def _run_eagerly(*call: Any) -> Any:
                 if not str(error).startswith(_ENGINE_IS_TAKEN):
                     raise
     finally:
-        _state.eager_call = before
+        _state.eager_call, _state.eager_in_modes = before
 
 
 def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *arguments: Any) -> Any:
@@ -385,8 +388,8 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
         # The engine refuses to hand over what is to be differentiated again; how it runs is not its business here.
         return None, _engine_run(*arguments[:3], False, *arguments[4:])
     except Exception as error:
-        if _state.running:
-            raise
+        if _state.running or _state.collected is not None:
+            raise  # what the nodes had saved is out of them, and they cannot run again
         if _state.recorder is not None and _state.recorder.walking:
             raise CaptureError(
                 f"the capture of a backward was stopped half way ({type(error).__name__}: {error})",

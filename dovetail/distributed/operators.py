@@ -7,6 +7,8 @@ takes them apart, to exchange many tensors at once and beside the computation.
 - ``scatter(gradient)``: this rank's part of the mean (or sum) of all ranks' gradients.
 - ``replica(whole)`` and ``reduce(gradient)``: the same for a parameter that all ranks have whole.
 
+``apart`` says that gradients may leave the graph that computes them.
+
 Parts are cut along the first dimension into pieces of equal length; the last ones are filled up with zeros.
 """
 
@@ -20,9 +22,9 @@ from dovetail import torch_private_distributed as private
 from dovetail.errors import HigherOrderGradientError
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")
-_library.define("gather(Tensor part, int rows, int size, str group, str reduction) -> Tensor")
+_library.define("gather(Tensor part, int rows, bool apart, int size, str group, str reduction) -> Tensor")
 _library.define("scatter(Tensor gradient, int size, str group, str reduction) -> Tensor")
-_library.define("replica(Tensor whole, int size, str group, str reduction) -> Tensor")
+_library.define("replica(Tensor whole, bool apart, int size, str group, str reduction) -> Tensor")
 _library.define("reduce(Tensor gradient, int size, str group, str reduction) -> Tensor")
 collectives = private.functional_collectives()
 
@@ -44,7 +46,7 @@ def filled_up(whole: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([whole, whole.new_zeros((missing, *whole.shape[1:]))])
 
 
-def _gather(part: torch.Tensor, rows: int, size: int, group: str, reduction: str) -> torch.Tensor:
+def _gather(part: torch.Tensor, rows: int, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     begun = collectives.all_gather_into_tensor(part.contiguous(), size, group)
     whole: torch.Tensor = collectives.wait_tensor(begun)
     return whole if whole.shape[0] == rows else whole[:rows].clone()
@@ -58,7 +60,7 @@ def _scatter(gradient: torch.Tensor, size: int, group: str, reduction: str) -> t
     return found
 
 
-def _replica(whole: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+def _replica(whole: torch.Tensor, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     return whole.clone()
 
 
@@ -73,7 +75,7 @@ for _name, _kernel in (("gather", _gather), ("scatter", _scatter), ("replica", _
 
 
 @torch.library.register_fake("dovetail_distributed::gather", lib=_library)
-def _(part: torch.Tensor, rows: int, size: int, group: str, reduction: str) -> torch.Tensor:
+def _(part: torch.Tensor, rows: int, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     return part.new_empty((rows, *part.shape[1:]))
 
 
@@ -83,7 +85,7 @@ def _(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Te
 
 
 @torch.library.register_fake("dovetail_distributed::replica", lib=_library)
-def _(whole: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+def _(whole: torch.Tensor, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     return whole.clone()
 
 
@@ -103,11 +105,11 @@ def _note(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _gather_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return scatter(gradient, *ctx.settings), None, None, None, None
+    return scatter(gradient, *ctx.settings), None, None, None, None, None
 
 
 def _replica_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return reduce(gradient, *ctx.settings), None, None, None
+    return reduce(gradient, *ctx.settings), None, None, None, None
 
 
 def _no_second(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

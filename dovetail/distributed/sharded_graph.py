@@ -71,11 +71,28 @@ def spread_parameters(options: ShardingOptions | None = None) -> Callable[[Joint
                 raise DistributedError(
                     "a sharded parameter has no fixed size", advice="keep the sizes of parameters fixed"
                 )
+        is_whole = any(node.target in (gather, replica) and not node.args[-4] for node in nodes)
+        leaves = is_whole and _gradients_leave(joint, nodes)
         if teams:
             _Lowering(joint, *next(iter(teams)), chosen).run()
+        if leaves:
+            raise DistributedError(
+                "gradients of a sharded module leave the graph, and what is computed from them elsewhere (a norm, say) is not "
+                "that of the whole",
+                advice="compile the whole step as one graph (fullgraph=True), or say shard(..., eager_optimizer=True)",
+            )
         check_parameters(joint)
 
     return lower
+
+
+def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
+    """Whether gradients are computed, and what uses them is not in this graph, where it could be watched."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    parts = {node.args[0] for node in nodes if node.target in (gather, replica)}
+    is_updated = any(placeholders[item.input_index] in parts for item in joint.spec.mutations)
+    is_broken = getattr(joint.capture, "resume_point", None) is not None
+    return any(node.target in (scatter, reduce) for node in nodes) and (is_broken or not is_updated)
 
 
 register_required_pass(is_sharded, spread_parameters())

@@ -74,7 +74,7 @@ class Sharded(nn.Module):
                 place.owner._parameters[place.name] = part
 
     def _whole(self, place: Place, part: torch.Tensor) -> torch.Tensor:
-        settings = self.team.size, self.team.name, self.reduction
+        settings = self.eager_optimizer, self.team.size, self.team.name, self.reduction
         if place.rows is None:
             return replica(part, *settings)  # type: ignore[no-any-return]
         return gather(part, place.rows, *settings)  # type: ignore[no-any-return]
@@ -202,7 +202,7 @@ def whole_of(module: Sharded, part: torch.Tensor, rows: int | None) -> torch.Ten
     if rows is None:
         return part
     with torch.no_grad():
-        return gather(part.detach(), rows, module.team.size, module.team.name, module.reduction)  # type: ignore[no-any-return]
+        return gather(part.detach(), rows, True, module.team.size, module.team.name, module.reduction)  # type: ignore[no-any-return]
 
 
 def _own_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:

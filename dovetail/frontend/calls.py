@@ -10,6 +10,7 @@ import logging
 import math
 import operator
 import re
+import threading
 import types
 import typing
 import weakref
@@ -24,7 +25,7 @@ from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.classes import call_metaclass
-from dovetail.frontend.frame import Break, DataSize
+from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
@@ -145,6 +146,7 @@ IMPURE_TORCH = frozenset(
         "Generator",
     }
 )
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Methods of a tensor that hand out its memory or its values.
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
@@ -585,6 +587,8 @@ class Calls:
                 or self.values.source_of(owner) is None
             ):
                 return self._native(function, args, kwargs)
+            if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
+                raise LockTaken("a lock is taken at every call", "take it outside of the function")
             raise Break(
                 f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
                 "call it outside of the function",

@@ -277,6 +277,12 @@ def capture(
                 result = interpreter.call(callee, arguments, keywords, direct=True)
         except Stop as stop:
             _refuse_traced_errors(stop)
+            if trace.replicas:
+                raise CaptureError(
+                    "the graph is broken between a call of DistributedDataParallel and what follows",
+                    where=interpreter.locate(),
+                    advice="keep what breaks it out of the step, or compile the model before it is wrapped",
+                ) from stop
             resume_point, result, _ = flatten(stop.frames)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del

@@ -24,6 +24,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.frontend.frame import Break, decode
+from dovetail.frontend.opaque_calls import number_as_tensor
 from dovetail.trace import ASSUMPTION
 
 _MOST_INSTRUCTIONS = 200
@@ -55,17 +56,10 @@ class Checks:
         with private.no_torch_function(), torch.no_grad():
             # The user's line itself does not go into it: a backend may put the message into a string literal of C++.
             message = f"{ASSUMPTION}the check in line {frame.line()} does not raise"
-            if is_tensor:
-                condition = value.detach().to("cpu").bool()
-                torch.ops.aten._assert_async.msg(condition if truth else condition.logical_not(), message)
-            else:
-                number = value if isinstance(value, torch.SymBool) else value != 0
-                number = number if truth else torch.sym_not(number)
-                if private.is_made_of_data_float(number):
-                    torch.ops.aten._assert_scalar.default(number, message)
-                else:
-                    # The shape environment keeps it, and it goes into the graph with all that is assumed of such numbers.
-                    private.assume(number)
+            # A number goes back into a tensor: what the shape environment learns of one, it would put in its place.
+            condition = value.detach().to("cpu") if is_tensor else number_as_tensor(value)
+            condition = condition.bool()
+            torch.ops.aten._assert_async.msg(condition if truth else condition.logical_not(), message)
         return truth
 
     def _way_without_raise(self, frame: Any, target: int, wanted: bool) -> bool | None:

@@ -47,6 +47,10 @@ class DataSize(Break):
     """An operator made a size or a number out of a tensor's data: capture again with such sizes as symbols."""
 
 
+class LockTaken(Break):
+    """A lock is taken. What is done under it may be done once (``if not ready: with lock: prepare()``)."""
+
+
 class Stop(BaseException):
     """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
 

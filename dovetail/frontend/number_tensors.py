@@ -84,6 +84,12 @@ def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
+    if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
+        trace = interpreter.trace
+        before = trace.data_symbols()
+        number = interpreter.call_torch(torch.ops.aten.item.default, given, kwargs)
+        # A truth is 0 or 1: nothing to be checked at a call.
+        trace.truths |= trace.data_symbols() - before
     return NotImplemented if number is None else number
 
 

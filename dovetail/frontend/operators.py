@@ -299,10 +299,11 @@ class Operators(Numbers):
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
-                # The user's own branch can be written in another way, and a guard on values is compiled anew for each.
+                # The user's own branch can be written in another way, an optimizer's depends on the step: with a guard on values
+                # each would be compiled at every call.
                 module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
-                is_torchs = module.split(".", 1)[0] == "torch"
-                known = known_truth(self.values, value) if trace.avoids_breaks and is_torchs else None
+                is_layers = module.startswith("torch.nn.")
+                known = known_truth(self.values, value) if trace.avoids_breaks and is_layers else None
                 if known is not None:
                     trace.forgive_data_symbols(data_symbols)
                     return known

@@ -19,6 +19,7 @@ from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
+from dovetail.trace.fake_kernels import FakeMode, SymbolicFakeMode
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
@@ -101,18 +102,6 @@ SAME_DTYPE = frozenset(
 )
 
 
-class _SymbolicFakeMode(private.FakeTensorMode):
-    """Fake tensors with symbolic sizes: C++ operators made of others ask for plain sizes, their Python forms do not.
-
-    Only here, below what is recorded: the recorded operators stay those of eager.
-    """
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the base class."""
-        with private.enable_python_dispatcher():
-            return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-
 class _FunctionalMode(private.FunctionalTensorMode):
     """Functionalisation, with eager's order of random numbers.
 
@@ -138,6 +127,11 @@ class _FunctionalMode(private.FunctionalTensorMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self.open_trace.note_metadata_change(func, args, kwargs or {})
             return result
+        if func is torch.ops.aten.exponential_.default and private.has_symbols(args[0]):
+            # To write in place is tried out on tensors that have no symbolic sizes (torch 2.13).
+            value = super().__torch_dispatch__(torch.ops.aten.exponential.default, types, args, kwargs)
+            super().__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], value), {})
+            return args[0]
         if func is torch.ops.aten.polygamma_.default:
             # The only writing operator without a functional kernel (torch 2.13, searched for).
             value = super().__torch_dispatch__(torch.ops.aten.polygamma.default, types, (args[1], args[0]), {})
@@ -207,7 +201,7 @@ class Trace:
         self.policy = policy if policy is not None else ShapePolicy()
         self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
         if fake_mode is None:
-            make_mode = _SymbolicFakeMode if self.policy.has_symbols else private.FakeTensorMode
+            make_mode = SymbolicFakeMode if self.policy.has_symbols else FakeMode
             fake_mode = make_mode(shape_env=self.shape_env)
         self.fake_mode = fake_mode
         self.tracer = _Tracer()

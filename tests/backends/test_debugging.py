@@ -87,7 +87,7 @@ def test_a_wrong_meta_kernel_is_named():
 def test_bisect_writes_a_script_that_shows_the_fault(fault, category, tmp_path):
     path = tmp_path / "shown.py"
     # A hang costs its whole time limit at every trial that hangs.
-    f = compiled("bisect", fault=fault, path=path, seconds=3)
+    f = compiled("bisect", fault=fault, path=path, seconds=3 if fault == "hang" else 60)
     with pytest.raises(BackendError) as caught:
         f(tokens())
     text = str(caught.value)

@@ -15,6 +15,8 @@ import torch
 import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.compiled_autograd import session as sessions
+from dovetail.errors import CaptureError
+from dovetail.torch_private_autograd import TorchDispatchMode
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -154,9 +156,44 @@ def test_hooks_of_native_code_keep_the_engine_to_themselves() -> None:
     assert torch.equal(y.grad, -y.detach().sin())
 
 
+def eager_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
+    """The result of a backward without a block that begins just as this thread has put its compiler in the hook."""
+    entered, left = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append(run())
+        except CaptureError as error:
+            found.append(error)
+
+    def late(*call: Any, **options: Any) -> Any:
+        """Eager's engine, entered after the look at the lock."""
+        if threading.current_thread() is thread and not entered.is_set():
+            entered.set()
+            assert left.wait(60)
+        return engine(*call, **options)
+
+    with open_session(BackwardSession()):
+        engine = sessions._engine_run
+        assert engine is not None
+        monkeypatch.setattr(sessions, "_engine_run", late)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert entered.wait(60)
+        with sessions._hook_lock:
+            sessions.door.set_engine_compiler(sessions._new_recorder)
+            left.set()
+            time.sleep(0.2)
+            sessions.door.set_engine_compiler(None)
+        thread.join(60)
+        monkeypatch.undo()
+    return found[0]
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["new", "seen before"])
 def test_a_compiler_of_another_thread_in_the_hook(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    """An eager backward begins just as another thread starts to capture: it waits, or runs what the engine collected."""
+    """The eager backward waits, or runs what the engine collected."""
     x = torch.randn(4, requires_grad=True)
 
     def run() -> torch.Tensor:
@@ -171,38 +208,26 @@ def test_a_compiler_of_another_thread_in_the_hook(monkeypatch: pytest.MonkeyPatc
     if known:
         with open_session(BackwardSession()):
             assert torch.equal(run(), expected)
-    entered, left = threading.Event(), threading.Event()
-    original = sessions._engine_run
-    found: list[Any] = []
-    state = sessions._state
+    assert torch.equal(eager_while_another_thread_captures(monkeypatch, run), expected)
 
-    def work() -> None:
-        found.append(run())
 
-    def late(*call: Any, **options: Any) -> Any:
-        """Eager's engine, entered after the look at the lock."""
-        if threading.current_thread() is thread and not entered.is_set():
-            entered.set()
-            assert left.wait(60)
-        return engine(*call, **options)
+def test_a_traced_backward_is_never_run_outside_of_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(4, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        return torch.autograd.grad((x.sin().tan() * x.cosh()).sum(), [x])[0]
+
+    def traced() -> torch.Tensor:
+        with Watching():
+            return run()
 
     with open_session(BackwardSession()):
-        engine = sessions._engine_run
-        monkeypatch.setattr(sessions, "_engine_run", late)
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert entered.wait(60)
-        sessions._hook_lock.acquire()
-        sessions.door.set_engine_compiler(sessions._new_recorder)
-        left.set()
-        time.sleep(0.2)
-        sessions.door.set_engine_compiler(None)
-        sessions._hook_lock.release()
-        thread.join(60)
-        monkeypatch.undo()
-    assert original is None or original is engine
-    assert state.call is None
-    assert torch.equal(found[0], expected)
+        run()
+    assert isinstance(eager_while_another_thread_captures(monkeypatch, traced), CaptureError)
 
 
 def test_blocks_that_open_and_close_in_threads() -> None:

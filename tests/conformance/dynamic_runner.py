@@ -17,11 +17,12 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
 import dovetail
-from tests.conformance.compare import differences
+from tests.conformance.compare import Difference, differences
 from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
@@ -53,6 +54,14 @@ class DynamicResult:
     seconds: float = 0.0
 
 
+def _differences(expected: Any, actual: Any) -> list[Difference]:
+    return [
+        *differences(expected.outputs, actual.outputs, "outputs"),
+        *differences(expected.gradients, actual.gradients, "gradients"),
+        *differences(expected.buffers, actual.buffers, "buffers"),
+    ]
+
+
 def check_model(name: str) -> DynamicResult:
     """One training step for each of the sizes, in eager and compiled."""
     started = time.perf_counter()
@@ -68,11 +77,11 @@ def check_model(name: str) -> DynamicResult:
             batch = resized(batches[0], rows, length)
             expected = _step(model, model, batch, 3)
             actual = _step(twin, compiled, batch, 3)
-            found = [
-                *differences(expected.outputs, actual.outputs, "outputs"),
-                *differences(expected.gradients, actual.gradients, "gradients"),
-                *differences(expected.buffers, actual.buffers, "buffers"),
-            ]
+            found = _differences(expected, actual)
+            if found and all(item.kind.startswith("values") for item in found):
+                # A model that asks whether it is compiled takes another algorithm; on that branch the numbers are eager's.
+                with mock.patch("torch.compiler.is_compiling", lambda: True):
+                    found = _differences(_step(model, model, batch, 3), actual)
             if found:
                 outcome.verdict = "wrong"
                 outcome.reason = f"{(rows, length)}: " + "; ".join(str(item) for item in found[:3])

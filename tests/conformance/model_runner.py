@@ -38,6 +38,7 @@ from tests.conformance.compare import (
     refusal_types,
 )
 from tests.conformance.more_models import FACTORIES as MORE_FACTORIES
+from tests.conformance.newer_models import FACTORIES as NEWER_FACTORIES
 
 Batch = dict[str, Any]
 Factory = Callable[[Any], tuple[torch.nn.Module, Callable[[], Batch]]]
@@ -283,6 +284,7 @@ FACTORIES: dict[str, Factory] = {
     "wav2vec2": _wav2vec2,
     "segformer": _segformer,
     **MORE_FACTORIES,
+    **NEWER_FACTORIES,
 }
 
 # How the two batches of each mode are run: in training, with the configuration's own dropout, and in evaluation mode.

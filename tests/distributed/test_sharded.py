@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -139,6 +140,28 @@ def test_eager_training_of_parts_is_refused_unless_asked_for() -> None:
     again = shard(nn.Linear(3, 2), eager_optimizer=True)
     again(torch.ones(2, 3)).sum().backward()
     assert torch.equal(again.module.bias.grad, torch.full((2,), 2.0))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("place", ["before clipping", "no optimizer", "before backward"])
+def test_a_step_in_several_graphs_is_refused(place: str) -> None:
+    model = shard(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        loss = model(x).sum()
+        if place == "before backward":
+            print(end="")
+        loss.backward()
+        if place == "before clipping":
+            print(end="")
+        if place != "no optimizer":
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    with pytest.raises(DistributedError, match="leave the graph"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dovetail.compile(step, backend="aten")(torch.ones(2, 3))
 
 
 class Lazy(nn.Module):

@@ -92,7 +92,7 @@ MAKERS: dict[str, Any] = {
 def trained(rank: int, size: int, kind: str, way: str) -> Any:
     model = potential(rank if way != "alone" else 0)
     if way == "sharded":
-        model = shard(model)
+        model = shard(model, eager_optimizer=kind == "only_backward")
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     made = MAKERS[kind](model, optimizer)
     step = made

@@ -63,6 +63,44 @@ def test_distributed_data_parallel_keeps_its_numbers() -> None:
         assert texts and all("DistributedDataParallel(dovetail.compile(model))" in text for text in texts)
 
 
+class Talking(nn.Module):
+    """A module in which the graph is broken."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.place == "first":
+            print(end="")
+        x = self.layer(x)
+        if self.place == "last":
+            print(end="")
+        return x
+
+
+def broken(rank: int, place: str) -> Any:
+    found = []
+    for compiled in (False, True):
+        model = Talking(place)
+        step = make_step(DistributedDataParallel(model), OPTIMIZERS["sgd"](model.parameters()))
+        chosen = dovetail.compile(step, backend="aten") if compiled else step
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for x, y in batches(2, rank, 2):
+                chosen(x, y)
+        found.append(weights(model))
+    return found
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_graph_that_is_broken_inside_of_the_wrapped_module(place: str) -> None:
+    for eager, compiled in run(broken, 2, place):
+        assert all(torch.equal(compiled[name], value) for name, value in eager.items())
+
+
 def refusals(rank: int) -> list[str]:
     """What is said about modules whose parameters are spread over ranks already, and about two that would exchange gradients."""
     from torch.distributed.fsdp import fully_shard

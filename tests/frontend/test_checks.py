@@ -43,6 +43,12 @@ def of_a_number(x: torch.Tensor, limit: float | None) -> torch.Tensor:
     return x + 1
 
 
+def of_a_truth(x: torch.Tensor, limit: float | None) -> torch.Tensor:
+    if not torch.all(x > -5).item():
+        raise ValueError("too small")
+    return x + 1
+
+
 def nested(x: torch.Tensor, limit: float | None) -> torch.Tensor:
     def check(value: torch.Tensor) -> None:
         if not (value > -5).all():
@@ -70,7 +76,7 @@ def outcome(function: Callable[..., Any], values: list[float], requires_grad: bo
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(
-    "program", [compared, asserted, handled, of_a_number, nested], ids=lambda program: program.__name__
+    "program", [compared, asserted, handled, of_a_number, of_a_truth, nested], ids=lambda program: program.__name__
 )
 def test_one_graph(program: Callable[..., Any], requires_grad: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
@@ -80,10 +86,11 @@ def test_one_graph(program: Callable[..., Any], requires_grad: bool) -> None:
     assert entry.run is not None and entry.assumes
 
 
-def test_the_check_is_in_the_graph_of_the_default_backend() -> None:
-    compiled = dovetail.compile(compared, fullgraph=True)
+@pytest.mark.parametrize("program", [compared, of_a_number, of_a_truth], ids=lambda program: program.__name__)
+def test_the_check_is_in_the_graph_of_the_default_backend(program: Callable[..., Any]) -> None:
+    compiled = dovetail.compile(program, fullgraph=True)
     for values in VALUES:
-        same(outcome(compared, values, True), outcome(compiled, values, True), str(values))
+        same(outcome(program, values, True), outcome(compiled, values, True), str(values))
     assert len(compiled_function(compiled).entries) == 1
 
 
