@@ -232,6 +232,15 @@ class _Outputs:
                 where=self.trace.locate(),
                 advice="return a clone of it",
             )
+        if value.grad_fn is not None and not (
+            value._base is not None and (value._base is base or value._base is base._base)
+        ):
+            raise CaptureError(
+                "a detached tensor that was written to with what requires a gradient is returned beside the tensor that it "
+                "was detached from: they share memory, and each has a derivative of its own",
+                where=self.trace.locate(),
+                advice="detach a clone of it",
+            )
         recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
         # A view made before its base was changed in place must not be made again by the same operators.
         is_changed = isinstance(output, InputOutput) and any(

@@ -420,3 +420,21 @@ def call_0(run): return run({y})
     outcome = run_program(HEAD + source)
     assert outcome.has_begun, "the program raises before its first call"
     assert not outcome.kind, outcome.failure
+
+
+def test_a_detached_parameter_that_is_written_to_has_a_derivative_of_its_own() -> None:
+    # Seed 10000597: in the memory of the weight, but not a view of it. Refused, and run by eager.
+    outcome = run_program(
+        HEAD
+        + """
+net = torch.nn.Linear(3, 1)
+def function(x):
+    last = net.weight.detach()
+    last += net.weight.sigmoid()
+    return last
+def call_0(run): return run(torch.ones(3))
+def call_1(run): return run(torch.ones(3))
+"""
+    )
+    assert not outcome.kind, outcome.failure
+    assert outcome.category == FALL_BACK and "a derivative of its own" in outcome.reasons[0]
