@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import operator
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,24 +87,36 @@ def prepared(graph: torch.fx.GraphModule) -> list[Any]:
     return made
 
 
-def idle(graph: torch.fx.GraphModule) -> Callable[[], list[Any]]:
-    """What a graph that does nothing returns: autograd wants results that are new, what is saved may be old."""
+def idle(graph: torch.fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
+    """What a graph that does nothing returns for its inputs: autograd wants results that are new, what is saved may be old.
+
+    Inputs that the graph saves for its backward as they are, it saves as every graph does.
+    """
     outputs = prepared(graph)
     results = [value for value in outputs[:VISIBLE] if isinstance(value, torch.Tensor)]
-    saved = outputs[len(results) :]
-    return lambda: [*[value.detach() for value in results], *saved]
+    placeholders = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    (values,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+    saved = list(enumerate(outputs))[len(results) :]
+    chosen: Any = operator.itemgetter(
+        *[placeholders[values[at]] if values[at] in placeholders else len(placeholders) + at for at, _ in saved], 0, 0
+    )
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        return [*[value.detach() for value in results], *chosen([*inputs, *outputs])[:-2]]
+
+    return run
 
 
 def idle_dovetail(graph: torch.fx.GraphModule, example_inputs: Any, *, kind: str, options: Any) -> Any:
     """A backend for Dovetail whose graphs do nothing."""
     outputs = idle(graph)
-    return lambda inputs: outputs()
+    return outputs
 
 
 def idle_torch(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
     """The same for torch.compile."""
     outputs = idle(graph)
-    return lambda *inputs: outputs()
+    return lambda *inputs: outputs(inputs)
 
 
 def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
@@ -111,8 +124,9 @@ def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
     outputs = idle(graph)
 
     def run(inputs: list[Any]) -> list[Any]:
+        results = outputs(inputs)
         inputs.clear()
-        return outputs()
+        return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -115,6 +115,8 @@ def _autograd_function(
             if tangent_strides is None:
                 ctx.tangent_strides = [results[index].stride() for index in differentiable]
             saved = results[count:]
+            if derivatives is not None:
+                derivatives.settle(ctx.kept, primals, saved)
             ctx.set_materialize_grads(False)
             if saves_tensors is None:
                 saves_tensors = all(isinstance(value, torch.Tensor) for value in saved)
@@ -188,6 +190,9 @@ def _autograd_function(
         if independence is not None:
             ctx.freed = independence.after(ctx.freed, tuple(tangent is not None for tangent in tangents))
             ctx.rest = independence.keep(saved, ctx.freed)
+            if ctx.kept is not None:
+                # Not all that the graph has saved is left, to be checked when it is read.
+                ctx.kept.note_held({index: ctx.next_functions[index][0].variable for index in ctx.kept.held})
         if independence is None or ctx.rest is None:
             ctx.kept = None
 

@@ -223,3 +223,30 @@ def test_what_a_backward_reads_changes_before_it_is_captured_again() -> None:
     with pytest.raises(dovetail.errors.ChangedReadError):
         torch.autograd.grad(g.sum(), x)
     MOOD["name"] = "good"
+
+
+def copying(graph: torch.fx.GraphModule, example_inputs: Any, *, kind: str, options: Any) -> Any:
+    """A backend of which no result is an input, whatever the graph says."""
+    return lambda inputs: [value.clone() if isinstance(value, torch.Tensor) else value for value in graph(*inputs)]
+
+
+@pytest.mark.parametrize("backend", ["aten", copying], ids=["aten", "copying"])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("call", [0, 1, 2])
+def test_a_parameter_written_to_before_the_second_derivative_is_an_error(name: str, backend: Any, call: int) -> None:
+    # One of the two is saved by the graph itself, which autograd checks; of the other the version is noted.
+    layer = torch.nn.Linear(3, 3)
+    compiled = dovetail.compile(lambda x: layer(x).sin().sum(), backend=backend, fullgraph=True)
+    for number in range(3):
+        x = torch.randn(2, 3, requires_grad=True)
+        result = compiled(x)
+        (gradient,) = torch.autograd.grad(result, x, create_graph=True)
+        if number == call:
+            result = compiled(x)
+            with torch.no_grad():
+                getattr(layer, name).mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(result, x, create_graph=True)
+        else:
+            gradient.sum().backward()
+            layer.zero_grad()
