@@ -983,6 +983,11 @@ def make_saved_tensor(value: torch.Tensor) -> Any:
     return torch._C._autograd._make_saved_tensor(value, False)
 
 
+def raw_saved_tensors(node: Any) -> Sequence[Any]:
+    """What a node of a custom Function has saved: ``unpack()`` of each gives it, or eager's error if it was written to."""
+    return node._raw_saved_tensors  # type: ignore[no-any-return]
+
+
 def keeps_graph() -> bool:
     """Whether the backward that runs now leaves the graph for another one (``retain_graph``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -16,7 +16,7 @@ from dovetail.errors import PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
-from dovetail.runtime.independence import Independence, unpack
+from dovetail.runtime.independence import Independence, SavedValues, unpack
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
 from dovetail.trace.metadata import MetadataChange
@@ -148,10 +148,17 @@ def _autograd_function(
                 saved_values(ctx)
                 with reads_of(ctx.reads):
                     return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
-            saved = saved_values(ctx)
-            if not private.keeps_graph():
-                free(ctx, saved, tangents)
             defined = tuple(tangent is not None for tangent in tangents)
+            values: Any
+            try:
+                saved = values = saved_values(ctx)
+            except RuntimeError as error:
+                if independence is None or all(defined) or "modified by an inplace operation" not in str(error):
+                    raise
+                values = one_by_one(ctx, error)
+                saved = values.those(independence.wanted(defined))
+            if not private.keeps_graph():
+                free(ctx, values, defined)
             return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
 
         # For compiled autograd, which puts the backward's graph into its own.
@@ -185,14 +192,18 @@ def _autograd_function(
         tensors = iter(saved)
         return [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
 
-    def free(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> None:
+    def one_by_one(ctx: Any, error: RuntimeError) -> SavedValues:
+        if ctx.rest is not None:
+            return SavedValues(ctx.rest, error)
+        return SavedValues.of(private.raw_saved_tensors(ctx), ctx.saved_constants, error)
+
+    def free(ctx: Any, saved: Sequence[Any] | SavedValues, defined: tuple[bool, ...]) -> None:
         """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
         if independence is not None:
-            ctx.freed = independence.after(ctx.freed, tuple(tangent is not None for tangent in tangents))
+            ctx.freed = independence.after(ctx.freed, defined)
             ctx.rest = independence.keep(saved, ctx.freed)
-            if ctx.kept is not None:
-                # Not all that the graph has saved is left, to be checked when it is read.
-                ctx.kept.note_held({index: ctx.next_functions[index][0].variable for index in ctx.kept.held})
+            if ctx.kept is not None and ctx.rest is not None:
+                ctx.kept.let_go(saved, ctx.next_functions)
         if independence is None or ctx.rest is None:
             ctx.kept = None
 

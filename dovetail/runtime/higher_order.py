@@ -84,7 +84,9 @@ class Leaves:
         self.noted = tuple(index for index in self.indices if index not in self.held)
         self.of = _getter(self.noted)
         self._held_of = _getter(self.held)
-        self._saved_of = _getter(tuple(places[id(primals[index])] for index in self.held))
+        #: Where among what the graph saves the leaves are that it saves.
+        self.places = tuple(places[id(primals[index])] for index in self.held)
+        self._saved_of = _getter(self.places)
         #: Whether it is known what the graph saves.
         self.is_settled = saved is not None
 
@@ -109,13 +111,14 @@ class KeptInputs:
     between forward and backward; anything else is kept as autograd keeps what it saves.
     """
 
-    __slots__ = ("by", "held", "leaves", "saved", "states", "versions")
+    __slots__ = ("by", "error", "held", "leaves", "saved", "states", "versions")
 
     def __init__(self, needed: NeededInputs, primals: Sequence[torch.Tensor], leaves: Leaves) -> None:
         found = leaves.of(primals)
         self.by, self.leaves, self.held = leaves, leaves.noted, leaves.held
         # By map: a loop in Python is several times as slow, and this is done for every parameter in every call.
         self.versions = list(map(_version, found))
+        self.error: RuntimeError | None = None
         self.saved: list[tuple[int, Any]] = []
         for index in leaves.others:
             value = primals[index]
@@ -131,10 +134,21 @@ class KeptInputs:
         self.versions += [variables[index]._version for index in self.held]
         self.held = ()
 
+    def let_go(self, saved: Any, edges: Sequence[tuple[Any, int]]) -> None:
+        """Some of what the graph has saved is about to be freed; ``saved[place]`` raises eager's error for what was written to."""
+        try:
+            for place in self.by.places if self.held else ():
+                saved[place]
+        except RuntimeError as error:
+            self.error = error
+        self.note_held({index: edges[index][0].variable for index in self.held})
+
     def unpack(self, edges: Sequence[tuple[Any, int]]) -> dict[int, torch.Tensor]:
         """The needed inputs by index; raises eager's error for one that was written to. For those that the graph has saved
         itself, what it has saved must be read first, which raises that error.
         """
+        if self.error is not None:
+            raise self.error
         found: dict[int, torch.Tensor] = {}
         for index, version in zip(self.leaves, self.versions, strict=True):
             value = edges[index][0].variable

@@ -38,7 +38,11 @@ class Independence:
         """The outputs that have no backward any more after one from those that are ``defined``."""
         return freed.union(*(item for item, flag in zip(self._together, defined, strict=True) if flag))
 
-    def keep(self, values: Sequence[Any], freed: frozenset[int]) -> list[Any] | None:
+    def wanted(self, defined: Pattern) -> Sequence[int] | None:
+        """Which of the saved values a backward from the outputs that are ``defined`` takes; None: all."""
+        return None if all(defined) else self.needed(defined)
+
+    def keep(self, values: Sequence[Any] | SavedValues, freed: frozenset[int]) -> list[Any] | None:
         """Of the saved values those that the other outputs need; None if there is no such output."""
         rest = tuple(index not in freed for index in range(len(self._together)))
         if not any(rest):
@@ -47,8 +51,80 @@ class Independence:
         chosen = range(len(values)) if needed is None else needed
         kept: list[Any] = [None] * len(values)
         for index in chosen:
-            kept[index] = _Kept(values[index])
+            try:
+                kept[index] = _Kept(values[index])
+            except RuntimeError as error:
+                kept[index] = _Written(error)
         return kept
+
+
+class SavedValues:
+    """What a node has saved, one by one: ``error`` says that one of them was written to, and is raised for that one only.
+
+    One graph is one node, whose outputs save together. In eager, a backward from one output knows nothing of a write to what
+    only another one needs.
+    """
+
+    def __init__(self, items: Sequence[Any], error: RuntimeError) -> None:
+        self._items = items
+        self._error = error
+        self._found: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], constants: Sequence[Any] | None, error: RuntimeError) -> SavedValues:
+        """Of the node's saved tensors as they are, and of constants (each in a tuple) with None in the places of tensors."""
+        if constants is None:
+            return cls(tensors, error)
+        following = iter(tensors)
+        items = [next(following) if entry is None else _Constant(entry[0]) for entry in constants]
+        return cls(items, error)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._found:
+            try:
+                self._found[index] = self._items[index].unpack()
+            except RuntimeError:
+                # A result of the node itself cannot be unpacked by itself: then it may be that one.
+                raise self._error from None
+        return self._found[index]
+
+    def those(self, wanted: Sequence[int] | None) -> list[Any]:
+        """The values at some places, None at the others; all of them for None."""
+        if wanted is None:
+            wanted = [index for index, item in enumerate(self._items) if item is not None]
+        values: list[Any] = [None] * len(self)
+        for index in wanted:
+            values[index] = self[index]
+        return values
+
+
+class _Constant:
+    """A saved value that is no tensor."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def unpack(self) -> Any:
+        """The value."""
+        return self._value
+
+
+class _Written:
+    """A saved tensor that was written to before it was needed."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def unpack(self) -> Any:
+        """Eager's error."""
+        raise self._error
 
 
 class _Kept:
