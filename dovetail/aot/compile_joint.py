@@ -359,7 +359,16 @@ def compile_joint(
 
         derivatives = differentiable_backward(joint, compile_next, log, settings)
     run = make_runtime_function(
-        joint.spec, forward, backward_for, tangent_strides=tangent_strides, derivatives=derivatives
+        joint.spec,
+        forward,
+        backward_for,
+        tangent_strides=tangent_strides,
+        derivatives=derivatives,
+        unreached=[
+            index
+            for index, descriptor in enumerate(joint.output_descriptors[joint.num_forward_outputs :])
+            if descriptor is None
+        ],
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 

@@ -32,18 +32,20 @@ def make_runtime_function(
     backward_for: Callable[[tuple[bool, ...]], FlatCallable] | None,
     tangent_strides: TangentStrides | None = None,
     derivatives: DifferentiableBackward | None = None,
+    unreached: Sequence[int] = (),
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
     ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
     backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
     than ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
-    for those. ``derivatives`` runs the backward where it is to be differentiated itself.
+    for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``unreached`` are inputs that get no
+    gradient whatever is asked for.
     """
     compute = (
         forward
         if backward_for is None
-        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives)
+        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives, unreached)
     )
     epilogue = _Epilogue(spec)
 
@@ -83,6 +85,7 @@ def _autograd_function(
     backward_for: Callable[[tuple[bool, ...]], FlatCallable],
     tangent_strides: TangentStrides | None,
     derivatives: DifferentiableBackward | None,
+    unreached: Sequence[int],
 ) -> FlatCallable:
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
@@ -92,6 +95,9 @@ def _autograd_function(
     if spec.freed_together is not None and needed is not None:
         independence = Independence(spec.freed_together, needed)
     is_apart = not any(spec.input_requires_grad)
+    reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
+    # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
+    cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
     # So is which inputs are parts of tensor subclasses.
@@ -220,6 +226,9 @@ def _autograd_function(
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
         apply = direct if private.functorch_level() is None else CompiledBackward.apply
+        for index in cut_off:
+            if not inputs[index].is_leaf:
+                inputs[index] = inputs[index].detach()
         if torch.is_grad_enabled():
             outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
         else:

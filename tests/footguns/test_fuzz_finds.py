@@ -438,3 +438,20 @@ def call_1(run): return run(torch.ones(3))
     )
     assert not outcome.kind, outcome.failure
     assert outcome.category == FALL_BACK and "a derivative of its own" in outcome.reasons[0]
+
+
+def test_a_result_has_no_edge_to_the_one_that_it_replaces() -> None:
+    # Seed 10019827: the old result was an input, and the new one's backward went on into the old one's.
+    check("""
+square, table = torch.randn(3, requires_grad=True), {}
+def function(x):
+    table.pop("last", None)
+    table["last"] = square * x
+def call_0(run): run(torch.ones(3))
+def call_1(run):
+    table["last"].sum().backward()
+    run(torch.ones(3))
+def call_2(run):
+    table["last"].sum().backward()
+    run(torch.ones(3))
+""")
