@@ -215,7 +215,9 @@ class CompiledFunction:
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
-                if isinstance(raised, LockTaken) and not plan and self._is_first_at(raised.where):
+                # What a pass adds to the graph (an exchange between processes, say), eager would leave out.
+                may_run_eagerly = not plan and not self.options.passes
+                if isinstance(raised, LockTaken) and may_run_eagerly and self._is_first_at(raised.where):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
                 if isinstance(raised, DataSize) and not plan:

@@ -98,7 +98,8 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         resume_point=capture.resume_point,
         backward_reads=BackwardReads(frozen.backward) if frozen.backward else None,
         assumes=assumed,
-        start_over=not compiled.dropped and _can_start_over(compiled.joint),
+        is_edited=bool(compiled.joint.provenance),
+        start_over=not compiled.dropped and not compiled.joint.provenance and _can_start_over(compiled.joint),
         # A call that is done again by eager drops them itself; a later backward may read them.
         dropped=() if assumed or frozen.backward else compiled.dropped,
         numbers=bindings.function(capture.numbers) if capture.numbers else None,

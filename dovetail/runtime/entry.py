@@ -37,7 +37,8 @@ class Entry:
     decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
     then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
     without the data: the program may handle the error. ``dropped`` are inputs whose ``.grad`` is dropped before the graph
-    runs, each with the input that the gradient is.
+    runs, each with the input that the gradient is. One whose graph ``is_edited`` never gives way to eager, which would leave out
+    what the passes have added.
     """
 
     checker: Checker
@@ -53,6 +54,7 @@ class Entry:
     start_over: bool = False
     backward_reads: BackwardReads | None = None
     dropped: tuple[tuple[int, int], ...] = ()
+    is_edited: bool = False
 
     @functools.cached_property
     def _effects(self) -> Effects:
@@ -111,6 +113,12 @@ class Entry:
             except RuntimeError as error:
                 if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
                     raise
+                if self.is_edited:
+                    raise OutgrownError(
+                        f"the data of this call is not such as the graph was captured for ({error}), and passes have edited the "
+                        "graph, so that eager cannot take its place",
+                        advice="keep sizes and branches independent of the data, or compile without passes",
+                    ) from error
                 private.set_random_states(states, devices)
                 return None
         if self.start_over:

@@ -9,6 +9,7 @@ import torch
 
 import dovetail
 from dovetail.compile import compiled_function
+from dovetail.errors import OutgrownError
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
 
@@ -118,3 +119,31 @@ def test_a_call_that_starts_over_is_whole_despite_graph_breaks(function: Any) ->
             outcomes.append((result.tolist(), way, log))
         assert outcomes[0] == outcomes[1]
     assert len(compiled_function(compiled).entries) == 1
+
+
+def kept_as_it_is(joint: Any) -> Any:
+    return joint
+
+
+def test_eager_never_takes_the_place_of_a_graph_that_was_edited() -> None:
+    """It would leave out what the pass has added: the exchange of gradients between processes, say."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        if x.min() < 0:
+            raise ValueError("negative")
+        return x.sqrt()
+
+    def handled(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[index] * 2
+        except IndexError:
+            return x
+
+    compiled = dovetail.compile(chosen, backend="aten", fullgraph=True, passes=(kept_as_it_is,))
+    compiled(torch.ones(2))
+    with pytest.raises(OutgrownError, match="passes have edited"):
+        compiled(-torch.ones(2))
+    compiled = dovetail.compile(handled, backend="aten", fullgraph=True, passes=(kept_as_it_is,))
+    compiled(torch.ones(3), ONE)
+    with pytest.raises(IndexError):
+        compiled(torch.ones(3), TWO)
