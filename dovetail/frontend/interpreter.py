@@ -45,7 +45,7 @@ from dovetail.guards import (
     HasNoKey,
     Identity,
     ItemSource,
-    SameTensor,
+    SameObject,
     Source,
     Unbound,
 )
@@ -181,7 +181,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
                 self.values.note(cell, own)
                 self._cells[id(cell)] = CellSource(source, position)
             elif known != own:
-                self.values.guard(own, SameTensor(known), f"{own.name} and {known.name} are one cell")
+                self.values.guard(own, SameObject(known), f"{own.name} and {known.name} are one cell")
 
     def note_cell(self, cell: types.CellType, source: Source) -> None:
         """Remember where a cell that a resumed frame owns can be found again."""

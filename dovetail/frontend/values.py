@@ -37,7 +37,7 @@ from dovetail.guards import (
     NumberSource,
     Pinned,
     PinnedSource,
-    SameTensor,
+    SameObject,
     SetEquals,
     Source,
     TensorMatch,
@@ -285,7 +285,7 @@ class Values:
         known = self._sources.get(id(value))
         if known is not None:
             if known[1] != source:
-                self.guard(source, SameTensor(known[1]), f"{source.name} and {known[1].name} are one object")
+                self.guard(source, SameObject(known[1]), f"{source.name} and {known[1].name} are one object")
             self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
@@ -297,7 +297,7 @@ class Values:
         known = self._wrappers.get(id(value))
         if known is not None:
             if known[2] != source:
-                self.guard(source, SameTensor(known[2]), f"{source.name} and {known[2].name} are one object")
+                self.guard(source, SameObject(known[2]), f"{source.name} and {known[2].name} are one object")
             self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
             return known[1]
         self.guard(source, TypeIs(type(value)), f"{source.name} was read")

@@ -38,7 +38,7 @@ from dovetail.guards.predicate import (
     Length,
     NoHooks,
     Predicate,
-    SameTensor,
+    SameObject,
     TensorMatch,
     TypeIs,
     Unbound,
@@ -247,8 +247,8 @@ class Generator:
                 self.node(InstanceDictSource(guard.source))
             if isinstance(guard.predicate, RELATIONS):
                 predicate = guard.predicate
-                is_same = isinstance(predicate, SameTensor)
-                others = (predicate.other,) if isinstance(predicate, SameTensor) else predicate.others
+                is_same = isinstance(predicate, SameObject)
+                others = (predicate.other,) if isinstance(predicate, SameObject) else predicate.others
                 group = (node, *map(self.node, others))
                 for position, one in enumerate(group):
                     one.kept = one.kept or f"kept{len(self._groups)}_{position}"

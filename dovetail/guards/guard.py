@@ -25,7 +25,7 @@ from dovetail.guards.predicate import (
     Equals,
     Leafness,
     Predicate,
-    SameTensor,
+    SameObject,
     StorageOffset,
     TensorFacts,
     TensorMatch,
@@ -194,7 +194,7 @@ class GuardSet:
         first = self._index_of.get(id(tensor))
         if first is not None:
             other = self._inputs[first].source
-            self.add(source, SameTensor(other), location, f"{source.name} and {other.name} are one tensor")
+            self.add(source, SameObject(other), location, f"{source.name} and {other.name} are one tensor")
             self._index_by_source[source] = first
             return first
         if tensor.layout is not torch.strided:
@@ -345,7 +345,7 @@ def check_guard(
             value: Any = source.cell(source.base.fetch(callee, args, kwargs))
         else:
             value = source.fetch(callee, args, kwargs)
-        if isinstance(predicate, SameTensor):
+        if isinstance(predicate, SameObject):
             holds = value is predicate.other.fetch(callee, args, kwargs)
         elif isinstance(predicate, Distinct):
             values = [value, *(other.fetch(callee, args, kwargs) for other in predicate.others)]

@@ -308,13 +308,13 @@ class Unbound(Predicate):
 
 
 @dataclass(frozen=True)
-class SameTensor(Predicate):
+class SameObject(Predicate):
     """The value is the same object as the one at another source; checked with both in hand."""
 
     other: Source
 
     def holds(self, value: Any) -> bool:
-        raise TypeError("SameTensor needs the value at the other source")
+        raise TypeError("SameObject needs the value at the other source")
 
     def describe(self, name: str) -> str:
         return f"{name} is {self.other.name}"
@@ -340,7 +340,7 @@ class Distinct(Predicate):
         return f"`{name}` and {listed} were different objects, and two of them are one now"
 
 
-RELATIONS = (SameTensor, Distinct)
+RELATIONS = (SameObject, Distinct)
 """Predicates on the objects at several sources."""
 
 
