@@ -1222,3 +1222,9 @@ _DISABLED: types.CodeType = next(
 def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
+
+
+def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
+    slot = get_proxy_slot(value, tracer, None)
+    return None if slot is None else slot.force().node  # type: ignore[no-any-return]

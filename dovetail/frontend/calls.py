@@ -530,7 +530,8 @@ class Calls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        if function not in SYMBOLIC_FUNCTIONS and not self._is_tensor_method(function, args):
+        adds_items = type(getattr(function, "__self__", None)) is list and function.__name__ in ("append", "extend")
+        if function not in SYMBOLIC_FUNCTIONS and not adds_items and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
         owner = getattr(function, "__self__", None)

@@ -39,7 +39,7 @@ def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
         numbers is None
         or not any(type(item) in _SYMBOLIC for item in numbers)
         or rest.keys() - {"device"}
-        or any(map(private.is_data_number, numbers))
+        or any(type(item) is torch.SymInt and private.is_data_number(item) for item in numbers)
     ):
         return interpreter.call_native(function, args, kwargs)
     is_float = any(type(item) in (float, torch.SymFloat) for item in numbers)

@@ -12,6 +12,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
+from dovetail.frontend.branches import followed_branch, is_followed
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
 from dovetail.frontend.known_truth import known_truth
@@ -300,16 +301,22 @@ class Operators(Numbers):
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
                 # The user's own branch can be written in another way, an optimizer's depends on the step: with a guard on values
-                # each would be compiled at every call.
+                # each would be compiled at every call. So there the branch itself is guarded.
                 module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
                 is_layers = module.startswith("torch.nn.")
                 known = known_truth(self.values, value) if trace.avoids_breaks and is_layers else None
+                if known is None and self.follows_branches():
+                    known = followed_branch(self.values, value)
                 if known is not None:
                     trace.forgive_data_symbols(data_symbols)
                     return known
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error
+        if private.is_data_number(value) and self.follows_branches():
+            known = followed_branch(self.values, value)
+            if known is not None:
+                return known
         if private.is_made_of_data_float(value):
             raise Break(
                 "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
@@ -327,6 +334,10 @@ class Operators(Numbers):
         if isinstance(value, OLD_CONTAINERS):
             self.guard_length(value)
         return bool(value)
+
+    def follows_branches(self) -> bool:
+        """Whether the code that runs is an optimizer's, whose branches on its state get guards of their own."""
+        return bool(self.frames) and is_followed(self.frames[-1].globals.get("__name__"))
 
     def guard_length(self, value: Any) -> None:
         """Guard how many items a container has."""
