@@ -20,6 +20,9 @@ from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
 
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
+_MOST_KEYS = 64
+
 BINARY_NAMES: dict[Any, tuple[str, str]] = {
     operator.add: ("add", "+"),
     operator.sub: ("sub", "-"),
@@ -225,6 +228,12 @@ class Operators(Numbers):
         method = python_method(container, "__contains__")
         if method is not None:
             return self.truth(self._ask(method, container, item))
+        if type(item) in SYMBOLIC_NUMBERS and isinstance(container, (dict, set, frozenset)):
+            keys = list(container)
+            if len(keys) <= _MOST_KEYS and all(type(key) in (int, float, bool, str) for key in keys):
+                # Number by number: a hash would hold the entry to the number of today.
+                self.values.whole(container)
+                return any(type(key) is not str and self.truth(self.operate(operator.eq, item, key)) for key in keys)
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 import dovetail
 from dovetail.errors import GraphBreakError, GraphBreakWarning
@@ -120,3 +122,88 @@ def test_where_the_state_is_of_another_kind_the_guard_does_not_hold() -> None:
                 state["step"] = state["step"].double()
 
     train(OPTIMIZERS["radam"], steps=8, between=change)
+
+
+RATES: dict[str, Any] = {
+    "one cycle": (lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40), 5),
+    "cyclic": (lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4), 7),
+    "milestones": (lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [4, 8, 12]), 7),
+    "sequence": (
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.LinearLR(optimizer, total_iters=5), lr_scheduler.CosineAnnealingLR(optimizer, 30)],
+            [5],
+        ),
+        7,
+    ),
+    "restarts": (lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 6), 6),
+    "swa": (lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, 0.05), 5),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_schedules_take_a_few_entries(name: str) -> None:
+    schedule, most = RATES[name]
+
+    def make(model: torch.nn.Module) -> Parts:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule_of_rates = schedule(optimizer)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            schedule_of_rates.step()
+            return loss.detach()
+
+        return step, [optimizer, schedule_of_rates]
+
+    compiled = train_parts(make, steps=20)
+    assert len(compiled.entries) == captures(compiled) <= most
+
+
+FUSED: dict[str, Any] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1, fused=True, amsgrad=True, weight_decay=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_optimizers_take_rates_that_change(name: str) -> None:
+    def change(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (index + 1)
+            if "betas" in group:
+                group["betas"] = (0.9 - 0.01 * index, group["betas"][1])
+            if "momentum" in group:
+                group["momentum"] = 0.9 - 0.01 * index
+
+    compiled = train(FUSED[name], steps=20, between=change)
+    # The first step makes the state; rate and betas change at the second.
+    assert len(compiled.entries) <= 3
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_fused_optimizers_with_rates_that_change_are_arithmetic_for_inductor(name: str) -> None:
+    def change(index: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (index + 1)
+
+    compiled = train(FUSED[name], steps=6, between=change, backend="inductor")
+    assert len(compiled.entries) <= 3
+
+
+def test_a_number_is_found_among_keys_and_in_order() -> None:
+    def function(x: torch.Tensor, number: int) -> tuple[torch.Tensor, bool, bool, int, int]:
+        table, kept, order = {4: "a", "b": 1, 9: "c"}, {3, 12}, [2, 5, 5, 8]
+        found = bisect.bisect(order, number), bisect.bisect_left(order, number)
+        return x * number, number in table, number in kept, *found
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True, dynamic=True)
+    x = torch.ones(3)
+    for number in (6, 7, 4, 9, 5, 3, 12, 2, 30, 31, 8, -1, 1):
+        same(function(x, number), compiled(x, number))
+    assert len(compiled.entries) <= 12
