@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import dovetail.frontend.interpolation
+import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers  # noqa: F401  (their rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
