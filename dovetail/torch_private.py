@@ -778,86 +778,6 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     return backend
 
 
-def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[int]:
-    """For each dictionary a number that no other state of any dictionary has; reading it makes it keep count from then on."""
-    return list(map(torch._C._dynamo.guards.dict_version, tables))
-
-
-def unchanged_check(
-    owners: Sequence[object], typed: Sequence[object], tables: Sequence[dict[Any, Any]]
-) -> Callable[[], bool]:
-    """A C++ check that nothing of this has changed since now: the contents of ``tables``, the types of ``typed``, and of
-    ``owners`` the types, the identities of their ``__dict__`` and its contents.
-
-    About 15 ns for each of them, and some 10 us each to make (checked on 2.13). The check holds on to all of them.
-    Use it only where :func:`sees_changed_dictionaries`.
-    """
-    from torch._dynamo.guards import GuardManagerType
-
-    kind = GuardManagerType.GUARD_MANAGER
-    # The types come along so that none of them can go and leave its address to another one.
-    watched = (*owners, *typed, *tables, *map(type, owners), *map(type, typed))
-    root = torch._C._dynamo.guards.RootGuardManager()
-    for index, value in enumerate(watched[: len(owners) + len(typed) + len(tables)]):
-        name = f"v{index}"
-        manager = root.tuple_getitem_manager(index, name, value, kind)
-        if index < len(owners):
-            own = object.__getattribute__(value, "__dict__")
-            manager.add_type_match_guard(id(type(value)), [name], None)
-            manager.get_generic_dict_manager(name, own, kind).add_dict_version_guard(own, [name], None)
-        elif index < len(owners) + len(typed):
-            manager.add_type_match_guard(id(type(value)), [name], None)
-        else:
-            manager.add_dict_version_guard(value, [name], None)
-    return functools.partial(root.check, watched)
-
-
-@functools.cache
-def sees_changed_dictionaries() -> bool:
-    """Whether :func:`unchanged_check` exists in this torch and sees every kind of write in this Python (tried out once)."""
-
-    class Owner:
-        """Something with attributes."""
-
-    class Other:
-        """Another type, of the same layout."""
-
-    def attribute(owner: Any) -> None:
-        owner.value = object()
-
-    def own_dict(owner: Any) -> None:
-        owner.__dict__ = dict(owner.__dict__)
-
-    def own_type(owner: Any) -> None:
-        owner.__class__ = Other
-
-    changes: list[Callable[[Any], None]] = [
-        attribute,
-        own_dict,
-        own_type,
-        lambda owner: owner.table.__setitem__("key", object()),
-        lambda owner: owner.table.pop("key"),
-        lambda owner: owner.table.update(new=1),
-        lambda owner: owner.table.clear(),
-        lambda owner: delattr(owner, "value"),
-    ]
-    try:
-        for change in changes:
-            # Often enough for the interpreter to specialise its instructions, which once wrote past the watchers.
-            for number in range(20):
-                owner = Owner()
-                owner.value, owner.table = 1, {"key": number}  # type: ignore[attr-defined]
-                check = unchanged_check([owner], [owner], [owner.table])  # type: ignore[attr-defined]
-                if not check() or not check():
-                    return False
-                change(owner)
-                if check():
-                    return False
-    except (AttributeError, TypeError, RuntimeError, ImportError):
-        return False
-    return True
-
-
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without the walk over all arguments that looks for dead wrappers of functorch.
 
@@ -1228,3 +1148,7 @@ def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
     """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
     slot = get_proxy_slot(value, tracer, None)
     return None if slot is None else slot.force().node  # type: ignore[no-any-return]
+
+
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
+"""What a ``GradScaler`` calls to take a step, or to leave it out where a gradient is not finite. Torch 2.11 to 2.13."""

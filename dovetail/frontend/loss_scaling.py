@@ -21,7 +21,7 @@ from dovetail.trace import ASSUMPTION
 _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 
 
-@rule(torch.amp.GradScaler._maybe_opt_step)
+@rule(private.scaled_optimizer_step)
 def _step_if_finite(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace
