@@ -103,6 +103,7 @@ class CompiledFunction:
         self.entries: list[Entry] = []
         self.events = EventLog()
         self._limit_warned = False
+        self._keeps_numbers = False
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
         self._continuations: dict[ResumePoint, _Continuation] = {}
@@ -202,7 +203,8 @@ class CompiledFunction:
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
         if self.backend.data_sizes:
-            policy = dataclasses.replace(policy, data_sizes="ask")
+            # An optimizer's first step makes its count of steps, which the next one reads: capturing that twice took as long again.
+            policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_numbers else "ask")
         plan: tuple[int, ...] = ()
         by_parts = False
         entry: Entry | None = None
@@ -288,6 +290,7 @@ class CompiledFunction:
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
         if policy.data_sizes == "keep":
+            self._keeps_numbers = False
             self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
             return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
@@ -351,6 +354,7 @@ class CompiledFunction:
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
+                self._keeps_numbers |= state.trace.asks_numbers
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import itertools  # noqa: E402
 import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
@@ -684,11 +685,23 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def data_symbols(environment: ShapeEnv) -> set[Any]:
-    """The symbols of sizes and numbers that were made out of tensors' data."""
-    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
-        return set()
-    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+class KnownSymbols:
+    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: set[Any] = set()
+
+
+def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data; ``known`` are those that were found earlier."""
+    symbols = environment.var_to_range
+    if len(symbols) < known.count:
+        known.count, known.found = 0, set()
+    new = itertools.islice(symbols, known.count, None)
+    known.found.update(symbol for symbol in new if is_made_of_data(symbol))
+    known.count = len(symbols)
+    return set(known.found)
 
 
 def is_made_of_data(symbol: Any) -> bool:

@@ -8,7 +8,9 @@ on the tensors of the call and compares the answer, so that there is one entry f
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,10 @@ from dovetail.trace.python_numbers import real_power
 
 _MOST_NODES = 64
 _FOLLOWED = ("torch.optim.", "torch.amp.")
+_MOST_ANSWERS = 16
+_UNKNOWN = object()
+_REPLAYS: weakref.WeakValueDictionary[str, Replay] = weakref.WeakValueDictionary()
+Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
 _ERRORS = (ArithmeticError, TypeError, ValueError, RuntimeError, OutgrownError)
 
 
@@ -35,21 +41,47 @@ def is_followed(module: object) -> bool:
     return str(module).startswith(_FOLLOWED)
 
 
-@dataclass(frozen=True)
 class Replay:
     """Operators of a graph, run again on real tensors.
 
-    ``steps`` are functions with their arguments, in which a :class:`Place` stands for an earlier value.
+    ``facts`` are dtype and shape of the tensors, ``steps`` functions with their arguments, in which a :class:`Place` stands for
+    an earlier value. The state of all parameters is mostly the same: the last answers are remembered by the tensors' contents.
     """
 
-    facts: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-    steps: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = field(hash=False)
+    def __init__(self, facts: tuple[tuple[torch.dtype, torch.Size], ...], steps: tuple[Step, ...]) -> None:
+        self.facts = facts
+        self.steps = steps
+        self._answers: dict[bytes, object] = {}
+
+    @staticmethod
+    def shared(facts: tuple[tuple[torch.dtype, torch.Size], ...], steps: tuple[Step, ...]) -> Replay:
+        """One for all branches that are computed in the same way."""
+        key = repr((facts, steps))
+        found = _REPLAYS.get(key)
+        if found is None:
+            found = _REPLAYS[key] = Replay(facts, steps)
+        return found
 
     def __call__(self, *tensors: Any) -> bool | None:
         """The truth of the last value; None where the tensors are of another kind or it cannot be computed."""
         for tensor, (dtype, shape) in zip(tensors, self.facts, strict=True):
-            if not is_small(tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            if not is_small(tensor) or tensor.dtype != dtype or tensor.shape != shape:
                 return None
+        try:
+            with private.no_torch_function():
+                content = b"".join([tensor.numpy().tobytes() for tensor in tensors])
+        except (RuntimeError, TypeError):
+            # A dtype that numpy does not know, or a mode of the caller that is against it.
+            return self.compute(tensors)
+        answer = self._answers.get(content, _UNKNOWN)
+        if answer is _UNKNOWN:
+            if len(self._answers) >= _MOST_ANSWERS:
+                self._answers.clear()
+            answer = self._answers[content] = self.compute(tensors)
+        return answer  # type: ignore[return-value]
+
+    def compute(self, tensors: Sequence[torch.Tensor]) -> bool | None:
+        """The truth of the last value, with nothing remembered; None where it cannot be computed."""
         try:
             with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
                 values: list[Any] = list(tensors)
@@ -96,8 +128,8 @@ def followed_branch(values: Any, condition: Any) -> bool | None:
             args, kwargs = torch.fx.node.map_arg((given, keywords), places.__getitem__)
             steps.append((function, args, kwargs))
             places[item] = Place(len(places))
-    replay = Replay(tuple((item.real.dtype, tuple(item.real.shape)) for item in read), tuple(steps))
-    answer = replay(*[item.real for item in read])
+    replay = Replay.shared(tuple((item.real.dtype, item.real.shape) for item in read), tuple(steps))
+    answer = replay.compute([item.real for item in read])
     if answer is not None and read:
         sources = tuple(values.guards.tensor_source(item.index) for item in read)
         text = f"the branch on {', '.join(source.name for source in sources)}"
@@ -174,11 +206,14 @@ def _call_of(node: torch.fx.Node, constants: dict[str, Any]) -> tuple[Any, tuple
     return FirstOf(made.target), tuple(one(item) for item in made.args), keywords
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Constant:
     """A tensor that the graph holds."""
 
     value: torch.Tensor
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value.dtype}, {tuple(self.value.shape)}, {self.value.flatten().tolist()!r})"
 
     def __call__(self) -> torch.Tensor:
         """That tensor."""

@@ -83,6 +83,7 @@ def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
+    interpreter.trace.asks_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
         trace = interpreter.trace
