@@ -213,7 +213,8 @@ class Constant:
     value: torch.Tensor
 
     def __repr__(self) -> str:
-        return f"Constant({self.value.dtype}, {tuple(self.value.shape)}, {self.value.flatten().tolist()!r})"
+        with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
+            return f"Constant({self.value.dtype}, {self.value.tolist()!r})"
 
     def __call__(self) -> torch.Tensor:
         """That tensor."""
