@@ -138,7 +138,7 @@ class Recorded:
     location: UserLocation | None
 
 
-class RecordingShapeEnv(private.ShapeEnv):
+class RecordingShapeEnv(private.QuickShapeEnv):
     """A shape environment that knows the user's line of each of its guards."""
 
     def __init__(self) -> None:
