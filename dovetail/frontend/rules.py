@@ -248,7 +248,7 @@ for _function, _method in (
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        items = interpreter.drain(args[0]) if args else []
+        items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler
