@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+import dovetail.frontend.interpolation
+import dovetail.frontend.optimizers
+import dovetail.frontend.plain_size_calls  # noqa: F401  (their rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
