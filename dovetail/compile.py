@@ -43,6 +43,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
+from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
@@ -53,6 +54,7 @@ from dovetail.options import Options, make_options
 from dovetail.runtime.entry import Completed, Entry
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
+from dovetail.trace.loop_rounds import LoopRounds
 
 _compile_lock = threading.RLock()
 
@@ -105,6 +107,7 @@ class CompiledFunction:
         self._limit_warned = False
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
+        self._rounds = LoopRounds()
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -201,6 +204,8 @@ class CompiledFunction:
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
+        if not self.options.fullgraph:
+            policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
             policy = dataclasses.replace(policy, data_sizes="ask")
         plan: tuple[int, ...] = ()
@@ -220,7 +225,9 @@ class CompiledFunction:
                 if isinstance(raised, LockTaken) and may_run_eagerly and self._is_first_at(raised.where):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(raised, DataSize) and not plan:
+                if isinstance(raised, LoopBreak) and not following:
+                    policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
+                elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
                     policy, following = self._without_symbols(raised, policy), _FROM_THE_START
