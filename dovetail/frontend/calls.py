@@ -905,7 +905,7 @@ METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], An
 """Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
 
 
-_STORING_METHODS = {
+_STORING_METHODS: dict[type | None, frozenset[str]] = {
     list: frozenset({"append", "extend", "insert"}),
     dict: frozenset({"get", "pop", "setdefault", "update"}),
 }
@@ -914,7 +914,7 @@ _STORING_METHODS = {
 def _stores_its_arguments(function: Any) -> bool:
     """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
     owner = getattr(function, "__self__", None)
-    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), ())
+    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -101,6 +101,9 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
                 # A model that asks whether it is compiled takes another algorithm; on that branch the numbers are eager's.
                 with mock.patch("torch.compiler.is_compiling", lambda: True):
                     found = _differences(_step(model, model, batch, 3), actual)
+            if not fullgraph:
+                # A tensor that two graphs share gets its gradient as a sum of theirs: the same terms in another order.
+                found = [difference for difference in found if difference.kind != "values, by rounding"]
             if found:
                 outcome.verdict = "wrong"
                 outcome.reason = f"{(rows, length)}: " + "; ".join(str(item) for item in found[:3])

@@ -34,7 +34,6 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
     "cosine of zeros": (rows, lambda x: functional.cosine_similarity(x * 0, x)),
     "circular padding": (rows, lambda x: functional.pad(x, (1, 2), mode="circular")),
     "circular padding of images": (images, lambda x: functional.pad(x, (1, 1, 2, 1), mode="circular")),
-    "circular convolution": (images, torch.nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular")),
     "antialias": (
         images,
         lambda x: functional.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
