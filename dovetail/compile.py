@@ -108,6 +108,9 @@ class CompiledFunction:
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
         self._rounds = LoopRounds()
+        # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
+        self._sizes_change = False
+        self._breaks_a_loop = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -203,7 +206,8 @@ class CompiledFunction:
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
-        policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
+        dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
+        policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
@@ -266,6 +270,8 @@ class CompiledFunction:
             if self.options.fullgraph or not following or following == plan:
                 break
             self._note_break(stop)
+            if isinstance(stop, LoopBreak):
+                self._note_loop()
             plan = following
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
@@ -306,6 +312,10 @@ class CompiledFunction:
         is_first = key not in self._warned
         self._warned.add(key)
         return is_first
+
+    def _note_loop(self) -> None:
+        """A loop runs for real: what is compiled from here on is made for all sizes."""
+        self._breaks_a_loop = True
 
     def _note_break(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""
@@ -438,6 +448,13 @@ class _Continuation(CompiledFunction):
         self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
+        self._rounds = owner._rounds
+        self._sizes_change = owner._breaks_a_loop
+        self._owner = owner
+
+    def _note_loop(self) -> None:
+        super()._note_loop()
+        self._owner._note_loop()
 
     def _go_on(self, point: ResumePoint, values: Any) -> Any:
         if isinstance(values, Completed):

@@ -42,7 +42,7 @@ def test_a_loop_over_a_size_that_changes_is_one_body_for_all_sizes() -> None:
     weight = r(4, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)
-        for batch, length in ((2, 6), (3, 9), (5, 7), (4, 5)):
+        for batch, length in ((2, 6), (3, 9)):
             compare(recurrent, compiled, (r(batch, length, 4), weight))
         settled = captures(compiled)
         for batch, length in ((2, 20), (3, 3), (6, 11), (2, 6), (5, 2)):
