@@ -35,6 +35,7 @@ from dovetail.errors import (
     GraphBreakError,
     GraphBreakWarning,
     InputError,
+    ModuleMadeError,
     NotCallableError,
     RecompileLimitError,
     RecompileLimitWarning,
@@ -226,7 +227,11 @@ class CompiledFunction:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
                 # What a pass adds to the graph (an exchange between processes, say), eager would leave out.
                 may_run_eagerly = not plan and not self.options.passes
-                if isinstance(raised, LockTaken) and may_run_eagerly and self._is_first_at(raised.where):
+                if (
+                    isinstance(raised, LockTaken)
+                    and may_run_eagerly
+                    and self._is_first("a lock is taken", raised.where)
+                ):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
                 if isinstance(raised, LoopBreak) and not following:
@@ -243,6 +248,10 @@ class CompiledFunction:
                     raise
                 stop, following = Break(error.what, error.advice, error.where), ()
             except (CaptureError, BackendError) as error:
+                may_run_eagerly = isinstance(error, ModuleMadeError) and not plan and not self.options.passes
+                if may_run_eagerly and self._is_first(str(error), error.where):
+                    self.events.note("initialisation", reason=str(error))
+                    return functools.partial(original, *args, **kwargs)
                 if isinstance(error, BackendError) and not policy.has_symbols:
                     if not self._go_without_default_backend(error):
                         raise
@@ -306,9 +315,9 @@ class CompiledFunction:
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
         return ShapePolicy(allowed=False)
 
-    def _is_first_at(self, where: object) -> bool:
-        """Whether no call has run eagerly because of a lock at this place: what it guards may be done once and for all."""
-        key = ("a lock is taken", str(where))
+    def _is_first(self, reason: str, where: object) -> bool:
+        """Whether no call has run eagerly for this reason at this place: what is done there may be done once and for all."""
+        key = (reason, str(where))
         is_first = key not in self._warned
         self._warned.add(key)
         return is_first
