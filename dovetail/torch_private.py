@@ -1142,3 +1142,24 @@ _DISABLED: types.CodeType = next(
 def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
+
+
+def functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes to its first argument; None where there is none (torch 2.13).
+
+    >>> functional_form(torch.ops.aten.clamp_min_.default)
+    <OpOverload(op='aten.clamp_min', overload='default')>
+    """
+    namespace, name = operator._schema.name.split("::")
+    if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in operator.tags:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, operator._overloadname, None)
+
+
+_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
+
+
+def asks_for_plain_sizes(error: RuntimeError) -> bool:
+    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
+    return any(text in str(error) for text in _PLAIN_SIZES)

@@ -535,7 +535,8 @@ class Calls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        if function not in SYMBOLIC_FUNCTIONS and not self._is_tensor_method(function, args):
+        keeps_symbols = function in SYMBOLIC_FUNCTIONS or _stores_its_arguments(function)
+        if not keeps_symbols and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
         owner = getattr(function, "__self__", None)
@@ -907,6 +908,18 @@ class Calls:
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 """Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
+
+
+_STORING_METHODS: dict[type | None, frozenset[str]] = {
+    list: frozenset({"append", "extend", "insert"}),
+    dict: frozenset({"get", "pop", "setdefault", "update"}),
+}
+
+
+def _stores_its_arguments(function: Any) -> bool:
+    """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
+    owner = getattr(function, "__self__", None)
+    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -74,6 +74,8 @@ class Machine:
     @staticmethod
     def _is_trivial(frame: Frame) -> bool:
         name = frame.decoded.instructions[frame.position].opname
+        if name == "GET_ITER":
+            return type(frame.stack[-1]) is range
         return name in TRIVIAL or (name == "FOR_ITER" and type(frame.stack[-1]) in ITERATOR_TYPES)
 
     def run(self, frames: list[Frame]) -> Any:
