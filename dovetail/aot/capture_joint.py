@@ -20,6 +20,7 @@ from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
 
 
@@ -406,7 +407,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     if roots and wanted:
         if trace.is_exact:
             use_exact_formulas(trace, roots)
-        with torch.enable_grad():
+        with torch.enable_grad(), phases_checked(trace, roots, in_parts=getattr(result, "order", 1) > 1):
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):

@@ -33,6 +33,7 @@ from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
+from dovetail.runtime.spread import spread_strides
 from dovetail.trace import shape_guards
 from dovetail.trace.repeats import draws_random_numbers
 
@@ -370,6 +371,9 @@ def compile_joint(
             for index, descriptor in enumerate(joint.output_descriptors[joint.num_forward_outputs :])
             if descriptor is None
         ],
+        spread=spread_strides(
+            [None if node is None else node.meta["val"] for node in joint.results[joint.num_forward_outputs :]]
+        ),
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 

@@ -33,6 +33,7 @@ from dovetail.runtime.higher_order import (
     sizes_and_strides,
 )
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
@@ -267,7 +268,8 @@ def _backward(
             return [None] * len(wanted)
         if trace.is_exact:
             use_exact_formulas(trace, roots, twice=True)
-        gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        with phases_checked(trace, roots, twice=True, in_parts=joint.order > 1):
+            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
         # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
         # eager's, which differs by rounding.
         given = {trace.node_of(tangent) for tangent in tangents}

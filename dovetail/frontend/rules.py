@@ -27,6 +27,7 @@ from dovetail.frontend.operators import python_method
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
 from dovetail.guards import WrapperMaker
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
 
 
@@ -343,7 +344,8 @@ def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
                 "compute it inside the function",
             )
-    return interpreter.call_torch(torch.autograd.grad, args, kwargs)
+    with phases_checked(trace, roots):
+        return interpreter.call_torch(torch.autograd.grad, args, kwargs)
 
 
 @rule(torch.utils.checkpoint.checkpoint)

@@ -109,6 +109,10 @@ def call_of(number: int) -> OpaqueCall:
     return _CALLS[number]
 
 
+# On a node: the example tensor for its value is made of zeros.
+_ZERO_EXAMPLE = "dovetail zero example"
+
+
 def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     """A real tensor like a traced one: the input itself where it is one, else made-up values."""
     node = trace.node_of(value)
@@ -120,6 +124,8 @@ def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     if private.has_symbols(value):
         raise CaptureError("an operator that only runs on real tensors is given a symbolic size", where=trace.locate())
     result = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if node.meta.get(_ZERO_EXAMPLE):
+        return result.zero_()
     if value.is_floating_point() or value.is_complex():
         generator = torch.Generator(value.device).manual_seed(len(trace.graph.nodes))
         return result.copy_(torch.rand(value.shape, generator=generator, dtype=value.dtype, device=value.device))
@@ -211,6 +217,27 @@ class _Opaque(torch.autograd.Function):
         return (None,) * 5 + gradients(trace, name, function, ctx.saved_tensors, tangents, wanted)
 
 
+def _example_gradients(
+    trace: Trace, function: Any, given: Sequence[torch.Tensor | None], count: int
+) -> Sequence[torch.Tensor | None]:
+    """What a function of tensors and, after the first ``count``, tangents returns for example tensors."""
+
+    def run() -> Sequence[torch.Tensor | None]:
+        examples = [example_of(trace, tensor) for tensor in given]  # type: ignore[arg-type]
+        return _run(function, examples, [False] * len(given))
+
+    with private.disable_current_modes(), private.no_torch_function():
+        try:
+            return run()
+        except RuntimeError:
+            # Not all tangents are allowed: those of complex eigenvectors must not depend on their phase. Zeros never do, and
+            # whether those at run time do, the function looks itself.
+            for tensor in given[count:]:
+                assert tensor is not None
+                trace.node_of(tensor).meta[_ZERO_EXAMPLE] = True
+            return run()
+
+
 def gradients(
     trace: Trace,
     name: str,
@@ -249,9 +276,7 @@ def gradients(
             )
 
     given = [*tensors, *[tangents[at] for at in defined]]
-    with private.disable_current_modes(), private.no_torch_function():
-        examples = [example_of(trace, tensor) for tensor in given]  # type: ignore[arg-type]
-        example = _run(all_gradients, examples, [False] * len(given))  # type: ignore[arg-type]
+    example = _example_gradients(trace, all_gradients, given, count)
     present = [at for at, item in enumerate(example) if item is not None]
     if not present:
         return none
