@@ -86,7 +86,8 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), symbolic)
+    varying = tuple(index for index in indices if private.has_symbols(placeholders[index].meta["val"]))
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying)
 
 
 def differentiable_backward(
@@ -106,8 +107,10 @@ def differentiable_backward(
             with private.math_attention():
                 captured, present = capture_backward(joint, request, policy)
         run = _with_gaps(compile_next(captured), present)
+        varying = set(needed.varying)
+        fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
-        return CapturedBackward(run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured))
+        return CapturedBackward(run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed))
 
     def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
         reason = _obstacle(joint, needed, options)
@@ -163,20 +166,27 @@ def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> Sh
     return ShapePolicy(sizes=changing, marked=carries)
 
 
-def _size_check(captured: JointGraph) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """Whether tensors have the sizes and strides that a capture with symbolic sizes is for."""
+def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """Whether tensors have the sizes and strides that a capture with symbolic sizes is for. Those of the first ones that are
+    ``fixed`` the guards of the entry have looked at.
+    """
     placeholders = captured.graph_module.graph.find_nodes(op="placeholder")[: captured.num_primals]
     plain = [
-        [
-            (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
-            for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
-        ]
-        for value in (node.meta["val"] for node in placeholders)
+        (
+            position,
+            [
+                (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
+                for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
+            ],
+        )
+        for position, value in enumerate(node.meta["val"] for node in placeholders)
+        if position >= len(fixed) or not fixed[position]
     ]
     assumed = shape_guards(captured.fake_mode.shape_env, captured.capture.bindings)
 
     def holds(flat: Sequence[torch.Tensor]) -> bool:
-        for value, parts in zip(flat, plain, strict=True):
+        for position, parts in plain:
+            value = flat[position]
             for dim, size, step in parts:
                 if (size is not None and value.size(dim) != size) or (step is not None and value.stride(dim) != step):
                     return False
