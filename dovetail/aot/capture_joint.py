@@ -18,10 +18,12 @@ from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
+from dovetail.guards import is_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
+from dovetail.trace.opaque import check_gradient_ticket
 
 
 class AutogradView:
@@ -411,6 +413,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):
+            if gradient is not None and is_ticket(item.real):
+                check_gradient_ticket(trace, gradient)
             if gradient is not None and private.is_wrapper(gradient):
                 raise CaptureError(
                     f"the gradient of {item.name}, which is a plain tensor, is a {type(gradient).__name__}",

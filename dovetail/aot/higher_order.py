@@ -110,7 +110,9 @@ def differentiable_backward(
         varying = set(needed.varying)
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
-        return CapturedBackward(run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed))
+        return CapturedBackward(
+            run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed)
+        )
 
     def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
         reason = _obstacle(joint, needed, options)

@@ -29,6 +29,7 @@ from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -500,6 +501,8 @@ class Calls:
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function, method or class of torch, under the trace's modes."""
+        if given_sparse(args, kwargs):
+            return call_sparse(self.values.trace, function, args, kwargs)
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
         if name in METHOD_RULES:

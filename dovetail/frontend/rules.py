@@ -24,6 +24,7 @@ from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
+from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
 from dovetail.guards import WrapperMaker
@@ -63,6 +64,8 @@ def _delattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @rule(isinstance)
 def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     value, kinds = args
+    if type(value) is SparseValue:
+        return isinstance(value.example, kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private.is_symbolic(value):
@@ -101,6 +104,8 @@ def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
         return call_metaclass(interpreter, type, args, kwargs)
+    if type(args[0]) is SparseValue:
+        return type(args[0].example)
     if private.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):

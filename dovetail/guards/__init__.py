@@ -47,6 +47,15 @@ from dovetail.guards.source import (
     class_order,
     constant_key,
 )
+from dovetail.guards.sparse import (
+    SPARSE_LAYOUTS,
+    SparseMatch,
+    TicketSource,
+    carried_by,
+    is_ticket,
+    make_ticket,
+    redeem,
+)
 from dovetail.guards.wrappers import (
     GradientForm,
     InnerSource,
@@ -58,6 +67,13 @@ from dovetail.guards.wrappers import (
 )
 
 __all__ = [
+    "SPARSE_LAYOUTS",
+    "SparseMatch",
+    "TicketSource",
+    "carried_by",
+    "is_ticket",
+    "make_ticket",
+    "redeem",
     "AmbientState",
     "AmbientChange",
     "autocast_nesting",
