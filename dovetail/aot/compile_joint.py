@@ -354,12 +354,14 @@ def compile_joint(
         backward_for.sealed = True
     tangent_strides = _tangent_strides(joint)
     derivatives = None
+    gradients = joint.results[joint.num_forward_outputs :]
+    spread = spread_strides([None if node is None else node.meta["val"] for node in gradients])
     if training:
 
         def compile_next(following: JointGraph) -> Callable_:
             return compile_joint(None, following, chosen, options=options, events=log, numerics=numerics).run
 
-        derivatives = differentiable_backward(joint, compile_next, log, settings)
+        derivatives = differentiable_backward(joint, compile_next, log, settings, spread)
     run = make_runtime_function(
         joint.spec,
         forward,
@@ -371,9 +373,7 @@ def compile_joint(
             for index, descriptor in enumerate(joint.output_descriptors[joint.num_forward_outputs :])
             if descriptor is None
         ],
-        spread=spread_strides(
-            [None if node is None else node.meta["val"] for node in joint.results[joint.num_forward_outputs :]]
-        ),
+        spread=spread,
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 

@@ -32,6 +32,7 @@ from dovetail.runtime.higher_order import (
     refusal,
     sizes_and_strides,
 )
+from dovetail.runtime.spread import keep_common
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
@@ -91,9 +92,16 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
 
 
 def differentiable_backward(
-    joint: JointGraph, compile_next: CompileJoint, events: EventLog, options: Mapping[str, Any]
+    joint: JointGraph,
+    compile_next: CompileJoint,
+    events: EventLog,
+    options: Mapping[str, Any],
+    spread: dict[int, tuple[int, ...]],
 ) -> DifferentiableBackward:
-    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed."""
+    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed.
+
+    ``spread`` are the strides of gradients that do not fill their memory; those that a second derivative has not are taken out.
+    """
     needed = needed_inputs(joint)
 
     def once(request: Request, policy: ShapePolicy) -> CapturedBackward:
@@ -107,6 +115,9 @@ def differentiable_backward(
             with private.math_attention():
                 captured, present = capture_backward(joint, request, policy)
         run = _with_gaps(compile_next(captured), present)
+        if spread:
+            nodes = captured.results[captured.num_forward_outputs :][: len(request.primals)]
+            keep_common(spread, list(request.primals), [None if node is None else node.meta["val"] for node in nodes])
         varying = set(needed.varying)
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]

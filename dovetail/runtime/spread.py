@@ -1,7 +1,8 @@
 """Gradients that do not fill their memory, as that of a real tensor that was used as a complex one.
 
 A gradient that is differentiated again comes back in parts, and autograd's sum of two such parts is dense, where eager has one
-part and its strides. A node between the input and the graph gives the sum those strides.
+part and its strides. A node between the input and the graph gives the sum those strides, where both parts have them: in eager they
+are then what one operator hands on, whose gradient is computed once, from a sum.
 """
 
 from __future__ import annotations
@@ -46,16 +47,18 @@ class _Spread(torch.autograd.Function):
     """The same tensor; its gradient has these strides."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        ctx.strides = strides
+    def forward(ctx: Any, value: torch.Tensor, strides: Mapping[int, tuple[int, ...]], index: int) -> torch.Tensor:
+        ctx.strides, ctx.index = strides, index
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if gradient.layout is not torch.strided or gradient.stride() == ctx.strides:
-            return gradient, None
-        target = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
-        return target.copy_(gradient), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        # Looked up now: the second derivative may have been captured since, and say that its part has other ones.
+        strides = ctx.strides.get(ctx.index)
+        if strides is None or gradient.layout is not torch.strided or gradient.stride() == strides:
+            return gradient, None, None
+        target = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+        return target.copy_(gradient), None, None
 
 
 def spread_gradients(inputs: list[torch.Tensor], strides: Mapping[int, tuple[int, ...]]) -> None:
@@ -67,7 +70,23 @@ def spread_gradients(inputs: list[torch.Tensor], strides: Mapping[int, tuple[int
     >>> torch.autograd.grad(inputs[0].sum(), x)[0].stride()
     (2,)
     """
-    for index, wanted in strides.items():
+    for index in tuple(strides):
         if inputs[index].requires_grad:
             with torch.enable_grad():
-                inputs[index] = _Spread.apply(inputs[index], wanted)  # type: ignore[no-untyped-call]
+                inputs[index] = _Spread.apply(inputs[index], strides, index)  # type: ignore[no-untyped-call]
+
+
+def keep_common(
+    strides: dict[int, tuple[int, ...]], indices: Sequence[int], gradients: Sequence[torch.Tensor | None]
+) -> None:
+    """Forget the strides of inputs whose second derivative, the gradients of these ``indices``, has other ones.
+
+    >>> strides = {0: (2,), 1: (2,)}
+    >>> keep_common(strides, [0, 1], [torch.ones(4)[::2], torch.ones(2)])
+    >>> strides
+    {0: (2,)}
+    """
+    found = spread_strides(gradients)
+    for position, (index, gradient) in enumerate(zip(indices, gradients, strict=True)):
+        if gradient is not None and found.get(position) != strides.get(index):
+            strides.pop(index, None)
