@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_guards as private
 from dovetail.guards.predicate import (
     HOOK_TABLES,
+    ClassBody,
     DictKeys,
     Equals,
     HasNoKey,
@@ -152,6 +153,8 @@ class Recorder:
             return True
         if isinstance(predicate, NoHooks):
             return node in self.hooked
+        if isinstance(predicate, ClassBody):
+            return node in self.watched
         if isinstance(predicate, (Length, DictKeys, HasNoKey)):
             # move_to_end of an OrderedDict changes its order behind the count.
             return type(self.values[node]) is tuple or (
