@@ -1159,3 +1159,7 @@ _DISABLED: types.CodeType = next(
 def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
+
+
+# --- nested tensors ---------------------------------------------------------------------------------------------------
+from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor  # noqa: E402

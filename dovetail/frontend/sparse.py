@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,10 +25,35 @@ from dovetail.trace import Trace
 from dovetail.trace.opaque import carried_example, is_traced_ticket, opaque
 
 _FACTS = frozenset(
-    {"shape", "dtype", "layout", "device", "requires_grad", "ndim", "is_sparse", "is_sparse_csr", "is_cuda"}
+    {
+        "shape",
+        "dtype",
+        "layout",
+        "device",
+        "requires_grad",
+        "ndim",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_nested",
+        "is_cuda",
+    }
 )
-
-
+# Operators, written as such. Those that write to what is left of them are not among them.
+SPARSE_OPERATORS = frozenset(
+    {
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.matmul,
+        operator.pow,
+        operator.neg,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+    }
+)
 # What is said by the size and type.
 _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex"})
 # What is there beside the value: hooks, gradients, the autograd graph.
@@ -55,14 +81,21 @@ def given_sparse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def sparse_attribute(value: SparseValue, name: str) -> Any:
     """``value.name`` for what is guarded of a sparse tensor, or a method of it."""
-    method = inspect.getattr_static(torch.Tensor, name, None)
+    method = inspect.getattr_static(type(value.example), name, None)
     if isinstance(method, (types.MethodDescriptorType, types.FunctionType)):
         return functools.partial(method, value)
     if name not in _FACTS:
         raise Break(
             f".{name} of a sparse tensor is read", "read it outside of the function, or call a function of torch"
         )
+    if name == "shape":
+        _check_size(value)
     return getattr(value.example, name)
+
+
+def _check_size(value: SparseValue) -> None:
+    if value.example.layout is torch.jagged:
+        raise Break("the size of a jagged tensor is asked for", "read it outside of the function")
 
 
 def refuse_sparse_target(target: object, name: str) -> None:
@@ -78,6 +111,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     if (name.endswith("_") and not name.endswith("__")) or name in _STATE or module.startswith("torch.autograd"):
         raise Break(f"{name} is given a sparse tensor", "call it outside of the function")
     if name in _NUMBERS and type(args[0]) is SparseValue and not any(type(item) is SparseValue for item in args[1:]):
+        _check_size(args[0])
         return function(args[0].example, *args[1:], **kwargs)
     leaves, structure = tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

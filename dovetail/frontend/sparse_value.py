@@ -6,11 +6,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
+
+SPARSE_TYPES = (torch.Tensor, torch.nn.Parameter, private.JaggedTensor)
 
 
 class SparseValue:
-    """A sparse tensor: ``ticket`` is the traced tensor that stands for it, ``example`` one like it.
+    """A sparse tensor, or a jagged one: ``ticket`` is the traced tensor that stands for it, ``example`` one like it.
 
     It is no tensor itself. Whatever reaches it but a call of torch breaks the graph.
     """

@@ -20,7 +20,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break, SymbolicTrouble
-from dovetail.frontend.sparse_value import SparseValue
+from dovetail.frontend.sparse_value import SPARSE_TYPES, SparseValue
 from dovetail.guards import (
     SPARSE_LAYOUTS,
     ArgumentSource,
@@ -250,7 +250,7 @@ class Values:
                 return self.wrap(value)
             if private.is_wrapper(value):
                 return self.read_wrapper(value, source)
-            if value.layout in SPARSE_LAYOUTS and type(value) in (torch.Tensor, torch.nn.Parameter):
+            if value.layout in SPARSE_LAYOUTS and type(value) in SPARSE_TYPES:
                 return self._read_sparse(value, source)
             if self.in_backward and self.trace.known(value) is None:
                 raise Break(

@@ -1,9 +1,9 @@
-"""Sparse tensors at the edge of a graph: a graph has tickets for them, which only opaque calls know how to read.
+"""Sparse tensors, and jagged ones, at the edge of a graph: a graph has tickets for them, which only opaque calls read.
 
-A graph is made of dense tensors. A sparse one goes through it as its *ticket*, a tensor of one number that has the real one as an
-attribute; calls that are given a ticket run eagerly, on the real tensor. Whatever a gradient of a sparse tensor is when it comes
-(sparse, or dense after a dense one came from outside), its ticket carries it. A sum of two tickets is no ticket: what takes one
-apart says so.
+A graph is made of dense tensors. A sparse one (here: one of ``SPARSE_LAYOUTS``; jagged nested tensors count among them) goes
+through it as its *ticket*, a tensor of one number that has the real one as an attribute; calls that are given a ticket run eagerly,
+on the real tensor. Whatever a gradient of a sparse tensor is when it comes (sparse, or dense after a dense one came from outside),
+its ticket carries it. A sum of two tickets is no ticket: what takes one apart says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards.predicate import Predicate
 from dovetail.guards.source import Step
 
-SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+SPARSE_LAYOUTS = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged}
+)
 _CARRIED = "dovetail_carried"
 
 
@@ -124,7 +126,7 @@ class SparseMatch(Predicate):
 
     kind: type
     layout: torch.layout
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
@@ -136,7 +138,9 @@ class SparseMatch(Predicate):
         >>> SparseMatch.of(torch.eye(2).to_sparse()).holds(torch.eye(2).to_sparse_csr())
         False
         """
-        return cls(type(value), value.layout, tuple(value.shape), value.dtype, value.device, value.requires_grad)
+        # Of a jagged tensor one size is a symbol, another one for each tensor.
+        shape = tuple(size if type(size) is int else None for size in value.shape)
+        return cls(type(value), value.layout, shape, value.dtype, value.device, value.requires_grad)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and SparseMatch.of(value) == self

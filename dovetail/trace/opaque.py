@@ -234,6 +234,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _values_of(value: torch.Tensor) -> torch.Tensor:
+    if value.layout is torch.jagged:
+        return value._values  # type: ignore[no-any-return,return-value]
     return value._values() if value.layout is torch.sparse_coo else value.detach().values()
 
 
@@ -251,6 +253,9 @@ def _components(value: torch.Tensor) -> list[torch.Tensor]:
         return [value]
     if value.layout is torch.sparse_coo:
         return [value._indices(), value._values()]
+    if value.layout is torch.jagged:
+        parts: Any = value
+        return [parts._values, parts._offsets]
     by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
     indices = [value.crow_indices(), value.col_indices()] if by_rows else [value.ccol_indices(), value.row_indices()]
     return [*indices, value.values().detach()]
