@@ -23,7 +23,7 @@ from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTens
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
-from dovetail.trace.opaque import check_gradient_ticket
+from dovetail.trace.opaque import check_gradient_ticket, forget_examples
 
 
 class AutogradView:
@@ -436,6 +436,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     graph.eliminate_dead_code(is_impure_node=must_stay)
+    forget_examples(graph)
     if trace.metadata_changes and any(map(assumes, graph.nodes)):
         raise CaptureError(
             "an input changes its size or strides in place, beside sizes that depend on data",

@@ -157,7 +157,7 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
-# torch 2.13 aborts the process where one of these is traced.
+# torch 2.13 aborts the process where one of these is traced: the call stays whole.
 COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 MAKES_COMPRESSED = frozenset(
     {
@@ -527,7 +527,7 @@ class Calls:
         if name in MAKES_COMPRESSED or any(
             item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
         ):
-            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
+            return call_sparse(self.values.trace, function, args, kwargs)
         if stays_whole(function, args, kwargs, self.values.trace.is_exact):
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)

@@ -107,6 +107,10 @@ def refuse_sparse_target(target: object, name: str) -> None:
 def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function that is given a sparse tensor, as one node. Raises :class:`Break` for one that cannot be one."""
     name = getattr(function, "__name__", str(function))
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        # A method that is bound to a dense tensor.
+        function, args = getattr(torch.Tensor, name), (owner, *args)
     module = getattr(function, "__module__", None) or ""
     if (name.endswith("_") and not name.endswith("__")) or name in _STATE or module.startswith("torch.autograd"):
         raise Break(f"{name} is given a sparse tensor", "call it outside of the function")

@@ -152,6 +152,12 @@ def is_traced_ticket(trace: Trace, value: torch.Tensor) -> bool:
     return _CARRIED_EXAMPLE in node.meta or any(is_ticket(item.real) for item in trace.inputs if item.node is node)
 
 
+def forget_examples(graph: torch.fx.Graph) -> None:
+    """Let go of the example tensors: the graph of an entry lives long."""
+    for node in graph.nodes:
+        node.meta.pop(_CARRIED_EXAMPLE, None)
+
+
 def carried_example(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     """What the ticket that a traced tensor stands for carries in an example."""
     with private.disable_current_modes(), private.no_torch_function():

@@ -99,6 +99,10 @@ def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, y) + torch.mm(x, y.sin())
 
 
+def bound(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.mT.matmul(x)
+
+
 def operators(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x @ y) * 2
 
@@ -182,6 +186,7 @@ def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "program",
     [
+        bound,
         itself,
         detached,
         required,
