@@ -919,12 +919,18 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     if len(leading) == 1:
         # The node runs because of it.
         return tuple(leading)
+    asked = _inputs_of_engine()
     wanted: list[int] = []
     raised = 0
     for index in leading:
         node = edges[index][0]
-        # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
-        # leaves count as wanted.
+        if asked and hasattr(node, "variable"):
+            # torch raises when it is asked about a leaf that autograd.grad was asked for. That takes 50 us.
+            if id(node.variable) in asked or id(node) in asked:
+                wanted.append(index)
+            continue
+        # Not known for a backward on another device, which runs in a thread of its own: from the fifth error on, all leaves
+        # count as wanted.
         if raised < 4 or not hasattr(node, "variable"):
             try:
                 if not torch._C._will_engine_execute_node(node):  # type: ignore[attr-defined]
@@ -933,6 +939,17 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
                 raised += 1
         wanted.append(index)
     return tuple(wanted)
+
+
+def _inputs_of_engine() -> set[int]:
+    """The identities of the tensors and nodes that the backward running in this thread was asked for; empty if not known."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            inputs = frame.f_locals["args"][3]
+            return {id(item if isinstance(item, torch.Tensor) else item.node) for item in inputs}
+        frame = frame.f_back
+    return set()
 
 
 def is_any_autocast_on() -> bool:
@@ -1163,3 +1180,7 @@ _PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes
 def asks_for_plain_sizes(error: RuntimeError) -> bool:
     """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
     return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+# --- nested tensors ---------------------------------------------------------------------------------------------------
+from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor  # noqa: E402

@@ -33,6 +33,7 @@ from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
+from dovetail.runtime.spread import spread_strides
 from dovetail.trace import shape_guards
 from dovetail.trace.repeats import draws_random_numbers
 
@@ -353,12 +354,14 @@ def compile_joint(
         backward_for.sealed = True
     tangent_strides = _tangent_strides(joint)
     derivatives = None
+    gradients = joint.results[joint.num_forward_outputs :]
+    spread = spread_strides([None if node is None else node.meta["val"] for node in gradients])
     if training:
 
         def compile_next(following: JointGraph) -> Callable_:
             return compile_joint(None, following, chosen, options=options, events=log, numerics=numerics).run
 
-        derivatives = differentiable_backward(joint, compile_next, log, settings)
+        derivatives = differentiable_backward(joint, compile_next, log, settings, spread)
     run = make_runtime_function(
         joint.spec,
         forward,
@@ -370,6 +373,7 @@ def compile_joint(
             for index, descriptor in enumerate(joint.output_descriptors[joint.num_forward_outputs :])
             if descriptor is None
         ],
+        spread=spread,
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 
