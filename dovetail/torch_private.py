@@ -244,7 +244,11 @@ def tracing_context(fake_mode: Any) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    from torch._inductor import config
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
@@ -278,6 +282,27 @@ def inductor_compile(
             is_backward=is_backward,
             is_inference=is_inference,
         )
+
+
+def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
+    """Whether Inductor will compute the convolutions of this graph with the channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(graph, is_inference=False))
+
+
+def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str, ...]) -> Any:
+    """A pass over a graph in the form in which Inductor runs it after its own; a change of one of the files is another pass."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):  # type: ignore[misc, unused-ignore]
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            graph_pass(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files(files, graph_pass.__qualname__)
+
+    return Pass()
 
 
 def inductor_realize() -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import torch_private as private
+from dovetail.backends import convolution_layouts
 from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
@@ -68,6 +70,11 @@ def _read_after(write: torch.fx.Node) -> bool:
     return False
 
 
+@functools.cache
+def _layouts() -> Any:
+    return private.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
+
+
 def compile_inductor(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
 ) -> CompiledCallable:
@@ -92,6 +99,8 @@ def compile_inductor(
         # Both move operators past each other, and the order of random operators decides who draws which numbers.
         settings.setdefault("reorder_for_peak_memory", False)
         settings.setdefault("reorder_for_locality", False)
+    if "post_grad_custom_post_pass" not in settings:
+        settings["post_grad_custom_post_pass"] = _layouts()
     fake_mode = find_fake_mode(graph, example_inputs)
     # What the forward saves must have the promised strides too: the backward graph is compiled for them.
     every = range(len(outputs))
