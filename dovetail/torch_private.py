@@ -284,27 +284,6 @@ def inductor_compile(
         )
 
 
-def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
-    """Whether Inductor will compute the convolutions of this graph with the channels last."""
-    from torch._inductor.graph import GraphLowering
-
-    return bool(GraphLowering.decide_layout_opt(graph, is_inference=False))
-
-
-def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str, ...]) -> Any:
-    """A pass over a graph in the form in which Inductor runs it after its own; a change of one of the files is another pass."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-    class Pass(CustomGraphPass):  # type: ignore[misc, unused-ignore]
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            graph_pass(graph)
-
-        def uuid(self) -> Any:
-            return get_hash_for_files(files, graph_pass.__qualname__)
-
-    return Pass()
-
-
 def inductor_realize() -> Any:
     """An operator that gives its argument, which Inductor then keeps in memory; None where there is none (torch 2.13 has it)."""
     try:
