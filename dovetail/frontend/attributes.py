@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import types
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,19 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
-from dovetail.frontend.values import is_trusted, plain_numbers
+from dovetail.frontend.values import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
+    Answers,
     AttributeSource,
     DictKeys,
     HasNoKey,
+    HasNoSlot,
     Identity,
     InstanceDictSource,
     ItemSource,
     Source,
     class_order,
+    is_heap_type,
 )
 
 MISSING = object()
@@ -66,6 +70,7 @@ class Attributes:
 
     values: Any
     effects: Any
+    frames: list[Any]
 
     if TYPE_CHECKING:
         gradients: Gradients
@@ -107,6 +112,9 @@ class Attributes:
             if attributes and name in attributes:
                 source = self.values.guards.tensor_source(traced.index)
                 return self.values.read(attributes[name], ItemSource(InstanceDictSource(source), name))
+            if class_attribute(type(traced.real), name)[0] is MISSING and isinstance(attributes, dict):
+                source = InstanceDictSource(self.values.guards.tensor_source(traced.index))
+                self.values.guard(source, HasNoKey(name), f"{source.base.name} has no attribute {name}")
         return self._native_attribute(target, name)
 
     def _native_attribute(self, target: Any, name: str) -> Any:
@@ -114,15 +122,24 @@ class Attributes:
         return self.values.wrap(getattr(target, name))
 
     def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:
-        value = getattr(target, name)
+        try:
+            value = getattr(target, name)
+        except AttributeError:
+            if not is_trusted(target.__name__):
+                source = InstanceDictSource(self.values.pin(target, target.__name__))
+                self.values.guard(source, HasNoKey(name), f"{target.__name__} has no {name}")
+            raise
         if is_trusted(target.__name__) and not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, types.ModuleType):
+            # Of torch's own functions, those that the user's code names: somebody may put another one in their place.
+            is_users = bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
+            if is_users and isinstance(value, IDENTITY_TYPES) and target.__dict__.get(name) is value:
+                place = AttributeSource(self.values.pin(target, target.__name__), name)
+                self.values.guard(place, Identity(value), f"{target.__name__}.{name} was read")
             return value
         return self.values.read(value, AttributeSource(self.values.pin(target, target.__name__), name))
 
     def _load_class_attribute(self, target: type, name: str) -> Any:
-        meta_value, _ = class_attribute(type(target), name)
+        meta_value, meta_owner = class_attribute(type(target), name)
         if isinstance(meta_value, property) and isinstance(meta_value.fget, types.FunctionType):
             return self.call(meta_value.fget, (target,), {})
         found, owner = class_attribute(target, name)
@@ -130,6 +147,13 @@ class Attributes:
             getter, _ = class_attribute(type(target), "__getattr__")
             if meta_value is MISSING and isinstance(getter, types.FunctionType):
                 return self.call(getter, (target, name), {})
+            if (
+                meta_owner is not None
+                and not hasattr(type(meta_value), "__get__")
+                and not self._needs_no_guard(meta_owner)
+            ) and not self.effects.attribute_written(meta_owner, name):
+                source = AttributeSource(self.values.pin(meta_owner, meta_owner.__qualname__), name)
+                return self.values.read(meta_value, source)
             return getattr(target, name)
         assert owner is not None
         if name == "__dict__" and not self._needs_no_guard(target):
@@ -271,6 +295,15 @@ class Attributes:
             source = AttributeSource(self.values.pin(kind, kind.__qualname__), "__mro__")
             self.values.guard(source, Identity(class_order(kind)), f"what {kind.__qualname__} inherits was asked")
 
+    def guard_registration(self, kind: type, among: Any) -> None:
+        """Guard whether a class counts as a subclass of an abstract one that it does not inherit from."""
+        if not isinstance(among, abc.ABCMeta) or among in class_order(kind) or self.values.is_created(kind):
+            return
+        if not self._needs_no_guard(among) or (is_heap_type(kind) and not self._needs_no_guard(kind)):
+            reason = f"whether {kind.__qualname__} is a subclass of {among.__qualname__} was asked"
+            asked = Answers(issubclass, (among,), issubclass(kind, among))
+            self.values.guard(self.values.pin(kind, kind.__qualname__), asked, reason)
+
     def _guard_not_shadowed(self, kind: type, owner: type | None, name: str, after: type | None = None) -> None:
         """Guard that a class inherits from the same ones, and that none of them before ``owner`` in the order of look-up
         (None: no class at all) gets such an attribute; the look-up begins behind ``after``.
@@ -316,9 +349,17 @@ class Attributes:
         if isinstance(found, classmethod):
             return types.MethodType(found.__func__, type(target))
         if isinstance(found, NATIVE_DESCRIPTORS):
-            value = found.__get__(target, type(target))
             source = values.source_of(target)
-            if isinstance(found, types.MemberDescriptorType) and source is not None:
+            try:
+                value = found.__get__(target, type(target))
+            except AttributeError:
+                if source is not None and not self.effects.attribute_written(target, name):
+                    values.guard(source, HasNoSlot(found), f"{source.name} has no {name}")
+                raise
+            is_state = isinstance(found, types.MemberDescriptorType) or (
+                is_leaf_value(value) and name[:2] != "__" and not isinstance(target, types.CodeType)
+            )
+            if is_state and source is not None:
                 if self.effects.attribute_written(target, name):
                     return values.wrap(value)
                 return values.read(value, AttributeSource(source, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import enum
 import functools
 import itertools
@@ -118,6 +119,8 @@ IMPURE_BUILTINS: dict[Any, str] = {
     dir: "dir() lists what nobody guards",
     breakpoint: "breakpoint stops the program",
     id: "id() is another number at every call",
+    decimal.getcontext: "decimal.getcontext() hands out state that nobody guards",
+    decimal.localcontext: "decimal.localcontext() hands out state that nobody guards",
 }
 IMPURE_TORCH = frozenset(
     {
@@ -126,6 +129,8 @@ IMPURE_TORCH = frozenset(
         "set_rng_state",
         "get_rng_state",
         "initial_seed",
+        "get_num_threads",
+        "get_num_interop_threads",
         "set_default_dtype",
         "set_default_device",
         "set_default_tensor_type",

@@ -17,6 +17,7 @@ from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserIn
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
+from dovetail.frontend.class_guards import guard_classes
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -326,6 +327,7 @@ def capture(
         if change is None:
             change = AmbientChange.between(inside, nesting)
         change.take_back()
+    guard_classes(values, guards)
     for item in trace.inputs:
         line = next((node.meta["user_line"] for node in item.node.users if "user_line" in node.meta), None)
         if line is not None:

@@ -96,7 +96,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self._cells: dict[int, Source] = {}
         self._seen_globals: dict[tuple[int, str], Any] = {}
         self._seen_functions: set[int] = set()
-        self.values.is_created = self.is_created  # type: ignore[attr-defined]
+        self.values.is_created = self.is_created
         trace.locate = self.locate
 
     # --- where --------------------------------------------------------------------------------------------------------
@@ -362,13 +362,20 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             return read
         builtin_table = table.get("__builtins__", {})
         builtins_dict = builtin_table.__dict__ if isinstance(builtin_table, types.ModuleType) else builtin_table
+        is_open = not is_trusted(module) and not self.effects.written(table, name)
+        key = (id(table), name)
+        if is_open and key not in self._seen_globals:
+            what = f"{name} is {'the builtin' if name in builtins_dict else 'not defined'}"
+            for place, display in ((table, "G"), (builtins_dict, "builtins"))[: 1 + (name not in builtins_dict)]:
+                self.values.guard(self.values.pin(place, display), HasNoKey(name), what)
         if name not in builtins_dict:
             raise NameError(f"name {name!r} is not defined")
-        key = (id(table), name)
-        if key not in self._seen_globals and not is_trusted(module):
-            self._seen_globals[key] = builtins_dict[name]
-            self.values.guard(self.values.pin(table, "G"), HasNoKey(name), f"{name} is the builtin")
-        return builtins_dict[name]
+        value = builtins_dict[name]
+        if is_open and key not in self._seen_globals:
+            self._seen_globals[key] = self.values.read(
+                value, ItemSource(self.values.pin(builtins_dict, "builtins"), name)
+            )
+        return value
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         """Write a global name."""

@@ -8,6 +8,7 @@ import collections
 import copy
 import enum
 import operator
+import sys
 import types
 from typing import Any
 
@@ -77,11 +78,23 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
+    check = _own_check(kinds, "__instancecheck__")
+    if check is not None and type(value) is not kinds:
+        return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
+        interpreter.guard_registration(type(value), kinds)
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
+
+
+def _own_check(kinds: Any, name: str) -> types.FunctionType | None:
+    """The user's own idea of what is an instance or a subclass, if a metaclass has one."""
+    method = python_method(kinds, name)
+    if method is None or (method.__globals__.get("__name__") or "").split(".", 1)[0] in sys.stdlib_module_names:
+        return None
+    return method
 
 
 def _plain_example(value: Any) -> Any:
@@ -89,11 +102,24 @@ def _plain_example(value: Any) -> Any:
     return {torch.SymInt: 2, torch.SymFloat: 2.0, torch.SymBool: True}[type(value)]
 
 
-@rule(issubclass, callable)
-def _pure(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if len(args) == 2 and isinstance(args[0], type):
-        interpreter.guard_order(args[0])
-    return issubclass(*args) if len(args) == 2 else callable(*args)
+@rule(issubclass)
+def _issubclass(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if len(args) != 2 or not isinstance(args[0], type):
+        return issubclass(*args)
+    kind, kinds = args
+    if isinstance(kinds, tuple):
+        return any(_issubclass(interpreter, (kind, item), {}) for item in kinds)
+    check = _own_check(kinds, "__subclasscheck__")
+    if check is not None:
+        return bool(interpreter.truth(interpreter.call(check, (kinds, kind), {})))
+    interpreter.guard_order(kind)
+    interpreter.guard_registration(kind, kinds)
+    return issubclass(kind, kinds)
+
+
+@rule(callable)
+def _callable(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return callable(*args)
 
 
 @rule(type)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import logging
 import os
 import sys
 import types
@@ -16,6 +17,7 @@ from typing import Any
 from dovetail.frontend.calls import rule
 from dovetail.frontend.frame import Break
 from dovetail.frontend.generator import InterpretedGenerator
+from dovetail.guards import Answers
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -54,6 +56,24 @@ def _exc_info(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
 @rule(sys.exception)
 def _exception(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     return interpreter.handled_exception(interpreter.frames[-1])
+
+
+@rule(logging.Logger.isEnabledFor)
+def _is_enabled_for(interpreter: Any, args: Arguments, kwargs: Keywords) -> bool:
+    return _asked_of_logger(interpreter, logging.Logger.isEnabledFor, *args, *kwargs.values())
+
+
+@rule(logging.Logger.getEffectiveLevel)
+def _effective_level(interpreter: Any, args: Arguments, kwargs: Keywords) -> int:
+    return _asked_of_logger(interpreter, logging.Logger.getEffectiveLevel, *args)
+
+
+def _asked_of_logger(interpreter: Any, function: Any, logger: logging.Logger, *arguments: Any) -> Any:
+    # Levels are inherited, cached and overridden for all loggers at once: the question itself is asked again.
+    answer = function(logger, *arguments)
+    source = interpreter.values.pin(logger, f"logging.getLogger({logger.name!r})")
+    interpreter.values.guard(source, Answers(function, arguments, answer), "the level of a logger was asked for")
+    return answer
 
 
 @rule(os.fspath)

@@ -12,7 +12,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from typing import Any
 
 import torch
@@ -171,6 +171,8 @@ class Values:
         self.effects: Any = None
         #: The types of the objects that were compared by identity.
         self.compared_kinds: set[type] = set()
+        #: Whether an object was made by the trace; the interpreter knows.
+        self.is_created: Callable[[Any], bool] = lambda value: False
         #: The forward has ended: what is read now, eager reads when the backward runs.
         self.in_backward = False
 

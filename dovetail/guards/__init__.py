@@ -3,13 +3,16 @@
 from dovetail.guards.ambient import AmbientState
 from dovetail.guards.ambient_change import AmbientChange, autocast_nesting
 from dovetail.guards.checker import Checker, compile_checker
-from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput
+from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput, root_of
 from dovetail.guards.predicate import (
+    Answers,
+    ClassBody,
     DictKeys,
     Distinct,
     Elements,
     Equals,
     HasNoKey,
+    HasNoSlot,
     Identity,
     Leafness,
     Length,
@@ -44,8 +47,10 @@ from dovetail.guards.source import (
     SizeSource,
     Source,
     TypeSource,
+    class_dict,
     class_order,
     constant_key,
+    is_heap_type,
 )
 from dovetail.guards.wrappers import (
     GradientForm,
@@ -70,12 +75,15 @@ __all__ = [
     "TensorFacts",
     "TensorInput",
     "Predicate",
+    "ClassBody",
     "DictKeys",
     "Distinct",
     "Elements",
     "SameElements",
     "Equals",
     "HasNoKey",
+    "HasNoSlot",
+    "Answers",
     "Identity",
     "Leafness",
     "Length",
@@ -114,4 +122,7 @@ __all__ = [
     "inner_tensor",
     "wrappers_of",
     "class_order",
+    "class_dict",
+    "is_heap_type",
+    "root_of",
 ]

@@ -18,6 +18,7 @@ import abc
 import collections
 import enum
 import math
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, c
 from dovetail.guards.predicate import (
     HOOK_TABLES,
     RELATIONS,
+    ClassBody,
     DictKeys,
     Equals,
     HasNoKey,
@@ -266,6 +268,7 @@ class Generator:
         if frozen.argument_bulk is not None:
             check = self.constant(frozen.argument_bulk, "check_arguments_")
             self.require(f"{check}({', '.join(f't{index}' for index in arguments)})")
+        self.before_others()
         for node in roots:
             if not is_argument(node.source):
                 self.walk(node, 0)
@@ -313,6 +316,13 @@ class Generator:
             self.require(f"{self.constant(frozen.shapes.holds, 'sizes_')}(tensors)")
         self.lines.append(f"        return {result}")
 
+    def before_others(self) -> None:
+        """Write what comes after the arguments and before everything else that is walked."""
+
+    def guards_of(self, node: Node) -> list[Guard]:
+        """The guards of a node that are to be asked where the tree is walked."""
+        return node.guards
+
     def result(self) -> str:
         """The list of all input tensors."""
         return f"[{self.tensors()}]"
@@ -320,6 +330,10 @@ class Generator:
     def open_groups(self) -> list[Group]:
         """The groups of nodes whose values are kept in local variables, and must be one object or different ones."""
         return self._groups
+
+    def is_kept(self, node: Node) -> bool:
+        """Whether a node's value is to be compared with that of another node."""
+        return node.kept is not None
 
     def gather(self) -> None:
         """Prepare what :meth:`tensors` names."""
@@ -333,7 +347,7 @@ class Generator:
     def walk(self, node: Node, depth: int) -> None:
         """Fetch a node's value, check it, and go on with its children."""
         source = node.source
-        guards = [guard for guard in node.guards if not isinstance(guard.predicate, RELATIONS)]
+        guards = [guard for guard in self.guards_of(node) if not isinstance(guard.predicate, RELATIONS)]
         unbound = [guard for guard in guards if isinstance(guard.predicate, Unbound)]
         if unbound and isinstance(source, CellSource):
             cell = self.constant(source.cell, "cell_")
@@ -354,7 +368,7 @@ class Generator:
                 self.lines.append(f"        t{guard.predicate.index} = {variable}")
             elif not self.implied_by_tensors(node, guard.predicate):
                 self.require(self.condition(source, guard.predicate, variable))
-        if node.kept is not None:
+        if self.is_kept(node):
             self.lines.append(f"        {node.kept} = {variable}")
         for child in node.children.values():
             self.walk(child, depth + 1)
@@ -548,6 +562,14 @@ class Generator:
             return f"{self.literal(predicate.key)} not in {variable}"
         if isinstance(predicate, DictKeys) and not predicate.keys and kind is dict:
             return f"not {variable}"
+        if isinstance(predicate, DictKeys) and kind is dict and {*map(type, predicate.keys)} == {str}:
+            types = f"{{*map(type, {variable})}} == {self.constant({str}, 'strings_')}"
+            return f"(*{variable},) == {self.constant(predicate.keys, 'keys_')} and {types}"
+        if isinstance(predicate, ClassBody) and len(predicate.methods) > 1:
+            take = self.constant(operator.itemgetter(*predicate.methods), "take_")
+            values = self.constant(predicate.values, "methods_")
+            same_names = f"(*{variable},) == {self.constant(predicate.names, 'names_')}"
+            return f"{same_names} and all(map(is_object, {take}({variable}), {values}))"
         if isinstance(predicate, Leafness):
             return f"{variable}.is_leaf is {predicate.is_leaf}"
         return f"{self.constant(predicate.holds, 'holds_')}({variable})"
@@ -600,6 +622,7 @@ def make_check(generator: Generator) -> tuple[Callable[..., list[torch.Tensor] |
         "own_attribute": object.__getattribute__,
         "read_gradient": read_gradient,
         "is_equal": _is_equal,
+        "is_object": operator.is_,
     }
     exec(compile(text, "<dovetail guards>", "exec"), namespace)
     # Not left in its own namespace: a cycle would keep what it remembers until the next garbage collection.

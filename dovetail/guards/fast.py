@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_guards as guards
 from dovetail.guards.checker import Checker, Generator, Group, Node, make_check
+from dovetail.guards.guard import Guard
+from dovetail.guards.native import NativeWriter
 from dovetail.guards.predicate import RELATIONS, NoHooks, TensorMatch
 from dovetail.guards.remembered import Check, Recorder, Remembering
-from dovetail.guards.source import InstanceDictSource
+from dovetail.guards.source import InstanceDictSource, PinnedSource
 
 
 def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
     """Let a checker replace its check by one that remembers, and back, as hits come."""
-    if not private.sees_changed_dictionaries():
+    if not guards.sees_changed_dictionaries():
         return
     # The checker would keep itself alive, and with it the tensors that its check remembers.
     target = weakref.ref(checker)
@@ -33,7 +35,12 @@ def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
         unchanged: Callable[[], bool],
         again: Check,
     ) -> Check:
-        return make_check(_FastGenerator(generator, recorder, anchors, unchanged, again))[0]
+        if guards.has_native_guards():
+            native = NativeWriter(generator, {*recorder.values, *recorder.anchors})
+            check = make_check(_FastGenerator(generator, recorder, anchors, unchanged, again, native))[0]
+            if native.make_check()():
+                return check
+        return make_check(_FastGenerator(generator, recorder, anchors, unchanged, again, None))[0]
 
     remembering = Remembering(full, generator, generate, install)
     checker.check = remembering.first
@@ -49,6 +56,7 @@ class _FastGenerator(Generator):
         anchors: Mapping[Node, weakref.ref[Any]],
         unchanged: Callable[[], bool],
         again: Check,
+        native: NativeWriter | None,
     ) -> None:
         super().__init__(full.frozen, full.ambient, full)
         self.recorder = recorder
@@ -56,22 +64,40 @@ class _FastGenerator(Generator):
         self.unchanged = unchanged
         self.again = again
         self.known: list[torch.Tensor | None] = [None] * len(self.frozen.tensors)
+        self.native = native
         self._asked = False
+        self._native_line: int | None = None
+        self._unrelated = full.open_groups()
+        if native is not None:
+            for root in self.roots.values():
+                self.take(native, root)
+            self._unrelated = native.relate(self._unrelated)
         for node, value in recorder.values.items():
             for guard in node.guards:
                 if isinstance(guard.predicate, TensorMatch):
                     self.known[guard.predicate.index] = value
                     self.names[f"t{guard.predicate.index}"] = value
 
+    def take(self, native: NativeWriter, node: Node) -> None:
+        """Have all guards asked in C++ that can be: those below what the function has at hand as a constant."""
+        values = self.recorder.values
+        if isinstance(node.source, PinnedSource) and node not in values:
+            native.take(node, node.source.pinned.value)
+        for child in node.children.values():
+            if node in values and node not in self.anchors and child not in values:
+                native.take_below(child, values[node])
+            self.take(native, child)
+
     def walk(self, node: Node, depth: int) -> None:
         """As the full check does, up to where remembering starts."""
         if node in self.recorder.tables:
             if not self._asked:
-                self.lines.append(f"        if not ({self.ask()}): return {self.start_again()}")
+                self.ask_first()
             self.remembered(node, depth, self.constant(self.recorder.values[node], "known_"))
             return
         if node not in self.anchors:
-            super().walk(node, depth)
+            if self.native is None or not self.native.is_complete(node):
+                super().walk(node, depth)
             return
         variable = self.variable(depth)
         self.lines.append(f"        {variable} = {self.fetch(node.source, self.variable(depth - 1))}")
@@ -81,7 +107,41 @@ class _FastGenerator(Generator):
         if not self._asked:
             same += f" and {self.ask()}"
         self.lines.append(f"        if not ({same}): return {self.start_again()}")
+        self.reserve_native()
         self.remembered(node, depth, variable)
+
+    def guards_of(self, node: Node) -> list[Guard]:
+        """Those that are not asked in C++."""
+        native = self.native
+        return node.guards if native is None else [guard for guard in node.guards if not native.has(guard)]
+
+    def before_others(self) -> None:
+        """What is remembered of globals and classes, and what is asked in C++, comes before the rest of the tree."""
+        if not self._asked and self.recorder.tables:
+            self.ask_first()
+        self.reserve_native()
+
+    def ask_first(self) -> None:
+        """Have the full check decide if anything that is remembered has changed."""
+        self.lines.append(f"        if not ({self.ask()}): return {self.start_again()}")
+        self.reserve_native()
+
+    def reserve_native(self) -> None:
+        """A line for the guards that are asked in C++: before all that relies on the types that they ask for."""
+        if self._native_line is None:
+            self._native_line = len(self.lines)
+            self.lines.append("")
+
+    def _tail(self) -> None:
+        if self._native_line is not None:
+            native = self.native
+            line = (
+                [f"        if not {self.constant(native.make_check(), 'native_')}(): return None"]
+                if native and native.count
+                else []
+            )
+            self.lines[self._native_line : self._native_line + 1] = line
+        super()._tail()
 
     def ask(self) -> str:
         """The expression that is true if nothing that is remembered has changed."""
@@ -117,6 +177,8 @@ class _FastGenerator(Generator):
             if child in recorder.values:
                 self.remembered(child, depth + 1, self.constant(recorder.values[child], "known_"))
             else:
+                if self.native is not None and self.native.is_complete(child):
+                    continue
                 if value != self.variable(depth):
                     self.lines.append(f"        {self.variable(depth)} = {value}")
                 self.walk(child, depth + 1)
@@ -124,7 +186,11 @@ class _FastGenerator(Generator):
     def open_groups(self) -> list[Group]:
         """The groups of which not all are remembered."""
         values = self.recorder.values
-        return [found for found in super().open_groups() if any(node not in values for node in found[0])]
+        return [found for found in self._unrelated if any(node not in values for node in found[0])]
+
+    def is_kept(self, node: Node) -> bool:
+        """Whether a node's value is to be compared with that of another node."""
+        return super().is_kept(node) and not (self.native is not None and self.native.is_related(node))
 
     def gather(self) -> None:
         """Put the remembered tensors and those that were just fetched in one list."""

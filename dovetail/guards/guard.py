@@ -161,6 +161,10 @@ class GuardSet:
     def __len__(self) -> int:
         return len(self._guards)
 
+    def so_far(self) -> tuple[Guard, ...]:
+        """The guards that were added until now."""
+        return tuple(self._guards.values())
+
     def add(self, source: Source, predicate: Predicate, location: UserLocation | None = None, reason: str = "") -> None:
         """Add a guard, once; ValueError if the source was already guarded to equal something else."""
         self._check_open()

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import enum
+import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -243,6 +244,104 @@ class HasNoKey(Predicate):
 
     def failure(self, name: str, value: Any) -> str:
         return f"`{name}` had no key {short(self.key)}, and has one now"
+
+
+@dataclass(frozen=True)
+class HasNoSlot(Predicate):
+    """An object's slot is empty; ``slot`` is the descriptor in its class."""
+
+    slot: types.MemberDescriptorType | types.GetSetDescriptorType
+
+    def holds(self, value: Any) -> bool:
+        try:
+            self.slot.__get__(value)
+        except AttributeError:
+            return True
+        return False
+
+    def describe(self, name: str) -> str:
+        return f"{name} has no {self.slot.__name__}"
+
+    def failure(self, name: str, value: Any) -> str:
+        return f"`{name}` had no {self.slot.__name__}, and has one now"
+
+
+@dataclass(frozen=True)
+class Answers(Predicate):
+    """What a function says of the value: ``function(value, *arguments)`` is this constant.
+
+    For state that only the function itself can read: who was registered as a subclass, from which level on a logger writes.
+
+    >>> Answers(issubclass, (int,), True).holds(bool)
+    True
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    answer: Any
+
+    def holds(self, value: Any) -> bool:
+        return constant_key(self.function(value, *self.arguments)) == constant_key(self.answer)
+
+    def _call(self, name: str) -> str:
+        return f"{self.function.__name__}({', '.join([name, *map(short, self.arguments)])})"
+
+    def describe(self, name: str) -> str:
+        return f"{self._call(name)} is {short(self.answer)}"
+
+    def failure(self, name: str, value: Any) -> str:
+        now = short(self.function(value, *self.arguments))
+        return f"`{self._call(name)}` was {short(self.answer)}, is {now}"
+
+
+_CLASS_DATA = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
+
+
+@dataclass(frozen=True)
+class ClassBody(Predicate):
+    """A class's own dictionary has the same names in the same order, and under them the same methods and other descriptors.
+
+    >>> class Pair:
+    ...     kind = "plain"
+    ...     def __len__(self): return 2
+    >>> body = ClassBody.of(Pair.__dict__)
+    >>> Pair.kind = "changed"
+    >>> still = body.holds(Pair.__dict__)
+    >>> Pair.__len__ = lambda self: 3
+    >>> still, body.holds(Pair.__dict__)
+    (True, False)
+    """
+
+    names: tuple[str, ...]
+    methods: tuple[str, ...]
+    values: tuple[Any, ...] = field(compare=False, repr=False)
+    identities: tuple[int, ...]
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> ClassBody:
+        """The predicate that holds of this dictionary now."""
+        methods = {
+            name: value
+            for name, value in table.items()
+            if name not in _CLASS_DATA and (name[:2] == name[-2:] == "__" or hasattr(type(value), "__get__"))
+        }
+        return ClassBody(tuple(table), tuple(methods), tuple(methods.values()), tuple(map(id, methods.values())))
+
+    def holds(self, value: Any) -> bool:
+        return (*value,) == self.names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
+
+    def describe(self, name: str) -> str:
+        return f"{name} has the same {len(self.names)} names and {len(self.methods)} methods"
+
+    def failure(self, name: str, value: Any) -> str:
+        changes = [f"new: {key}" for key in value if key not in self.names]
+        changes += [f"gone: {key}" for key in self.names if key not in value]
+        changes += [
+            f"changed: {key}"
+            for key, method in zip(self.methods, self.values, strict=True)
+            if key in value and value[key] is not method
+        ]
+        return f"`{name}` changed ({'; '.join(changes[:5]) or 'another order'})"
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail import torch_private
+from dovetail import torch_private_guards
 from dovetail.compile import compiled_function
 from dovetail.errors import GraphBreakError
 from dovetail.guards import Checker, compile_checker
 from dovetail.guards.remembered import Remembering
 
 pytestmark = pytest.mark.skipif(
-    not torch_private.sees_changed_dictionaries(), reason="this torch or Python cannot tell changed dictionaries"
+    not torch_private_guards.sees_changed_dictionaries(), reason="this torch or Python cannot tell changed dictionaries"
 )
 
 RATE = 0.5
@@ -463,7 +463,7 @@ def test_threads_that_change_and_call() -> None:
 
 
 def test_without_versions_the_full_check_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "sees_changed_dictionaries", lambda: False)
+    monkeypatch.setattr(torch_private_guards, "sees_changed_dictionaries", lambda: False)
     model = make_model()
     compiled = dovetail.compile(model, backend="aten", fullgraph=True)
     x = torch.randn(4, 3)

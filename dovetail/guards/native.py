@@ -1,0 +1,247 @@
+"""Hands guards below fixed objects to torch's C++ guard managers: the codes and defaults of functions, tables of classes.
+
+A program with many library functions in it has hundreds of them, which no count of a dictionary vouches for. In generated
+Python they took 14 us of the 28 us of a check of BERT, and pushed other things out of the processor's caches
+(benchmarks/bench_overhead.py, training, 4 cores, 2026-11).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import types
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail import torch_private_guards as private
+from dovetail.guards.predicate import RELATIONS, DictKeys, Equals, HasNoKey, Identity, Length, Predicate, TypeIs
+from dovetail.guards.source import (
+    FETCH_ERRORS,
+    AttributeSource,
+    CellSource,
+    InstanceDictSource,
+    ItemSource,
+    class_dict,
+    class_order,
+    has_plain_dict,
+    instance_dict,
+)
+
+if TYPE_CHECKING:
+    from dovetail.guards.checker import Generator, Group, Node
+    from dovetail.guards.guard import Guard
+
+_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
+_BUILTIN_KEYS = frozenset({str, int, bytes, bool, type(None)})
+_BUILTIN_CONSTANTS = frozenset({str, int, bytes})
+_SINGLETONS = frozenset(
+    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
+)
+_CONTAINERS = (dict, list, tuple)
+
+
+class NativeWriter:
+    """Decides which guards of a tree are asked in C++; ``generator`` says what is known of the types on the way.
+
+    Nodes ``elsewhere``, and what is below them, are not touched on the way down.
+    """
+
+    def __init__(self, generator: Generator, elsewhere: Container[Node]) -> None:
+        self._generator = generator
+        self._elsewhere = elsewhere
+        self._guards = private.NativeGuards()
+        self._done: set[int] = set()
+        self._steps: dict[Node, private.NativeStep] = {}
+        self._related: set[Node] = set()
+        self._asked: set[Any] = set()
+        #: How many guards were taken.
+        self.count = 0
+
+    def has(self, guard: Guard) -> bool:
+        """Whether this guard was taken; it is the very object of the tree."""
+        return id(guard) in self._done
+
+    def is_complete(self, node: Node) -> bool:
+        """Whether all guards of a node and below it were taken."""
+        return (
+            node in self._steps
+            and (node.kept is None or node in self._related)
+            and all(isinstance(guard.predicate, RELATIONS) or self.has(guard) for guard in node.guards)
+            and all(map(self.is_complete, node.children.values()))
+        )
+
+    def relate(self, groups: Sequence[Group]) -> list[Group]:
+        """Take what can be taken of the guards that two values are one object; returns the others."""
+        rest = []
+        for group, is_same in groups:
+            if is_same and len(group) == 2 and all(node in self._steps for node in group):
+                self._steps[group[0]].is_same_as(self._steps[group[1]])
+                self.count += 1
+            else:
+                rest.append((group, is_same))
+        left = {node for group, _ in rest for node in group}
+        self._related = {node for group, _ in groups for node in group} - left
+        return rest
+
+    def is_related(self, node: Node) -> bool:
+        """Whether nobody else has to compare the value of a node with that of another one."""
+        return node in self._related
+
+    def make_check(self) -> Callable[[], bool]:
+        """The check of all guards that were taken."""
+        return self._guards.make_check()
+
+    def take(self, node: Node, fixed: Any) -> None:
+        """Take what can be taken of the guards on a fixed object and below."""
+        # What cannot be read now is left for others, who miss.
+        with contextlib.suppress(*FETCH_ERRORS):
+            self._take(node, self._guards.at(fixed), fixed)
+
+    def take_below(self, child: Node, fixed: Any) -> None:
+        """As :meth:`take`, for a node one step from a fixed object."""
+        with contextlib.suppress(*FETCH_ERRORS):
+            self._below(child, self._guards.at(fixed), fixed)
+
+    def _take(self, node: Node, step: private.NativeStep, value: Any) -> None:
+        guards = [guard for guard in node.guards if not isinstance(guard.predicate, RELATIONS)]
+        if any(isinstance(guard.predicate, Identity) and guard.predicate.is_weak for guard in guards):
+            # The types on the way down are sure only after a guard that is asked elsewhere.
+            return
+        self._steps[node] = step
+        for guard in sorted(guards, key=lambda guard: not isinstance(guard.predicate, (TypeIs, Identity))):
+            if self._ask(node, guard.predicate, step):
+                self._done.add(id(guard))
+                self.count += 1
+        for child in node.children.values():
+            self._below(child, step, value)
+
+    def _below(self, child: Node, step: private.NativeStep, value: Any) -> None:
+        found = None if child in self._elsewhere else self._step(child, step, value)
+        if found is not None:
+            self._take(child, *found)
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, child: Node, step: private.NativeStep, value: Any) -> tuple[private.NativeStep, Any] | None:
+        source = child.source
+        generator = self._generator
+        parent = source.parent
+        assert parent is not None
+        kind = type(value)
+        if not self._is_sure(parent, kind):
+            return None
+        if isinstance(value, type) and generator.class_of_table(source) is value:
+            return step.class_dict(class_dict(value)), class_dict(value)
+        if isinstance(source, InstanceDictSource):
+            own = source.read(value)
+            return (step.own_dict(own), own) if has_plain_dict(kind) else None
+        if isinstance(source, CellSource) and kind is types.FunctionType:
+            cell = source.cell(value)
+            closure = step.attribute("__closure__", value.__closure__)
+            content = cell.cell_contents
+            return closure.item(tuple, source.index, cell).attribute("cell_contents", content), content
+        if isinstance(source, ItemSource) and type(source.key) in _BUILTIN_KEYS:
+            container = next((builtin for builtin in _CONTAINERS if issubclass(kind, builtin)), None)
+            if kind is types.MappingProxyType and generator.class_of_table(parent) is not None:
+                container = dict
+            if container is None or (container is not dict and type(source.key) is not int):
+                return None
+            if container is not dict and source.key < 0:
+                return None
+            item = source.read(value)
+            return step.item(container, source.key, item), item
+        if isinstance(source, AttributeSource):
+            return self._attribute(source, step, value)
+        return None
+
+    def _attribute(
+        self, source: AttributeSource, step: private.NativeStep, value: Any
+    ) -> tuple[private.NativeStep, Any] | None:
+        name, kind = source.attribute, type(value)
+        if kind is types.FunctionType and name in _FUNCTION_SLOTS:
+            found = source.read(value)
+            return step.attribute(name, found), found
+        if isinstance(value, type):
+            if name == "__mro__":
+                order = class_order(value)
+                return step.class_order(order), order
+            holder = self._generator.holder(value, source)
+            if holder is None:
+                return None
+            if holder is not value:
+                self._inherits(value, holder, name)
+            found = class_dict(holder)[name]
+            table = self._guards.at(holder).class_dict(class_dict(holder))
+            return table.item(dict, name, found), found
+        if kind is types.ModuleType and name in instance_dict(value):
+            table = instance_dict(value)
+            return step.own_dict(table).item(dict, name, table[name]), table[name]
+        slot = class_dict(kind).get(name)
+        if type(slot) is not types.MemberDescriptorType:
+            return None
+        if ("slot", kind, name) not in self._asked:
+            self._asked.add(("slot", kind, name))
+            table = self._guards.at(kind).class_dict(class_dict(kind))
+            table.item(dict, name, slot).is_object(slot)
+        found = slot.__get__(value)
+        return step.attribute(name, found), found
+
+    def _inherits(self, owner: type, holder: type, name: str) -> None:
+        """Ask that an attribute of a class is still the one of that base."""
+        if ("inherits", owner, name) in self._asked:
+            return
+        self._asked.add(("inherits", owner, name))
+        order = class_order(owner)
+        self._guards.at(owner).class_order(order).is_object(order)
+        for nearer in order[: order.index(holder)]:
+            self._guards.at(nearer).class_dict(class_dict(nearer)).lacks(name)
+
+    def _is_sure(self, source: Any, kind: type) -> bool:
+        """Whether a value is of the type that it has now whenever its own guards hold, which are asked first."""
+        if isinstance(source, AttributeSource) and source.attribute in ("__defaults__", "__closure__"):
+            # Without a guard on its type: what is read from None there is an error, and a miss.
+            return True
+        if self._generator.class_of_table(source) is not None:
+            return True
+        if isinstance(source, InstanceDictSource):
+            return kind is dict
+        return self._generator.known_type(source) is kind
+
+    # --- one guard ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, node: Node, predicate: Predicate, step: private.NativeStep) -> bool:
+        if isinstance(predicate, TypeIs):
+            step.has_type(predicate.cls)
+            return True
+        if isinstance(predicate, Identity):
+            if predicate.is_weak:
+                return False
+            step.is_object(predicate.read())
+            return True
+        if isinstance(predicate, Equals):
+            return self._equals(predicate.value, step)
+        known = self._generator.known_type(node.source)
+        if isinstance(node.source, InstanceDictSource) or self._generator.class_of_table(node.source) is not None:
+            known = dict
+        if isinstance(predicate, Length) and known in (*_CONTAINERS, collections.OrderedDict):
+            step.has_length(predicate.length, known is not list and known is not tuple)
+            return True
+        if isinstance(predicate, DictKeys) and not predicate.keys and known is dict:
+            step.has_length(0, True)
+            return True
+        if isinstance(predicate, HasNoKey) and known is dict and type(predicate.key) in _BUILTIN_KEYS:
+            step.lacks(predicate.key)
+            return True
+        return False
+
+    @staticmethod
+    def _equals(value: Any, step: private.NativeStep) -> bool:
+        if type(value) in _SINGLETONS:
+            step.is_object(value)
+        elif type(value) in _BUILTIN_CONSTANTS:
+            step.equals(value)
+        else:
+            return False
+        return True

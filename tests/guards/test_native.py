@@ -1,0 +1,182 @@
+"""Guards that are asked in C++ see what the full check sees."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail import torch_private_guards
+from dovetail.compile import compiled_function
+from dovetail.guards import fast
+from dovetail.guards.native import NativeWriter
+
+pytestmark = pytest.mark.skipif(
+    not (torch_private_guards.sees_changed_dictionaries() and torch_private_guards.has_native_guards()),
+    reason="this torch or Python cannot remember hits, or has no C++ guards of this kind",
+)
+
+MANY = tuple(f"absent_{number}" for number in range(30))
+
+
+def program() -> types.SimpleNamespace:
+    """A function that reads a bit of everything, and what it reads; all of it fresh, because it gets changed."""
+    amount = [2.0]
+
+    class Base:
+        rate: Any = 2.0
+        table: Any = {"a": 1.0, "b": 2.0}  # noqa: RUF012
+        order: Any = collections.OrderedDict(a=1.0)
+
+        @staticmethod
+        def scale(x: torch.Tensor, by: Any = 3.0, /, *, more: Any = 1.0) -> torch.Tensor:
+            return x * by * more
+
+    class Middle(Base):
+        pass
+
+    class Derived(Middle):
+        def mix(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.rate + len(self.table)
+
+    @dataclasses.dataclass
+    class Record:
+        first: Any = 1.0
+        second: Any = 2.0
+
+    def helper(x: torch.Tensor, by: Any = 2.0) -> torch.Tensor:
+        return x * by + amount[0]
+
+    shared = helper
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = helper(x) + Derived().mix(x) + Base.scale(x)
+        for name in MANY:
+            if name in Derived.table or hasattr(Derived, name):
+                x = x + 1
+        if "c" not in Base.order:
+            x = x * 2
+        x = x + len(dataclasses.fields(Record)) + Derived.table["a"]
+        return x * 3 if shared is helper else x
+
+    return types.SimpleNamespace(
+        **{name: value for name, value in locals().items() if name != "function"}, run=function
+    )
+
+
+def _cell(function: Callable[..., Any], name: str) -> Any:
+    return function.__closure__[function.__code__.co_freevars.index(name)]  # type: ignore[index]
+
+
+def _other_helper(p: Any) -> None:
+    _cell(p.run, "helper").cell_contents = lambda x: x * 7
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "code": lambda p: setattr(p.Derived.mix, "__code__", (lambda self, x: x * 5).__code__),
+    "default": lambda p: setattr(p.helper, "__defaults__", (4.0,)),
+    "default of another type": lambda p: setattr(p.helper, "__defaults__", (2,)),
+    "keyword default": lambda p: setattr(p.Base.scale, "__kwdefaults__", {"more": 2.0}),
+    "content of a cell": lambda p: p.amount.__setitem__(0, 5.0),
+    "another cell content": _other_helper,
+    "attribute of a base": lambda p: setattr(p.Base, "rate", 4.0),
+    "attribute in between": lambda p: setattr(p.Middle, "rate", 5.0),
+    "late attribute": lambda p: setattr(p.Derived, MANY[3], True),
+    "late attribute of a base": lambda p: setattr(p.Base, MANY[-1], True),
+    "item of a class's table": lambda p: p.Base.table.__setitem__("a", 3.0),
+    "late item of a class's table": lambda p: p.Base.table.__setitem__(MANY[0], 3.0),
+    "order of a class's table": lambda p: p.Base.table.__setitem__("b", p.Base.table.pop("b")),
+    "late item of an ordered table": lambda p: p.Base.order.__setitem__("c", 3.0),
+    "another static method": lambda p: setattr(p.Base, "scale", staticmethod(lambda x: x)),
+    "bases": lambda p: setattr(p.Derived, "__bases__", (type("Other", (p.Middle,), {"rate": 9.0}),)),
+    "fields": lambda p: p.Record.__dataclass_fields__.pop("second"),
+    "slot of a field": lambda p: setattr(p.Record.__dataclass_fields__["first"], "_field_type", None),
+}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[NativeWriter]:
+    """The writers that were used."""
+    writers: list[NativeWriter] = []
+
+    class Noted(NativeWriter):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            writers.append(self)
+
+    monkeypatch.setattr(fast, "NativeWriter", Noted)
+    return writers
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
+    p = program()
+    compiled: Any = dovetail.compile(p.run, backend="aten")
+    x = torch.arange(3.0)
+    for _ in range(6):
+        assert torch.equal(compiled(x), p.run(x))
+    assert taken and taken[-1].count >= 3
+    CHANGES[change](p)
+    for _ in range(6):
+        assert torch.equal(compiled(x), p.run(x))
+
+
+def test_a_changed_default_is_a_recompile_with_its_reason() -> None:
+    p = program()
+    compiled: Any = dovetail.compile(p.run, backend="aten")
+    x = torch.arange(3.0)
+    for _ in range(6):
+        compiled(x)
+    p.helper.__defaults__ = (8.0,)
+    assert torch.equal(compiled(x), p.run(x))
+    assert len(compiled_function(compiled).entries) == 2
+
+
+def test_two_sources_of_one_object() -> None:
+    guards = torch_private_guards.NativeGuards()
+    one = object()
+    pair, table = [one], {"key": one}
+    guards.at(pair).item(list, 0, one).is_same_as(guards.at(table).item(dict, "key", one))
+    holds = guards.make_check()
+    assert holds() and holds()
+    table["key"] = object()
+    assert not holds() and not holds()
+    pair[0] = table["key"]
+    assert holds()
+
+
+def test_a_missing_value_is_a_miss_and_no_error() -> None:
+    def function(number: Any = 1) -> Any:
+        return number
+
+    guards = torch_private_guards.NativeGuards()
+    guards.at(function).attribute("__defaults__", function.__defaults__).item(tuple, 0, 1).equals(1)
+    holds = guards.make_check()
+    for defaults in (None, (), (True,), (1.0,), ([],)):
+        function.__defaults__ = defaults
+        assert not holds()
+    function.__defaults__ = (1,)
+    assert holds()
+
+
+def test_what_is_compared_by_address_stays_alive() -> None:
+    def function() -> None:
+        """Has a code object of its own."""
+
+    guards = torch_private_guards.NativeGuards()
+    guards.at(function).attribute("__code__", function.__code__).is_object(function.__code__)
+    holds = guards.make_check()
+    address = id(function.__code__)
+    del guards
+    others = []
+    for number in range(50):
+        function.__code__ = eval(f"lambda: {number}").__code__
+        others.append(function.__code__)
+        assert id(function.__code__) != address
+        assert not holds()
