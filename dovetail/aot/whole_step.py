@@ -36,12 +36,19 @@ def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     >>> [node.name for node in compute_again_in_backward(module.graph)]
     ['sin_default_1']
     """
+    if any(_writes(node) for node in graph.nodes):
+        # Computed after the write, a value may be another one.
+        return []
     numbers = dict.fromkeys(node.meta.get(IN_BACKWARD_NUMBER) for node in graph.nodes)
     made = []
     for number in reversed(numbers):
         if number is not None:
             made += _of_one_backward(graph, number)
     return made
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def _of_one_backward(graph: torch.fx.Graph, number: int) -> list[torch.fx.Node]:

@@ -104,6 +104,14 @@ def test_what_is_read_after_the_backward_is_not_computed_again() -> None:
     assert "aten.sin.default" not in names_again(read_later)
 
 
+def test_nothing_is_computed_again_in_a_graph_that_writes_in_place() -> None:
+    joint = dovetail.capture(one_backward, inputs())
+    x = joint.graph_module.graph.find_nodes(op="placeholder")[0]
+    assert "aten.sin.default" in names_again(one_backward)
+    joint.call(torch.ops.aten.copy_.default, x, x)
+    assert compute_again_in_backward(joint.graph_module.graph) == []
+
+
 def test_each_backward_has_a_number_of_its_own() -> None:
     for function, count in ((one_backward, 1), (two_backwards, 2), (second_order, 2)):
         nodes = dovetail.capture(function, inputs()).graph_module.graph.nodes
