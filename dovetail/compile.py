@@ -105,6 +105,7 @@ class CompiledFunction:
         self._limit_warned = False
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
+        self._keeps_data_sizes = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -202,7 +203,8 @@ class CompiledFunction:
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
         if self.backend.data_sizes:
-            policy = dataclasses.replace(policy, data_sizes="ask")
+            # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
+            policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
         plan: tuple[int, ...] = ()
         by_parts = False
         entry: Entry | None = None
@@ -212,6 +214,7 @@ class CompiledFunction:
             _inside.active = True
             try:
                 entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0, by_parts)
+                self._keeps_data_sizes = policy.data_sizes == "keep"
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
