@@ -695,6 +695,7 @@ def data_symbols(environment: ShapeEnv) -> set[Any]:
     return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
