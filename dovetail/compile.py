@@ -112,6 +112,7 @@ class CompiledFunction:
         # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
         self._sizes_change = False
         self._breaks_a_loop = False
+        self._keeps_data_sizes = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -212,7 +213,8 @@ class CompiledFunction:
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
-            policy = dataclasses.replace(policy, data_sizes="ask")
+            # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
+            policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
         plan: tuple[int, ...] = ()
         by_parts = False
         entry: Entry | None = None
@@ -222,6 +224,7 @@ class CompiledFunction:
             _inside.active = True
             try:
                 entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0, by_parts)
+                self._keeps_data_sizes = policy.data_sizes == "keep"
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()

@@ -244,7 +244,11 @@ def tracing_context(fake_mode: Any) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    from torch._inductor import config
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
@@ -691,6 +695,7 @@ def data_symbols(environment: ShapeEnv) -> set[Any]:
     return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))

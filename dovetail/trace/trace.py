@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_autograd as private_autograd
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
@@ -75,6 +76,9 @@ class _Tracer(private.PythonKeyTracer):
         if is_random:
             trace.random.record(node)
         node.meta["phase"] = trace.phase
+        backward = private_autograd.current_backward()
+        if backward >= 0:
+            node.meta["in_backward"] = backward
         if trace.phase == "backward" and torch.is_grad_enabled():
             # Autograd's own formulas run without recording; what records is the program, called again.
             node.meta["checkpointed"] = True
