@@ -245,7 +245,11 @@ def tracing_context(fake_mode: Any) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    from torch._inductor import config
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
@@ -704,6 +708,7 @@ def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
     return set(known.found)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
@@ -932,12 +937,18 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     if len(leading) == 1:
         # The node runs because of it.
         return tuple(leading)
+    asked = _inputs_of_engine()
     wanted: list[int] = []
     raised = 0
     for index in leading:
         node = edges[index][0]
-        # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
-        # leaves count as wanted.
+        if asked and hasattr(node, "variable"):
+            # torch raises when it is asked about a leaf that autograd.grad was asked for. That takes 50 us.
+            if id(node.variable) in asked or id(node) in asked:
+                wanted.append(index)
+            continue
+        # Not known for a backward on another device, which runs in a thread of its own: from the fifth error on, all leaves
+        # count as wanted.
         if raised < 4 or not hasattr(node, "variable"):
             try:
                 if not torch._C._will_engine_execute_node(node):  # type: ignore[attr-defined]
@@ -946,6 +957,17 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
                 raised += 1
         wanted.append(index)
     return tuple(wanted)
+
+
+def _inputs_of_engine() -> set[int]:
+    """The identities of the tensors and nodes that the backward running in this thread was asked for; empty if not known."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            inputs = frame.f_locals["args"][3]
+            return {id(item if isinstance(item, torch.Tensor) else item.node) for item in inputs}
+        frame = frame.f_back
+    return set()
 
 
 def is_any_autocast_on() -> bool:
@@ -1157,6 +1179,27 @@ def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
 
 
+def functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes to its first argument; None where there is none (torch 2.13).
+
+    >>> functional_form(torch.ops.aten.clamp_min_.default)
+    <OpOverload(op='aten.clamp_min', overload='default')>
+    """
+    namespace, name = operator._schema.name.split("::")
+    if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in operator.tags:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, operator._overloadname, None)
+
+
+_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
+
+
+def asks_for_plain_sizes(error: RuntimeError) -> bool:
+    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
+    return any(text in str(error) for text in _PLAIN_SIZES)
+
+
 def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
     """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
     slot = get_proxy_slot(value, tracer, None)
@@ -1174,3 +1217,7 @@ class QuickShapeEnv(ShapeEnv):
 
     def _get_user_frame(self) -> types.FrameType | None:
         return sys._getframe(1)
+
+
+# --- nested tensors ---------------------------------------------------------------------------------------------------
+from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor  # noqa: E402

@@ -30,6 +30,7 @@ from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -156,7 +157,7 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
-# torch 2.13 aborts the process where one of these is traced.
+# torch 2.13 aborts the process where one of these is traced: the call stays whole.
 COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 MAKES_COMPRESSED = frozenset(
     {
@@ -505,6 +506,8 @@ class Calls:
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function, method or class of torch, under the trace's modes."""
+        if given_sparse(args, kwargs):
+            return call_sparse(self.values.trace, function, args, kwargs)
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
         if name in METHOD_RULES:
@@ -524,7 +527,7 @@ class Calls:
         if name in MAKES_COMPRESSED or any(
             item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
         ):
-            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
+            return call_sparse(self.values.trace, function, args, kwargs)
         if stays_whole(function, args, kwargs, self.values.trace.is_exact):
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)
@@ -535,8 +538,8 @@ class Calls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        adds_items = type(getattr(function, "__self__", None)) is list and function.__name__ in ("append", "extend")
-        if function not in SYMBOLIC_FUNCTIONS and not adds_items and not self._is_tensor_method(function, args):
+        keeps_symbols = function in SYMBOLIC_FUNCTIONS or _stores_its_arguments(function)
+        if not keeps_symbols and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
         owner = getattr(function, "__self__", None)
@@ -910,6 +913,18 @@ class Calls:
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 """Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
+
+
+_STORING_METHODS: dict[type | None, frozenset[str]] = {
+    list: frozenset({"append", "extend", "insert"}),
+    dict: frozenset({"get", "pop", "setdefault", "update"}),
+}
+
+
+def _stores_its_arguments(function: Any) -> bool:
+    """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
+    owner = getattr(function, "__self__", None)
+    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

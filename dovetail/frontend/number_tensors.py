@@ -131,3 +131,35 @@ def with_numbers_in_slices(interpreter: Any, key: Any) -> Any:
         return key
     parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]
     return slice(*[item if number is None else number for item, number in parts])
+
+
+def select_symbolic(interpreter: Any, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+    """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
+
+    Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
+    """
+    items = list(key) if type(key) is tuple else [key]
+    places = [at for at, item in enumerate(items) if type(item) is torch.SymInt and not private.is_data_number(item)]
+    if not places:
+        return target, key
+    width = sum(map(_dimensions_of, items))
+    dimensions = {}
+    dim = 0
+    for at, item in enumerate(items):
+        dimensions[at] = dim
+        dim += target.dim() - width if item is Ellipsis else _dimensions_of(item)
+    if dim > target.dim() or items.count(Ellipsis) > 1:
+        return target, key
+    for at in reversed(places):
+        target = interpreter.call_torch(torch.Tensor.select, (target, dimensions[at], items[at]), {})
+        del items[at]
+    return target, tuple(items)
+
+
+def _dimensions_of(item: Any) -> int:
+    """How many dimensions of the tensor an item of an index stands for."""
+    if item is None or item is Ellipsis or type(item) is bool:
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 1

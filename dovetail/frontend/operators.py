@@ -17,6 +17,7 @@ from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
 from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
+from dovetail.frontend.sparse import SPARSE_OPERATORS, call_sparse, given_sparse
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
 
@@ -124,6 +125,8 @@ class Operators(Numbers):
             if is_exact_only_in_python(function, operands):
                 return self.derive(function, operands)
             return self._native(function, operands, {})
+        if function in SPARSE_OPERATORS and given_sparse(operands, {}):
+            return call_sparse(self.values.trace, function, operands, {})
         if function is operator.contains:
             return self._contains(*operands)
         if function in (operator.mod, operator.imod) and type(operands[0]) is str and not is_leaf_value(operands[1]):
