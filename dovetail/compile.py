@@ -35,6 +35,7 @@ from dovetail.errors import (
     GraphBreakError,
     GraphBreakWarning,
     InputError,
+    ModuleMadeError,
     NotCallableError,
     RecompileLimitError,
     RecompileLimitWarning,
@@ -43,6 +44,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
+from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
@@ -53,6 +55,7 @@ from dovetail.options import Options, make_options
 from dovetail.runtime.entry import Completed, Entry
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
+from dovetail.trace.loop_rounds import LoopRounds
 
 _compile_lock = threading.RLock()
 
@@ -105,6 +108,11 @@ class CompiledFunction:
         self._limit_warned = False
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
+        self._rounds = LoopRounds()
+        # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
+        self._sizes_change = False
+        self._breaks_a_loop = False
+        self._keeps_data_sizes = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -200,9 +208,13 @@ class CompiledFunction:
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
-        policy = self._changes.policy(self.options.dynamic, no_symbols, args, kwargs)
+        dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
+        policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
+        if not self.options.fullgraph:
+            policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
-            policy = dataclasses.replace(policy, data_sizes="ask")
+            # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
+            policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
         plan: tuple[int, ...] = ()
         by_parts = False
         entry: Entry | None = None
@@ -217,10 +229,16 @@ class CompiledFunction:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
                 # What a pass adds to the graph (an exchange between processes, say), eager would leave out.
                 may_run_eagerly = not plan and not self.options.passes
-                if isinstance(raised, LockTaken) and may_run_eagerly and self._is_first_at(raised.where):
+                if (
+                    isinstance(raised, LockTaken)
+                    and may_run_eagerly
+                    and self._is_first("a lock is taken", raised.where)
+                ):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(raised, DataSize) and not plan:
+                if isinstance(raised, LoopBreak) and not following:
+                    policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
+                elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
                     policy, following = self._without_symbols(raised, policy), _FROM_THE_START
@@ -232,6 +250,10 @@ class CompiledFunction:
                     raise
                 stop, following = Break(error.what, error.advice, error.where), ()
             except (CaptureError, BackendError) as error:
+                may_run_eagerly = isinstance(error, ModuleMadeError) and not plan and not self.options.passes
+                if may_run_eagerly and self._is_first(str(error), error.where):
+                    self.events.note("initialisation", reason=str(error))
+                    return functools.partial(original, *args, **kwargs)
                 if isinstance(error, BackendError) and not policy.has_symbols:
                     if not self._go_without_default_backend(error):
                         raise
@@ -259,6 +281,8 @@ class CompiledFunction:
             if self.options.fullgraph or not following or following == plan:
                 break
             self._note_break(stop)
+            if isinstance(stop, LoopBreak):
+                self._note_loop()
             plan = following
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
@@ -288,17 +312,22 @@ class CompiledFunction:
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
         if policy.data_sizes == "keep":
+            self._keeps_data_sizes = False
             self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
             return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
         return ShapePolicy(allowed=False)
 
-    def _is_first_at(self, where: object) -> bool:
-        """Whether no call has run eagerly because of a lock at this place: what it guards may be done once and for all."""
-        key = ("a lock is taken", str(where))
+    def _is_first(self, reason: str, where: object) -> bool:
+        """Whether no call has run eagerly for this reason at this place: what is done there may be done once and for all."""
+        key = (reason, str(where))
         is_first = key not in self._warned
         self._warned.add(key)
         return is_first
+
+    def _note_loop(self) -> None:
+        """A loop runs for real: what is compiled from here on is made for all sizes."""
+        self._breaks_a_loop = True
 
     def _note_break(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""
@@ -351,6 +380,7 @@ class CompiledFunction:
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
+                self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(
@@ -431,6 +461,13 @@ class _Continuation(CompiledFunction):
         self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
+        self._rounds = owner._rounds
+        self._sizes_change = owner._breaks_a_loop
+        self._owner = owner
+
+    def _note_loop(self) -> None:
+        super()._note_loop()
+        self._owner._note_loop()
 
     def _go_on(self, point: ResumePoint, values: Any) -> Any:
         if isinstance(values, Completed):

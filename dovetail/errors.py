@@ -76,6 +76,10 @@ class CaptureError(DovetailError, RuntimeError):
     """The program cannot be captured as a graph (raised by ``capture``, which has no eager fall-back)."""
 
 
+class ModuleMadeError(CaptureError):
+    """The program makes a module and keeps it. A first call often does so once and for all; that call runs eagerly."""
+
+
 class GraphInvalidError(DovetailError, ValueError):
     """A graph was edited into one that does not lint."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import itertools  # noqa: E402
 import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
@@ -244,7 +245,11 @@ def tracing_context(fake_mode: Any) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    from torch._inductor import config
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
@@ -684,13 +689,26 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def data_symbols(environment: ShapeEnv) -> set[Any]:
-    """The symbols of sizes and numbers that were made out of tensors' data."""
-    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
-        return set()
-    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+class KnownSymbols:
+    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: set[Any] = set()
 
 
+def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data; ``known`` are those that were found earlier."""
+    symbols = environment.var_to_range
+    if len(symbols) < known.count:
+        known.count, known.found = 0, set()
+    new = itertools.islice(symbols, known.count, None)
+    known.found.update(symbol for symbol in new if is_made_of_data(symbol))
+    known.count = len(symbols)
+    return set(known.found)
+
+
+@functools.lru_cache(maxsize=1 << 14)
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
@@ -1159,6 +1177,37 @@ _DISABLED: types.CodeType = next(
 def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     """What torch keeps out of its own compiler by a wrapper that notes so on the function; any other function is itself."""
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
+
+
+def functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that returns what this one writes to its first argument; None where there is none (torch 2.13).
+
+    >>> functional_form(torch.ops.aten.clamp_min_.default)
+    <OpOverload(op='aten.clamp_min', overload='default')>
+    """
+    namespace, name = operator._schema.name.split("::")
+    if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in operator.tags:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, operator._overloadname, None)
+
+
+_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
+
+
+def asks_for_plain_sizes(error: RuntimeError) -> bool:
+    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
+    return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
+    slot = get_proxy_slot(value, tracer, None)
+    return None if slot is None else slot.force().node  # type: ignore[no-any-return]
+
+
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
+"""What a ``GradScaler`` calls to take a step, or to leave it out where a gradient is not finite. Torch 2.11 to 2.13."""
 
 
 # --- nested tensors ---------------------------------------------------------------------------------------------------

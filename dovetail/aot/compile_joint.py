@@ -24,6 +24,7 @@ from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
+from dovetail.aot.whole_step import compute_again_in_backward
 from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
@@ -323,6 +324,13 @@ def compile_joint(
             details["memory"] = str(parts.memory)
     settings = dict(options or {})
     training = any(joint.spec.output_differentiable)
+    if not training and chosen.numerics != "bitwise":
+        with log.span("compute again") as details:
+            again = compute_again_in_backward(parts.forward.graph)
+            details["nodes"] = len(again)
+        if again:
+            parts.forward.recompile()
+            parts = dataclasses.replace(parts, recomputed_nodes=tuple(node.name for node in again))
     dropped = () if training else droppable(joint)
     with log.span("compile forward", backend=chosen.name):
         source, left = without_inputs(parts.forward, [gradient for _, gradient in dropped])

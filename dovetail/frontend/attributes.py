@@ -360,7 +360,9 @@ class Attributes:
                 if source is not None and not self.effects.attribute_written(target, name):
                     values.guard(source, HasNoSlot(found), f"{source.name} has no {name}")
                 raise
-            is_state = isinstance(found, types.MemberDescriptorType) or (is_leaf_value(value) and name[:2] != "__")
+            is_state = isinstance(found, types.MemberDescriptorType) or (
+                is_leaf_value(value) and name[:2] != "__" and not isinstance(target, types.CodeType)
+            )
             if is_state and source is not None:
                 if self.effects.attribute_written(target, name):
                     return values.wrap(value)

@@ -31,7 +31,7 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.sparse import call_sparse, given_sparse
-from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
+from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -538,7 +538,8 @@ class Calls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        if function not in SYMBOLIC_FUNCTIONS and not self._is_tensor_method(function, args):
+        keeps_symbols = function in SYMBOLIC_FUNCTIONS or _stores_its_arguments(function)
+        if not keeps_symbols and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
         owner = getattr(function, "__self__", None)
@@ -584,6 +585,8 @@ class Calls:
             if name == "__get__" and type(owner) is types.FunctionType and args:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
+        if is_extension_record(owner) and module is not None and not module.startswith("torch"):
+            raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)
@@ -910,6 +913,18 @@ class Calls:
 RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
 """Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
+
+
+_STORING_METHODS: dict[type | None, frozenset[str]] = {
+    list: frozenset({"append", "extend", "insert"}),
+    dict: frozenset({"get", "pop", "setdefault", "update"}),
+}
+
+
+def _stores_its_arguments(function: Any) -> bool:
+    """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
+    owner = getattr(function, "__self__", None)
+    return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -29,6 +29,7 @@ _SMOOTH = {
     ("trilinear", 3): "upsample_trilinear3d",
     ("bicubic", 2): "upsample_bicubic2d",
 }
+_ANTIALIASED = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
 
 
 @rule(torch.nn.functional.interpolate)
@@ -50,12 +51,14 @@ def _operator_call(
     antialias: bool = False,
 ) -> tuple[Any, tuple[Any, ...]] | None:
     """The operator and its arguments; None where ``interpolate`` itself does it, or refuses it."""
-    if not isinstance(input, torch.Tensor) or recompute_scale_factor or antialias:
+    if not isinstance(input, torch.Tensor) or (recompute_scale_factor and size is not None):
         return None
     if (size is None) is (scale_factor is None) or not private.has_symbols(input):
         return None
     dimensions = input.dim() - 2
     name = _NEAREST.get((mode, dimensions)) or _SMOOTH.get((mode, dimensions))
+    if antialias:
+        name = _ANTIALIASED.get(mode) if dimensions == 2 else None
     if name is None or (align_corners is not None and (mode, dimensions) in _NEAREST):
         return None
     if size is not None:
@@ -70,6 +73,9 @@ def _operator_call(
         sizes = [_scaled(interpreter, *pair) for pair in zip(input.shape[2:], factors, strict=False)]
     if not known or len(sizes) != dimensions or len(scales) != dimensions:
         return None
+    if recompute_scale_factor:
+        # The factor that is used follows from the sizes then, not the one that was given.
+        scales = [None] * dimensions
     corners = () if (mode, dimensions) in _NEAREST else (bool(align_corners),)
     return getattr(torch.ops.aten, name).default, (input, sizes, *corners, *scales)
 

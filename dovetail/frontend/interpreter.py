@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import inspect
 import operator
 import types
@@ -16,8 +17,11 @@ from typing import Any
 
 import torch
 
+import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
-import dovetail.frontend.optimizers  # noqa: F401  (their rules)
+import dovetail.frontend.loss_scaling
+import dovetail.frontend.optimizers
+import dovetail.frontend.plain_size_calls  # noqa: F401  (their rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
@@ -31,8 +35,8 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
-from dovetail.frontend.number_tensors import with_numbers_in_slices
-from dovetail.frontend.operators import OLD_CONTAINERS, Operators
+from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
+from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.standard_library import CODE_RULES
@@ -78,6 +82,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
         self.trace = trace
         self.step = 0
+        #: How many times each loop over a range has begun, by code and position.
+        self.loops: collections.Counter[tuple[types.CodeType, int]] = collections.Counter()
         self.stop_before = stop_before
         self.values = Values(trace, guards)
         self.effects = Effects(self.values.source_of)
@@ -429,7 +435,12 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def load_item(self, target: Any, key: Any) -> Any:
         """``target[key]``."""
         if isinstance(target, torch.Tensor):
-            return self._native(operator.getitem, (target, with_numbers_in_slices(self, key)), {})
+            selected, key = select_symbolic(self, target, with_numbers_in_slices(self, key))
+            return (
+                selected
+                if key == () and selected is not target
+                else self._native(operator.getitem, (selected, key), {})
+            )
         kind = type(target)
         method, _ = class_attribute(kind, "__getitem__")
         if isinstance(method, types.FunctionType):
@@ -473,7 +484,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def store_item(self, target: Any, key: Any, value: Any) -> None:
         """``target[key] = value``."""
         if isinstance(target, torch.Tensor):
-            self._native(operator.setitem, (target, with_numbers_in_slices(self, key), value), {})
+            selected, key = select_symbolic(self, target, with_numbers_in_slices(self, key))
+            self._native(operator.setitem, (selected, key, value), {})
             return
         method, _ = class_attribute(type(target), "__setitem__")
         if isinstance(method, types.FunctionType):
@@ -566,9 +578,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         else:
             self.call_container_method(container, function, args, {})
 
-    def drain(self, value: Any) -> list[Any]:
-        """All items of an iterable."""
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        """All items of an iterable; a list or tuple that is made of them ``is_hinted``: it asks for their number first."""
         iterator = self.iterate(value)
+        method = python_method(value, "__len__") if is_hinted else None
+        if method is not None:
+            with contextlib.suppress(TypeError):
+                operator.index(self.call(types.MethodType(method, value), (), {}))
         items: list[Any] = []
         while True:
             done, item = self.advance(iterator)

@@ -74,6 +74,8 @@ class Machine:
     @staticmethod
     def _is_trivial(frame: Frame) -> bool:
         name = frame.decoded.instructions[frame.position].opname
+        if name == "GET_ITER":
+            return type(frame.stack[-1]) is range
         return name in TRIVIAL or (name == "FOR_ITER" and type(frame.stack[-1]) in ITERATOR_TYPES)
 
     def run(self, frames: list[Frame]) -> Any:
@@ -275,8 +277,8 @@ class Machine:
         """A method of a list, dictionary or set that an instruction builds."""
         getattr(container, method)(*args)
 
-    def drain(self, value: Any) -> list[Any]:
-        """All items of an iterable."""
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        """All items of an iterable; here Python itself asks for their number."""
         return list(value)
 
     def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:

@@ -39,7 +39,7 @@ def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
         numbers is None
         or not any(type(item) in _SYMBOLIC for item in numbers)
         or rest.keys() - {"device"}
-        or any(map(private.is_data_number, numbers))
+        or any(type(item) is torch.SymInt and private.is_data_number(item) for item in numbers)
     ):
         return interpreter.call_native(function, args, kwargs)
     is_float = any(type(item) in (float, torch.SymFloat) for item in numbers)
@@ -83,6 +83,7 @@ def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
+    interpreter.trace.asks_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
         trace = interpreter.trace
@@ -130,3 +131,35 @@ def with_numbers_in_slices(interpreter: Any, key: Any) -> Any:
         return key
     parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]
     return slice(*[item if number is None else number for item, number in parts])
+
+
+def select_symbolic(interpreter: Any, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+    """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
+
+    Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
+    """
+    items = list(key) if type(key) is tuple else [key]
+    places = [at for at, item in enumerate(items) if type(item) is torch.SymInt and not private.is_data_number(item)]
+    if not places:
+        return target, key
+    width = sum(map(_dimensions_of, items))
+    dimensions = {}
+    dim = 0
+    for at, item in enumerate(items):
+        dimensions[at] = dim
+        dim += target.dim() - width if item is Ellipsis else _dimensions_of(item)
+    if dim > target.dim() or items.count(Ellipsis) > 1:
+        return target, key
+    for at in reversed(places):
+        target = interpreter.call_torch(torch.Tensor.select, (target, dimensions[at], items[at]), {})
+        del items[at]
+    return target, tuple(items)
+
+
+def _dimensions_of(item: Any) -> int:
+    """How many dimensions of the tensor an item of an index stands for."""
+    if item is None or item is Ellipsis or type(item) is bool:
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 1

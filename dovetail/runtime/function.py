@@ -17,9 +17,9 @@ from dovetail.guards import check_versions, wrappers_of
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.independence import Independence, SavedValues, unpack
-from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.runtime.spread import spread_gradients
-from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
+from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
 from dovetail.trace.eigenvectors import gradient_in_parts
 from dovetail.trace.metadata import MetadataChange
 
@@ -102,6 +102,7 @@ def _autograd_function(
     reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
     # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
     cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
+    inner_ties = [(item.output, _fed_inside(spec, item)) for item in spec.ties if _is_inside(spec, item)]
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
     # So is which inputs are parts of tensor subclasses.
@@ -253,9 +254,33 @@ def _autograd_function(
         elif len(differentiable) > 1:
             for index in differentiable:
                 prepare_hooks(outputs[index])
+            for index, fed in inner_ties:
+                note_fed(outputs[index], [outputs[other] for other in fed])
         return outputs
 
     return compute
+
+
+def _fed_inside(spec: RuntimeSpec, item: Tie) -> tuple[int, ...]:
+    return tuple(output.index for position in item.results if isinstance(output := spec.outputs[position], FreshOutput))
+
+
+def _is_inside(spec: RuntimeSpec, item: Tie) -> bool:
+    """Whether all that an output was computed from comes from the graph's own node of autograd."""
+    differentiable = spec.output_differentiable
+    fed = [spec.outputs[position] for position in item.results]
+    return (
+        not item.inputs
+        and any(spec.input_requires_grad)
+        and differentiable[item.output]
+        and all(
+            isinstance(output, FreshOutput)
+            and differentiable[output.index]
+            and not output.is_leaf
+            and not output.is_freed
+            for output in fed
+        )
+    )
 
 
 def _watch(outputs: list[torch.Tensor]) -> None:
@@ -289,11 +314,12 @@ class _Epilogue:
 
     def __init__(self, spec: RuntimeSpec) -> None:
         self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
-        self._ties = spec.ties
+        # Where nothing requires a gradient, no graph's node can tell.
+        self._ties = [item for item in spec.ties if not _is_inside(spec, item)]
         self._outputs = spec.outputs
         self._plain = (
             not spec.mutations
-            and not spec.ties
+            and not self._ties
             and not spec.metadata_changes
             and all(
                 isinstance(output, FreshOutput)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import CaptureError
+from dovetail.errors import CaptureError, ModuleMadeError
 
 Fetch = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -303,7 +303,8 @@ class RecipeBuilder:
 
     @staticmethod
     def _refuse(value: Any) -> CaptureError:
-        return CaptureError(
+        error = ModuleMadeError if isinstance(value, torch.nn.Module) else CaptureError
+        return error(
             f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
             advice="return tensors, numbers, containers or plain objects",
         )

@@ -39,7 +39,7 @@ _LIKE_A_SUM = {
 _IMAGE_GRADIENTS = frozenset(
     getattr(_aten, f"upsample_{name}_backward").default
     for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-)
+) | {_aten._upsample_bicubic2d_aa_backward.default}
 
 
 class FakeMode(private.FakeTensorMode):

@@ -65,7 +65,7 @@ def _are_disjoint(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether no element of one tensor is an element of the other, as with the borders of a padded tensor."""
     numbers = [(tuple(item.shape), item.stride(), item.storage_offset()) for item in (left, right)]
     if any(type(number) is not int for shape, stride, offset in numbers for number in (*shape, *stride, offset)):
-        return False
+        return _are_apart(left, right)
     first = min(offset for _, _, offset in numbers)
     ends = [
         offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -78,6 +78,33 @@ def _are_disjoint(left: torch.Tensor, right: torch.Tensor) -> bool:
         one, other = (taken.as_strided(shape, stride, offset - first) for shape, stride, offset in numbers)
         one.fill_(True)
         return not bool(other.any())
+
+
+def _are_apart(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two boxes of one tensor with symbolic sizes have a dimension in which they lie apart.
+
+    Offsets are taken apart into coordinates, as the digits of a number. That is unique where each stride reaches at least
+    over all that lies within it. Every comparison becomes a guard.
+    """
+    strides = left.stride()
+    if strides != right.stride() or any(private.is_data_number(size) for size in (*left.shape, *right.shape)):
+        return False
+    low, high = (left, right) if left.storage_offset() <= right.storage_offset() else (right, left)
+    distance = high.storage_offset() - low.storage_offset()
+    room: Any = None
+    apart = False
+    for dim, step in enumerate(strides):
+        shift = distance // step if distance >= step else 0
+        distance = distance - shift * step
+        if low.shape[dim] >= shift + high.shape[dim]:
+            extent = low.shape[dim]
+        else:
+            extent = shift + high.shape[dim]
+        if step <= 0 or (room is not None and extent * step > room):
+            return False
+        apart = apart or bool(shift >= low.shape[dim])
+        room = step
+    return apart and bool(distance == 0)
 
 
 def _partly(left: torch.Tensor, right: torch.Tensor) -> bool:

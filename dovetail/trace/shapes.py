@@ -16,6 +16,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.trace.loop_rounds import LoopRounds
 
 MARK = "_dovetail_dynamic"
 NUMBER_SUFFIX = "<number>"
@@ -73,7 +74,8 @@ class ShapePolicy:
 
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
-    computes; ``"ask"`` is a break that tells the caller to try the symbol.
+    computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
+    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled.
     """
 
     everything: bool = False
@@ -82,6 +84,7 @@ class ShapePolicy:
     marked: bool = False
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
+    rounds: LoopRounds | None = None
 
     @property
     def is_static(self) -> bool:
