@@ -18,7 +18,7 @@ from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
-from dovetail.guards import is_ticket
+from dovetail.guards import is_ticket, parts_of_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.eigenvectors import phases_checked
@@ -298,7 +298,8 @@ class _Outputs:
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:
-            if other is not item and other.real.untyped_storage()._cdata == storage:
+            parts = parts_of_ticket(other.real)
+            if other is not item and any(part.untyped_storage()._cdata == storage for part in parts):
                 raise CaptureError(
                     f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
                 )

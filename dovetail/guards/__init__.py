@@ -57,8 +57,10 @@ from dovetail.guards.sparse import (
     SparseMatch,
     TicketSource,
     carried_by,
+    components_of,
     is_ticket,
     make_ticket,
+    parts_of_ticket,
     redeem,
 )
 from dovetail.guards.wrappers import (
@@ -76,6 +78,8 @@ __all__ = [
     "SparseMatch",
     "TicketSource",
     "carried_by",
+    "components_of",
+    "parts_of_ticket",
     "is_ticket",
     "make_ticket",
     "redeem",

@@ -66,6 +66,7 @@ from dovetail.guards.source import (
     read_gradient,
     returns_itself,
 )
+from dovetail.guards.sparse import TicketSource, is_ticket, parts_of_ticket
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
 _SINGLETON_TYPES = frozenset(
@@ -134,7 +135,7 @@ class Checker:
             for index in self.guards.separate:
                 memory = _memory(values[index])
                 for other, value in enumerate(values):
-                    if other != index and _memory(value) == memory:
+                    if other != index and memory in {_memory(part) for part in parts_of_ticket(value)}:
                         failures.append(
                             GuardFailure(
                                 f"`{inputs[index].source.name}`, which is written to, did not share its memory with "
@@ -159,6 +160,11 @@ def _memory_is_separate(tensors: Sequence[torch.Tensor], indices: tuple[int, ...
     counts = collections.Counter(memories)
     # An empty tensor has no memory to share.
     return all(memories[index] == 0 or counts[memories[index]] == 1 for index in indices)
+
+
+def _memory_is_separate_of_parts(tensors: Sequence[torch.Tensor], indices: tuple[int, ...]) -> bool:
+    parts = [part for tensor in tensors if is_ticket(tensor) for part in parts_of_ticket(tensor)]
+    return _memory_is_separate([*tensors, *parts], indices)
 
 
 class Node:
@@ -307,7 +313,9 @@ class Generator:
             if count > 1 and (frozen.bulk is None or not private.bulk_check_sees_duplicates()):
                 self.require(f"len({{*map(id, ({names},))}}) == {count}")
             if frozen.separate and count > 1:
-                separate = self.constant(_memory_is_separate, "memory_is_separate_")
+                has_tickets = any(isinstance(item.source, TicketSource) for item in frozen.tensors)
+                test = _memory_is_separate_of_parts if has_tickets else _memory_is_separate
+                separate = self.constant(test, "memory_is_separate_")
                 self.require(f"{separate}(({names},), {frozen.separate!r})")
         result = self.result()
         if frozen.shapes is not None:

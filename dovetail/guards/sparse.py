@@ -58,6 +58,29 @@ def carried_by(ticket: torch.Tensor) -> torch.Tensor:
     return found  # type: ignore[no-any-return]
 
 
+def components_of(value: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of.
+
+    >>> [part.shape for part in components_of(torch.eye(2).to_sparse())]
+    [torch.Size([2, 2]), torch.Size([2])]
+    """
+    parts: Any = value
+    if value.layout is torch.strided:
+        return [value]
+    if value.layout is torch.sparse_coo:
+        return [parts._indices(), parts._values()]
+    if value.layout is torch.jagged:
+        return [parts._values, parts._offsets]
+    by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = [value.crow_indices(), value.col_indices()] if by_rows else [value.ccol_indices(), value.row_indices()]
+    return [*indices, value.values().detach()]
+
+
+def parts_of_ticket(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The components of what a ticket is for; of another tensor, itself."""
+    return components_of(carried_by(tensor)) if is_ticket(tensor) else [tensor]
+
+
 def redeem(ticket: torch.Tensor) -> torch.Tensor:
     """The tensor that a ticket is for, as a result of the graph that the ticket comes from.
 

@@ -19,7 +19,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, OutgrownError
-from dovetail.guards import SPARSE_LAYOUTS, carried_by, is_ticket, make_ticket
+from dovetail.guards import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
 from dovetail.trace.trace import Trace
 
 _GRADIENT = "the gradient of "
@@ -253,20 +253,6 @@ def _shares_values(given: Sequence[torch.Tensor], results: Sequence[torch.Tensor
     return len(set(storages)) < len(storages)
 
 
-def _components(value: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse one is made of."""
-    if value.layout is torch.strided:
-        return [value]
-    if value.layout is torch.sparse_coo:
-        return [value._indices(), value._values()]
-    if value.layout is torch.jagged:
-        parts: Any = value
-        return [parts._values, parts._offsets]
-    by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
-    indices = [value.crow_indices(), value.col_indices()] if by_rows else [value.ccol_indices(), value.row_indices()]
-    return [*indices, value.values().detach()]
-
-
 def _checked_example(
     trace: Trace,
     name: str,
@@ -280,7 +266,7 @@ def _checked_example(
     results = _run(function, given_examples, needs_gradient)
     where = trace.locate()
     carried = [carried_by(tensor) for tensor in examples if is_ticket(tensor)]
-    inner = [part for value in carried for part in _components(value)]
+    inner = [part for value in carried for part in components_of(value)]
     if not torch.equal(random_state, torch.get_rng_state()):
         torch.set_rng_state(random_state)
         raise CaptureError(f"{name} draws random numbers and cannot be called as one operator", where=where)

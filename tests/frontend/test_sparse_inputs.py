@@ -299,3 +299,21 @@ def test_another_layout_is_another_entry() -> None:
 def test_two_gradients_of_one_sparse_tensor_are_refused_by_name() -> None:
     with pytest.raises(GraphBreakError, match="used more than once"):
         seen(dovetail.compile(twice, backend="aten", fullgraph=True), torch.sparse_coo)
+
+
+def test_a_dense_tensor_in_the_memory_of_a_sparse_one_is_written_to() -> None:
+    def written(x: torch.Tensor, values: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        values.mul_(2.0)
+        return torch.mm(x, y)
+
+    for together_first in (True, False):
+        compiled = dovetail.compile(written, backend="aten")
+        for together in (together_first, not together_first):
+            found = []
+            for function in (written, compiled):
+                x, y = made(torch.sparse_csr, False), torch.ones(4, 3, dtype=torch.float64)
+                values = x.values() if together else x.values().clone()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found.append([function(x, values, y), values, x.to_dense()])
+            assert all(map(torch.equal, *found))
