@@ -224,7 +224,6 @@ class CompiledFunction:
             _inside.active = True
             try:
                 entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0, by_parts)
-                self._keeps_data_sizes = policy.data_sizes == "keep"
                 break
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
@@ -313,6 +312,7 @@ class CompiledFunction:
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
         if policy.data_sizes == "keep":
+            self._keeps_data_sizes = False
             self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
             return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
@@ -380,6 +380,7 @@ class CompiledFunction:
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
+                self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import itertools  # noqa: E402
 import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
@@ -688,11 +689,23 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def data_symbols(environment: ShapeEnv) -> set[Any]:
-    """The symbols of sizes and numbers that were made out of tensors' data."""
-    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
-        return set()
-    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+class KnownSymbols:
+    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: set[Any] = set()
+
+
+def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data; ``known`` are those that were found earlier."""
+    symbols = environment.var_to_range
+    if len(symbols) < known.count:
+        known.count, known.found = 0, set()
+    new = itertools.islice(symbols, known.count, None)
+    known.found.update(symbol for symbol in new if is_made_of_data(symbol))
+    known.count = len(symbols)
+    return set(known.found)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -1185,6 +1198,16 @@ _PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes
 def asks_for_plain_sizes(error: RuntimeError) -> bool:
     """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
     return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
+    slot = get_proxy_slot(value, tracer, None)
+    return None if slot is None else slot.force().node  # type: ignore[no-any-return]
+
+
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
+"""What a ``GradScaler`` calls to take a step, or to leave it out where a gradient is not finite. Torch 2.11 to 2.13."""
 
 
 # --- nested tensors ---------------------------------------------------------------------------------------------------

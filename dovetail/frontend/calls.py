@@ -31,7 +31,7 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.sparse import call_sparse, given_sparse
-from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
+from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -585,6 +585,8 @@ class Calls:
             if name == "__get__" and type(owner) is types.FunctionType and args:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
+        if is_extension_record(owner) and module is not None and not module.startswith("torch"):
+            raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)

@@ -19,6 +19,7 @@ import torch
 
 import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
+import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.plain_size_calls  # noqa: F401  (their rules)
 from dovetail import torch_private as private

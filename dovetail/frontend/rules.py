@@ -23,7 +23,7 @@ from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.number_tensors import number_of
-from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
+from dovetail.frontend.numbers import gives_a_float, is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.standard_library import shown_type
@@ -276,9 +276,31 @@ def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return dict(pairs, **kwargs)
 
 
+def extreme(interpreter: Any, function: Any, numbers: tuple[Any, ...]) -> Any:
+    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented. An optimizer's is chosen by
+    branches with guards.
+    """
+    if not any(isinstance(item, torch.Tensor) or private.is_data_number(item) for item in numbers):
+        return NotImplemented
+    is_arithmetic = is_exact_only_in_python(function, numbers)
+    if not interpreter.follows_branches() or (is_arithmetic and gives_a_float(function, numbers)):
+        return interpreter.derive(function, numbers) if is_arithmetic else NotImplemented
+    chosen, *rest = numbers
+    for number in rest:
+        chosen = number if interpreter.truth(interpreter.operate(_ORDERS[function], number, chosen)) else chosen
+    return chosen
+
+
+_ORDERS = {max: operator.gt, min: operator.lt}
+
+
 def _iterating(function: Any, first: int) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         converted = list(args)
+        if function in (min, max) and len(args) > 1 and not kwargs:
+            chosen = extreme(interpreter, function, args)
+            if chosen is not NotImplemented:
+                return chosen
         for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
             if (
                 isinstance(args[position], torch.Tensor)
@@ -287,8 +309,6 @@ def _iterating(function: Any, first: int) -> Any:
             ):
                 break
             if function in (min, max) and len(args) > 1:
-                if not kwargs and any(map(private.is_data_number, args)) and is_exact_only_in_python(function, args):
-                    return interpreter.derive(function, args)
                 break
             if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])

@@ -98,9 +98,15 @@ TRUSTED_PREFIXES = (
 
 def is_bound_builtin(value: object) -> bool:
     """Whether a value is a method of a builtin object, such as ``items.append``."""
-    return isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) and not isinstance(
-        value.__self__, (types.ModuleType, type, types.NoneType)
-    )
+    if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return False
+    owner = value.__self__
+    return not is_extension_record(owner) and not isinstance(owner, (types.ModuleType, type, types.NoneType))
+
+
+def is_extension_record(owner: object) -> bool:
+    """Whether this is what pybind11 binds the functions of an extension to; it knows nothing of them."""
+    return type(owner).__module__.startswith("pybind11")
 
 
 def is_impostor(value: object) -> bool:

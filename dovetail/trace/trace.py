@@ -230,11 +230,14 @@ class Trace:
         #: A hook, or the backward of a custom autograd.Function, runs now.
         self.user_backward = False
         self.avoids_breaks = False
+        #: The number in a tensor was asked for, though it may have been a constant in this capture.
+        self.asks_numbers = False
         #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
         self.marks_gradients = False
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
+        self._looked_at = private.KnownSymbols()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
@@ -414,7 +417,7 @@ class Trace:
 
     def data_symbols(self) -> set[Any]:
         """The sizes and numbers made out of data so far."""
-        return private.data_symbols(self.shape_env) - self._forgiven
+        return private.data_symbols(self.shape_env, self._looked_at) - self._forgiven
 
     def forgive_data_symbols(self, before: set[Any]) -> None:
         """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
