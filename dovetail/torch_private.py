@@ -1163,3 +1163,14 @@ _PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes
 def asks_for_plain_sizes(error: RuntimeError) -> bool:
     """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
     return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
+    """Whether a call of this graph module is nothing but ``torch.nn.Module.__call__`` with better tracebacks (torch 2.13)."""
+    if (
+        not isinstance(module, torch.fx.GraphModule)
+        or getattr(caller, "__qualname__", "").split(".")[-1] != "call_wrapped"
+    ):
+        return False
+    wrapped = getattr(type(module), "_wrapped_call", None)
+    return wrapped is None or getattr(wrapped, "cls_call", None) is None
