@@ -112,6 +112,7 @@ class CompiledFunction:
         # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
         self._sizes_change = False
         self._breaks_a_loop = False
+        self._keeps_data_sizes = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -212,7 +213,8 @@ class CompiledFunction:
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
-            policy = dataclasses.replace(policy, data_sizes="ask")
+            # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
+            policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
         plan: tuple[int, ...] = ()
         by_parts = False
         entry: Entry | None = None
@@ -310,6 +312,7 @@ class CompiledFunction:
     def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
         """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
         if policy.data_sizes == "keep":
+            self._keeps_data_sizes = False
             self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
             return dataclasses.replace(policy, data_sizes="break")
         self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
@@ -377,6 +380,7 @@ class CompiledFunction:
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
+                self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             for graph_pass in self.options.passes:
                 joint = joint.apply(graph_pass)
             compiled = compile_joint(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # --- trace ------------------------------------------------------------------------------------------------------------
 import functools  # noqa: E402
+import itertools  # noqa: E402
 import linecache  # noqa: E402
 import bisect  # noqa: E402
 import contextlib  # noqa: E402
@@ -244,7 +245,11 @@ def tracing_context(fake_mode: Any) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    from torch._inductor import config
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
@@ -684,13 +689,26 @@ def carried_float(fake: object) -> Any:
     return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
 
 
-def data_symbols(environment: ShapeEnv) -> set[Any]:
-    """The symbols of sizes and numbers that were made out of tensors' data."""
-    if environment.unbacked_symint_counter + environment.unbacked_symfloat_counter == 0:
-        return set()
-    return {symbol for symbol in environment.var_to_range if is_made_of_data(symbol)}
+class KnownSymbols:
+    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: set[Any] = set()
 
 
+def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data; ``known`` are those that were found earlier."""
+    symbols = environment.var_to_range
+    if len(symbols) < known.count:
+        known.count, known.found = 0, set()
+    new = itertools.islice(symbols, known.count, None)
+    known.found.update(symbol for symbol in new if is_made_of_data(symbol))
+    known.count = len(symbols)
+    return set(known.found)
+
+
+@functools.lru_cache(maxsize=1 << 14)
 def is_made_of_data(symbol: Any) -> bool:
     """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
@@ -919,12 +937,18 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
     if len(leading) == 1:
         # The node runs because of it.
         return tuple(leading)
+    asked = _inputs_of_engine()
     wanted: list[int] = []
     raised = 0
     for index in leading:
         node = edges[index][0]
-        # torch raises, of all nodes, for a leaf that autograd.grad was asked for. That takes 50 us: from the fifth on, all
-        # leaves count as wanted.
+        if asked and hasattr(node, "variable"):
+            # torch raises when it is asked about a leaf that autograd.grad was asked for. That takes 50 us.
+            if id(node.variable) in asked or id(node) in asked:
+                wanted.append(index)
+            continue
+        # Not known for a backward on another device, which runs in a thread of its own: from the fifth error on, all leaves
+        # count as wanted.
         if raised < 4 or not hasattr(node, "variable"):
             try:
                 if not torch._C._will_engine_execute_node(node):  # type: ignore[attr-defined]
@@ -933,6 +957,17 @@ def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
                 raised += 1
         wanted.append(index)
     return tuple(wanted)
+
+
+def _inputs_of_engine() -> set[int]:
+    """The identities of the tensors and nodes that the backward running in this thread was asked for; empty if not known."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            inputs = frame.f_locals["args"][3]
+            return {id(item if isinstance(item, torch.Tensor) else item.node) for item in inputs}
+        frame = frame.f_back
+    return set()
 
 
 def is_any_autocast_on() -> bool:
@@ -1174,3 +1209,17 @@ def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
         return False
     wrapped = getattr(type(module), "_wrapped_call", None)
     return wrapped is None or getattr(wrapped, "cls_call", None) is None
+
+
+def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
+    slot = get_proxy_slot(value, tracer, None)
+    return None if slot is None else slot.force().node  # type: ignore[no-any-return]
+
+
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
+"""What a ``GradScaler`` calls to take a step, or to leave it out where a gradient is not finite. Torch 2.11 to 2.13."""
+
+
+# --- nested tensors ---------------------------------------------------------------------------------------------------
+from torch.nested._internal.nested_tensor import NestedTensor as JaggedTensor  # noqa: E402

@@ -35,12 +35,19 @@ GROUND = (
     "torch_private_autograd",
     "torch_private_distributed",
     "torch_private_guards",
+    "torch_private_inductor",
     "torch_private",
     "events",
     "errors",
 )
 #: The doors to torch's private names.
-DOORS = ("torch_private.py", "torch_private_autograd.py", "torch_private_distributed.py", "torch_private_guards.py")
+DOORS = (
+    "torch_private.py",
+    "torch_private_autograd.py",
+    "torch_private_distributed.py",
+    "torch_private_guards.py",
+    "torch_private_inductor.py",
+)
 FACE = ("__init__", "compile")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

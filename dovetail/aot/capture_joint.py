@@ -18,9 +18,12 @@ from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
+from dovetail.guards import is_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
+from dovetail.trace.opaque import check_gradient_ticket, forget_examples
 
 
 class AutogradView:
@@ -406,10 +409,12 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     if roots and wanted:
         if trace.is_exact:
             use_exact_formulas(trace, roots)
-        with torch.enable_grad():
+        with torch.enable_grad(), phases_checked(trace, roots, in_parts=getattr(result, "order", 1) > 1):
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):
+            if gradient is not None and is_ticket(item.real):
+                check_gradient_ticket(trace, gradient)
             if gradient is not None and private.is_wrapper(gradient):
                 raise CaptureError(
                     f"the gradient of {item.name}, which is a plain tensor, is a {type(gradient).__name__}",
@@ -431,6 +436,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     graph.eliminate_dead_code(is_impure_node=must_stay)
+    forget_examples(graph)
     if trace.metadata_changes and any(map(assumes, graph.nodes)):
         raise CaptureError(
             "an input changes its size or strides in place, beside sizes that depend on data",

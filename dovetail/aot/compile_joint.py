@@ -24,6 +24,7 @@ from dovetail.aot.partition import PartitionedGraph, partition
 from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
+from dovetail.aot.whole_step import compute_again_in_backward
 from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
@@ -33,6 +34,7 @@ from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
+from dovetail.runtime.spread import spread_strides
 from dovetail.trace import shape_guards
 from dovetail.trace.repeats import draws_random_numbers
 
@@ -322,6 +324,13 @@ def compile_joint(
             details["memory"] = str(parts.memory)
     settings = dict(options or {})
     training = any(joint.spec.output_differentiable)
+    if not training and chosen.numerics != "bitwise":
+        with log.span("compute again") as details:
+            again = compute_again_in_backward(parts.forward.graph)
+            details["nodes"] = len(again)
+        if again:
+            parts.forward.recompile()
+            parts = dataclasses.replace(parts, recomputed_nodes=tuple(node.name for node in again))
     dropped = () if training else droppable(joint)
     with log.span("compile forward", backend=chosen.name):
         source, left = without_inputs(parts.forward, [gradient for _, gradient in dropped])
@@ -353,12 +362,14 @@ def compile_joint(
         backward_for.sealed = True
     tangent_strides = _tangent_strides(joint)
     derivatives = None
+    gradients = joint.results[joint.num_forward_outputs :]
+    spread = spread_strides([None if node is None else node.meta["val"] for node in gradients])
     if training:
 
         def compile_next(following: JointGraph) -> Callable_:
             return compile_joint(None, following, chosen, options=options, events=log, numerics=numerics).run
 
-        derivatives = differentiable_backward(joint, compile_next, log, settings)
+        derivatives = differentiable_backward(joint, compile_next, log, settings, spread)
     run = make_runtime_function(
         joint.spec,
         forward,
@@ -370,6 +381,7 @@ def compile_joint(
             for index, descriptor in enumerate(joint.output_descriptors[joint.num_forward_outputs :])
             if descriptor is None
         ],
+        spread=spread,
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
 

@@ -45,6 +45,11 @@ class _Decomposer(torch.fx.Interpreter):
             return self._tracked(n, n.meta.get("val"), "placeholder")
         if n.op == "get_attr":
             return self._attribute(n)
+        if isinstance(n.meta.get("val"), torch.SymFloat) and not isinstance(n.target, private.OpOverload):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            if callable(n.target) and not kwargs and any(map(private.is_data_number, args)):
+                # ``max`` or a square root would ask a symbol for its value.
+                return private.recorded_number(n.target, args, self.tracer)
         return super().run_node(n)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -32,7 +32,9 @@ from dovetail.runtime.higher_order import (
     refusal,
     sizes_and_strides,
 )
+from dovetail.runtime.spread import keep_common
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
@@ -85,13 +87,21 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), symbolic)
+    varying = tuple(index for index in indices if private.has_symbols(placeholders[index].meta["val"]))
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying)
 
 
 def differentiable_backward(
-    joint: JointGraph, compile_next: CompileJoint, events: EventLog, options: Mapping[str, Any]
+    joint: JointGraph,
+    compile_next: CompileJoint,
+    events: EventLog,
+    options: Mapping[str, Any],
+    spread: dict[int, tuple[int, ...]],
 ) -> DifferentiableBackward:
-    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed."""
+    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed.
+
+    ``spread`` are the strides of gradients that do not fill their memory; those that a second derivative has not are taken out.
+    """
     needed = needed_inputs(joint)
 
     def once(request: Request, policy: ShapePolicy) -> CapturedBackward:
@@ -105,8 +115,15 @@ def differentiable_backward(
             with private.math_attention():
                 captured, present = capture_backward(joint, request, policy)
         run = _with_gaps(compile_next(captured), present)
+        if spread:
+            nodes = captured.results[captured.num_forward_outputs :][: len(request.primals)]
+            keep_common(spread, list(request.primals), [None if node is None else node.meta["val"] for node in nodes])
+        varying = set(needed.varying)
+        fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
-        return CapturedBackward(run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured))
+        return CapturedBackward(
+            run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed)
+        )
 
     def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
         reason = _obstacle(joint, needed, options)
@@ -162,20 +179,27 @@ def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> Sh
     return ShapePolicy(sizes=changing, marked=carries)
 
 
-def _size_check(captured: JointGraph) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """Whether tensors have the sizes and strides that a capture with symbolic sizes is for."""
+def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """Whether tensors have the sizes and strides that a capture with symbolic sizes is for. Those of the first ones that are
+    ``fixed`` the guards of the entry have looked at.
+    """
     placeholders = captured.graph_module.graph.find_nodes(op="placeholder")[: captured.num_primals]
     plain = [
-        [
-            (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
-            for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
-        ]
-        for value in (node.meta["val"] for node in placeholders)
+        (
+            position,
+            [
+                (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
+                for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
+            ],
+        )
+        for position, value in enumerate(node.meta["val"] for node in placeholders)
+        if position >= len(fixed) or not fixed[position]
     ]
     assumed = shape_guards(captured.fake_mode.shape_env, captured.capture.bindings)
 
     def holds(flat: Sequence[torch.Tensor]) -> bool:
-        for value, parts in zip(flat, plain, strict=True):
+        for position, parts in plain:
+            value = flat[position]
             for dim, size, step in parts:
                 if (size is not None and value.size(dim) != size) or (step is not None and value.stride(dim) != step):
                     return False
@@ -267,7 +291,8 @@ def _backward(
             return [None] * len(wanted)
         if trace.is_exact:
             use_exact_formulas(trace, roots, twice=True)
-        gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        with phases_checked(trace, roots, twice=True, in_parts=joint.order > 1):
+            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
         # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
         # eager's, which differs by rounding.
         given = {trace.node_of(tangent) for tangent in tangents}

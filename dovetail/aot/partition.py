@@ -9,6 +9,7 @@ computed twice, so the numbers never change.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +65,13 @@ CHEAP_NAMES = frozenset(
 )
 
 
+_BY_INDEX = frozenset(
+    {"gather", "index", "index_select", "embedding", "scatter", "select_scatter", "slice_scatter", "iota", "flip"}
+)
+# Torch 2.11 has no such tag.
+_REDUCTION = getattr(torch.Tag, "reduction", None)
+
+
 @dataclass(frozen=True)
 class PartitionedGraph:
     """Forward and backward graph. ``saved`` describes what goes between them, in the order of the backward's inputs.
@@ -104,9 +112,20 @@ def _is_cheap(node: torch.fx.Node) -> bool:
         return True
     if node.op != "call_function" or must_stay(node):
         return False
+    return _by_elements(node)
+
+
+def _by_elements(node: torch.fx.Node) -> bool:
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return True
     return getattr(node.target, "_opname", "") in CHEAP_NAMES
+
+
+def is_fused(node: torch.fx.Node) -> bool:
+    """Whether a compiler that fuses computes this operator in one kernel with its neighbours, in no memory of its own."""
+    if node.target is operator.getitem or _by_elements(node) or _REDUCTION in getattr(node.target, "tags", ()):
+        return True
+    return getattr(node.target, "_opname", "") in _BY_INDEX
 
 
 class _Split:
@@ -127,12 +146,12 @@ class _Split:
             # a hook computes: of a tensor that was written to meanwhile, eager's hook sees the new content.
             if self._is_of_backward(node) or any(argument in self.dependent for argument in node.all_input_nodes):
                 self.dependent.add(node)
-        handed_out = {storage for node in self.forward_outputs if (storage := _storage(node)) is not None}
+        handed_out = {storage for node in self.forward_outputs if (storage := memory_of(node)) is not None}
         for node in self.nodes:
             if node.meta.get(BY_USER_BACKWARD):
                 for argument in node.all_input_nodes:
                     # Saved as it is, a write to it is noticed. Computed again, it would be what it was.
-                    if argument not in self.dependent and _storage(argument) in handed_out:
+                    if argument not in self.dependent and memory_of(argument) in handed_out:
                         argument.meta[SAVE] = True
         self.needed: set[torch.fx.Node] = set()
         self.read: dict[torch.fx.Node, None] = {}
@@ -159,7 +178,7 @@ class _Split:
         return bool(node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD))
 
 
-def _storage(node: torch.fx.Node | None) -> int | None:
+def memory_of(node: torch.fx.Node | None) -> int | None:
     """The memory of a node's example tensor, which views share."""
     value = None if node is None else node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -180,7 +199,7 @@ def partition(
         forward = _extract(joint, split.primals, split.forward_outputs, split.nodes, split.forward_staying)
         memory = None if memory_budget is None else MemoryReport(0, 0, 0, 0, 0)
         return PartitionedGraph(forward, None, (), 0, (), memory)
-    saved = _tidy(list(split.read) if strategy == "save_all" else _minimum_cut(split))
+    saved = _tidy(list(split.read) if strategy == "save_all" else minimum_cut(split.read))
     largest = saved_bytes(saved)
     smallest, allowed = 0, largest
     if memory_budget is not None:
@@ -243,22 +262,28 @@ def _describe(node: torch.fx.Node) -> Descriptor:
     return descriptor if isinstance(descriptor, Descriptor) else SavedForBackward(node.name)
 
 
-def _minimum_cut(split: _Split) -> list[torch.fx.Node]:
-    """The cheapest set of values from which all that the backward reads can be computed without expensive operators."""
+def minimum_cut(
+    read: Collection[torch.fx.Node], cost: Callable[[torch.fx.Node], int] | None = None
+) -> list[torch.fx.Node]:
+    """The cheapest set of values from which all that the backward reads can be computed without expensive operators.
+
+    ``cost`` says what it costs to keep a value: its bytes, unless given.
+    """
+    cost = cost or cost_of_keeping
     network: Any = networkx.DiGraph()
     relevant: set[torch.fx.Node] = set()
-    stack = list(split.read)
+    stack = list(read)
     while stack:
         node = stack.pop()
         if node in relevant:
             continue
         relevant.add(node)
-        network.add_edge((node.name, "out"), "sink") if node in split.read else None
+        network.add_edge((node.name, "out"), "sink") if node in read else None
         is_tuple = isinstance(node.meta.get("val"), (tuple, list))
         if is_tuple:
             network.add_edge((node.name, "in"), (node.name, "out"))
         else:
-            network.add_edge((node.name, "in"), (node.name, "out"), capacity=_weight(node))
+            network.add_edge((node.name, "in"), (node.name, "out"), capacity=cost(node))
         if node.op in ("placeholder", "get_attr") or (not _is_cheap(node) and not is_tuple):
             network.add_edge("source", (node.name, "in"))
             continue
@@ -288,7 +313,8 @@ def _minimum_cut(split: _Split) -> list[torch.fx.Node]:
     ]
 
 
-def _weight(node: torch.fx.Node) -> int:
+def cost_of_keeping(node: torch.fx.Node) -> int:
+    """What a value weighs in the cut."""
     # Parameters and buffers are alive anyway; a view costs what its base costs, and is preferred less than the base.
     if isinstance(node.meta.get("desc"), (ParamInput, BufferInput)):
         return 1

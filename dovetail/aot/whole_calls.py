@@ -8,21 +8,21 @@ derivatives of every order.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import torch_private as private
-from dovetail.errors import CaptureError
 from dovetail.trace import Program, Trace
+from dovetail.trace.eigenvectors import phases_checked
+from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.opaque import opaque
 from dovetail.trace.program import ProgramCall
 
 # Found by running torch's operator database bitwise, in direction "double".
 WHOLE: frozenset[Any] = frozenset({torch.linalg.eigh})
-# Their gradient looks at the data, so that it cannot be tried out on example tensors.
-REFUSED: frozenset[Any] = frozenset({torch.linalg.eig})
 
 
 # With reduce="prod" their second derivative asks whether there are zeros.
@@ -34,25 +34,29 @@ _REDUCTIONS: frozenset[Any] = frozenset(
 def with_whole_calls(trace: Trace, program: Program) -> Program:
     """The program, to be replayed under ``trace``, with such functions as opaque calls.
 
-    The tape that the replay leaves has the functions themselves. Raises :class:`CaptureError` for a function that has another
-    second derivative when traced and cannot be kept whole.
+    The tape that the replay leaves has the functions themselves.
     """
-    calls = tuple(
-        dataclasses.replace(call, function=_Whole(trace, call.function)) if _is_whole(trace, call) else call
-        for call in program.calls
-    )
-    return dataclasses.replace(program, calls=calls)
+    return dataclasses.replace(program, calls=tuple(_replaced(trace, call) for call in program.calls))
+
+
+def _replaced(trace: Trace, call: ProgramCall) -> ProgramCall:
+    if call.function is torch.autograd.grad and trace.is_exact:
+        return dataclasses.replace(call, function=functools.partial(_exact_grad, trace))
+    return dataclasses.replace(call, function=_Whole(trace, call.function)) if _is_whole(trace, call) else call
+
+
+def _exact_grad(trace: Trace, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """A ``torch.autograd.grad`` of the program itself, of which one more derivative is wanted now."""
+    roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    use_exact_formulas(trace, roots, twice=True)
+    # What it checks, it has checked when the program ran.
+    with phases_checked(trace, roots, twice=True, in_parts=True):
+        return torch.autograd.grad(outputs, *args, **kwargs)
 
 
 def _is_whole(trace: Trace, call: ProgramCall) -> bool:
     if call.function in _REDUCTIONS:
         return "prod" in (*call.args, *call.kwargs.values())
-    if trace.is_exact and call.function in REFUSED:
-        raise CaptureError(
-            f"torch traces the second derivative of {call.function.__name__} by another formula than eager's, and the last "
-            "bits differ",
-            advice='use backend="inductor" and numerics="fast", whose numbers agree up to rounding',
-        )
     return trace.is_exact and call.function in WHOLE
 
 

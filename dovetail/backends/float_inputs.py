@@ -16,6 +16,7 @@ from dovetail.errors import BackendError
 from dovetail.trace.python_numbers import real_power
 
 _aten = torch.ops.aten
+_CONVERT = torch.ops.prims.convert_element_type.default
 _BINARY: dict[Any, Any] = {
     _aten.add.Tensor: _aten.add.Tensor,
     _aten.sub.Tensor: _aten.sub.Tensor,
@@ -93,7 +94,7 @@ def _is_float(node: torch.fx.Node) -> bool:
 def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
     tensor: Any = scalar.args[0]
     with graph.inserting_after(scalar):
-        made = graph.call_function(torch.ops.prims.convert_element_type.default, (tensor, torch.float64))
+        made = graph.call_function(_CONVERT, (tensor, torch.float64))
     return _with_value(made, scalar, tensor.meta["val"].to(torch.float64))
 
 
@@ -142,6 +143,10 @@ def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, 
             product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
         inner.meta = product.meta = {**user.meta, "val": value}
         user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
+        return
+    if user.target is _aten.scalar_tensor.default and user.args == (number,):
+        dtype = user.kwargs.get("dtype") or torch.get_default_dtype()
+        user.target, user.args, user.kwargs = _CONVERT, (tensor, dtype), {}
         return
     target = _BINARY.get(user.target)
     others = [item for item in user.args if item is not number]

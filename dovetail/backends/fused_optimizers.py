@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.trace.fused_updates import NAMES, takes_symbols
+
 Rate = Any
 """A float, a symbolic float or a tensor of one element."""
 
@@ -118,7 +120,8 @@ def _sgd(
         if weight_decay != 0:
             ascent = ascent + parameter * weight_decay
         if momentum != 0:
-            buffer = ascent
+            # Memory of its own: the gradient is handed out as well.
+            buffer = ascent.clone()
             if not is_first_step:
                 buffer = _flat(momentum_buffer_list)[place] * momentum + ascent * (1 - dampening)
             buffers.append(buffer)
@@ -184,6 +187,8 @@ def fused_optimizers() -> dict[Any, Callable[..., Any]]:
         for overload in () if packet is None else packet.overloads():
             if overload in ("default", "tensor_lr"):
                 found[getattr(packet, overload)] = _cut(rule, len(getattr(packet, overload)._schema.returns))
+        if name in NAMES:
+            found[takes_symbols(name)] = rule
     return found
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_inductor as inductor
+from dovetail.backends import convolution_layouts
 from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.picked_classes import picked_classes
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.scalar_values import compute_scalars_once
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
@@ -26,7 +30,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
-    table = {**private.inductor_decompositions(), **fused_optimizers()}
+    table = {**private.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 
@@ -68,6 +72,15 @@ def _read_after(write: torch.fx.Node) -> bool:
     return False
 
 
+@functools.cache
+def _passes() -> dict[str, Any]:
+    """Settings of Inductor that have it run passes of ours."""
+    layouts = inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
+    order = inductor.inductor_schedule_pass()
+    settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
+    return {name: item for name, item in settings.items() if item is not None}
+
+
 def compile_inductor(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
 ) -> CompiledCallable:
@@ -92,6 +105,7 @@ def compile_inductor(
         # Both move operators past each other, and the order of random operators decides who draws which numbers.
         settings.setdefault("reorder_for_peak_memory", False)
         settings.setdefault("reorder_for_locality", False)
+    settings = {**_passes(), **settings}
     fake_mode = find_fake_mode(graph, example_inputs)
     # What the forward saves must have the promised strides too: the backward graph is compiled for them.
     every = range(len(outputs))

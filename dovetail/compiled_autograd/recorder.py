@@ -328,6 +328,9 @@ class Recorder:
         """``Tensor.register_hook``."""
         inputs = list(inputs)
         node = self._hook(operations.call_tensor_hook, hook_index, inputs[position])
+        if inputs[position] is None:
+            # A hook is called without a gradient too, where the node has other results, and cannot make one.
+            return inputs
         self._arrived(node, inputs[position])
         inputs[position] = self._stand_in(node)
         return inputs

@@ -13,6 +13,8 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.sparse import refuse_sparse_target, sparse_attribute
+from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.values import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     Answers,
@@ -83,6 +85,8 @@ class Attributes:
         """``target.name``; raises AttributeError as Python does."""
         if isinstance(target, torch.Tensor):
             return self._load_tensor_attribute(target, name)
+        if type(target) is SparseValue:
+            return sparse_attribute(target, name)
         if private.is_symbolic(target):
             # A program sees a plain number: its class, and its methods.
             return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)
@@ -357,7 +361,9 @@ class Attributes:
                 if source is not None and not self.effects.attribute_written(target, name):
                     values.guard(source, HasNoSlot(found), f"{source.name} has no {name}")
                 raise
-            is_state = isinstance(found, types.MemberDescriptorType) or (is_leaf_value(value) and name[:2] != "__")
+            is_state = isinstance(found, types.MemberDescriptorType) or (
+                is_leaf_value(value) and name[:2] != "__" and not isinstance(target, types.CodeType)
+            )
             if is_state and source is not None:
                 if self.effects.attribute_written(target, name):
                     return values.wrap(value)
@@ -380,6 +386,7 @@ class Attributes:
 
     def store_attribute(self, target: Any, name: str, value: Any) -> None:
         """``target.name = value``."""
+        refuse_sparse_target(target, name)
         if isinstance(target, torch.Tensor):
             if name == "data" and value is target:
                 # What Module.to does where nothing is to be moved.
@@ -474,6 +481,7 @@ class Attributes:
 
     def delete_attribute(self, target: Any, name: str) -> None:
         """``del target.name``."""
+        refuse_sparse_target(target, name)
         deleter, _ = class_attribute(type(target), "__delattr__")
         attributes = instance_dict(target)
         found, _ = class_attribute(type(target), name)

@@ -30,7 +30,8 @@ from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
-from dovetail.frontend.values import is_bound_builtin, is_leaf_value, plain_numbers
+from dovetail.frontend.sparse import call_sparse, given_sparse
+from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -156,7 +157,7 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 DATA_METHODS = frozenset(
     {"data_ptr", "storage", "untyped_storage", "_typed_storage", "numpy", "tolist", "__array__", "__dlpack__"}
 )
-# torch 2.13 aborts the process where one of these is traced.
+# torch 2.13 aborts the process where one of these is traced: the call stays whole.
 COMPRESSED_LAYOUTS = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 MAKES_COMPRESSED = frozenset(
     {
@@ -519,6 +520,8 @@ class Calls:
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function, method or class of torch, under the trace's modes."""
+        if given_sparse(args, kwargs):
+            return call_sparse(self.values.trace, function, args, kwargs)
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
         if name in METHOD_RULES:
@@ -538,7 +541,7 @@ class Calls:
         if name in MAKES_COMPRESSED or any(
             item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
         ):
-            raise Break("a tensor with a compressed sparse layout is made", "do this outside, or use torch.sparse_coo")
+            return call_sparse(self.values.trace, function, args, kwargs)
         if stays_whole(function, args, kwargs, self.values.trace.is_exact):
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)
@@ -596,6 +599,8 @@ class Calls:
             if name == "__get__" and type(owner) is types.FunctionType and args:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
             return self._native(function, args, kwargs)
+        if is_extension_record(owner) and module is not None and not module.startswith("torch"):
+            raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)

@@ -22,6 +22,7 @@ from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
+from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.suspend import Resumption
 from dovetail.frontend.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.guards import (
@@ -41,6 +42,7 @@ from dovetail.guards import (
     WrapperMaker,
     autocast_nesting,
     inner_tensor,
+    redeem,
 )
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
@@ -152,6 +154,9 @@ class _Outputs:
 
     def _classify(self, value: Any) -> Recipe | None:
         values = self._interpreter.values
+        if type(value) is SparseValue:
+            source = values.source_of(value)
+            return SourceItem(source.fetch) if source is not None else self.builder.made(value, redeem, [value.ticket])
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
             if private.is_wrapper(value):

@@ -17,6 +17,8 @@ from dovetail.frontend.frame import Break
 from dovetail.frontend.values import Values
 from dovetail.guards import AttributeSource, Equals, GradSource
 from dovetail.trace import TracedInput
+from dovetail.trace.eigenvectors import phases_checked
+from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.gradient_marks import marked_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
@@ -142,7 +144,9 @@ class Gradients:
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        with trace.recorder.paused(), marked_gradients(trace, leaves):
+        if trace.is_exact:
+            use_exact_formulas(trace, roots)
+        with trace.recorder.paused(), phases_checked(trace, roots), marked_gradients(trace, leaves):
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):

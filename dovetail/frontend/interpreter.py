@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import inspect
 import operator
 import types
@@ -18,6 +19,7 @@ import torch
 
 import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
+import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.plain_size_calls  # noqa: F401  (their rules)
 from dovetail import torch_private as private
@@ -34,7 +36,7 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
-from dovetail.frontend.operators import OLD_CONTAINERS, Operators
+from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.standard_library import CODE_RULES
@@ -576,9 +578,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         else:
             self.call_container_method(container, function, args, {})
 
-    def drain(self, value: Any) -> list[Any]:
-        """All items of an iterable."""
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        """All items of an iterable; a list or tuple that is made of them ``is_hinted``: it asks for their number first."""
         iterator = self.iterate(value)
+        method = python_method(value, "__len__") if is_hinted else None
+        if method is not None:
+            with contextlib.suppress(TypeError):
+                operator.index(self.call(types.MethodType(method, value), (), {}))
         items: list[Any] = []
         while True:
             done, item = self.advance(iterator)

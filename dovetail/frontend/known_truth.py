@@ -36,7 +36,7 @@ def known_truth(values: Any, condition: torch.Tensor) -> bool | None:
         if is_left:
             order.append(node)
         elif node not in seen:
-            if len(seen) == _MOST_NODES or not (_is_small(inputs[node].real) if node in inputs else _is_pure(node)):
+            if len(seen) == _MOST_NODES or not (is_small(inputs[node].real) if node in inputs else is_pure(node)):
                 return None
             seen.add(node)
             stack.append((node, True))
@@ -57,13 +57,16 @@ def known_truth(values: Any, condition: torch.Tensor) -> bool | None:
     return result
 
 
-def _is_small(real: torch.Tensor) -> bool:
+def is_small(real: Any) -> bool:
+    """Whether this is a tensor on the CPU of few elements, and no parameter."""
     plain = type(real) is torch.Tensor and real.layout is torch.strided and real.device.type == "cpu"
     return plain and not real.requires_grad and real.numel() <= _MOST_ELEMENTS
 
 
-def _is_pure(node: torch.fx.Node) -> bool:
+def is_pure(node: torch.fx.Node, numbers: bool = False) -> bool:
+    """Whether a node is an operator that gives the same for the same; ``numbers``: it may give a number."""
     if node.op != "call_function" or node.target is OPAQUE or not isinstance(node.target, private.OpOverload):
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return not random and not node.target._schema.is_mutable and not isinstance(node.meta.get("val"), torch.SymInt)
+    is_number = isinstance(node.meta.get("val"), torch.SymInt) and not numbers
+    return not random and not node.target._schema.is_mutable and not is_number

@@ -277,8 +277,8 @@ class Machine:
         """A method of a list, dictionary or set that an instruction builds."""
         getattr(container, method)(*args)
 
-    def drain(self, value: Any) -> list[Any]:
-        """All items of an iterable."""
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        """All items of an iterable; here Python itself asks for their number."""
         return list(value)
 
     def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:

@@ -39,7 +39,7 @@ def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
         numbers is None
         or not any(type(item) in _SYMBOLIC for item in numbers)
         or rest.keys() - {"device"}
-        or any(map(private.is_data_number, numbers))
+        or any(type(item) is torch.SymInt and private.is_data_number(item) for item in numbers)
     ):
         return interpreter.call_native(function, args, kwargs)
     is_float = any(type(item) in (float, torch.SymFloat) for item in numbers)
@@ -83,6 +83,7 @@ def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
+    interpreter.trace.asks_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
         trace = interpreter.trace

@@ -158,7 +158,7 @@ def is_exact_only_in_python(function: Any, arguments: tuple[Any, ...]) -> bool:
 _NO_FLOAT = (int, round, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 
-def _gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
+def gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
     """Whether a pure function of numbers has a float for its result, whatever the numbers' values are."""
     floats = [type(item) in (float, torch.SymFloat) for item in arguments]
     if function in (max, min):
@@ -177,7 +177,7 @@ class Numbers:
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
         if any(map(private.is_data_number, arguments)):
-            if _gives_a_float(function, arguments):
+            if gives_a_float(function, arguments):
                 function = real_power if function in (operator.pow, operator.ipow, pow) else function
                 return private.recorded_number(function, arguments, self.trace.tracer)
             symbolic = [item for item in arguments if private.is_symbolic(item)]

@@ -12,12 +12,17 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
+from dovetail.frontend.branches import followed_branch, is_followed
 from dovetail.frontend.calls import runs_natively
 from dovetail.frontend.frame import Break
 from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
+from dovetail.frontend.sparse import SPARSE_OPERATORS, call_sparse, given_sparse
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
+
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
+_MOST_KEYS = 64
 
 BINARY_NAMES: dict[Any, tuple[str, str]] = {
     operator.add: ("add", "+"),
@@ -120,6 +125,8 @@ class Operators(Numbers):
             if is_exact_only_in_python(function, operands):
                 return self.derive(function, operands)
             return self._native(function, operands, {})
+        if function in SPARSE_OPERATORS and given_sparse(operands, {}):
+            return call_sparse(self.values.trace, function, operands, {})
         if function is operator.contains:
             return self._contains(*operands)
         if function in (operator.mod, operator.imod) and type(operands[0]) is str and not is_leaf_value(operands[1]):
@@ -224,6 +231,12 @@ class Operators(Numbers):
         method = python_method(container, "__contains__")
         if method is not None:
             return self.truth(self._ask(method, container, item))
+        if type(item) in SYMBOLIC_NUMBERS and isinstance(container, (dict, set, frozenset)):
+            keys = list(container)
+            if len(keys) <= _MOST_KEYS and all(type(key) in (int, float, bool, str) for key in keys):
+                # Number by number: a hash would hold the entry to the number of today.
+                self.values.whole(container)
+                return any(type(key) is not str and self.truth(self.operate(operator.eq, item, key)) for key in keys)
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         if isinstance(container, OLD_CONTAINERS):
@@ -300,16 +313,22 @@ class Operators(Numbers):
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
                 # The user's own branch can be written in another way, an optimizer's depends on the step: with a guard on values
-                # each would be compiled at every call.
+                # each would be compiled at every call. So there the branch itself is guarded.
                 module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
                 is_layers = module.startswith("torch.nn.")
                 known = known_truth(self.values, value) if trace.avoids_breaks and is_layers else None
+                if known is None and self.follows_branches():
+                    known = followed_branch(self.values, value)
                 if known is not None:
                     trace.forgive_data_symbols(data_symbols)
                     return known
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error
+        if private.is_data_number(value) and self.follows_branches():
+            known = followed_branch(self.values, value)
+            if known is not None:
+                return known
         if private.is_made_of_data_float(value):
             raise Break(
                 "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
@@ -327,6 +346,10 @@ class Operators(Numbers):
         if isinstance(value, OLD_CONTAINERS):
             self.guard_length(value)
         return bool(value)
+
+    def follows_branches(self) -> bool:
+        """Whether the code that runs is an optimizer's, whose branches on its state get guards of their own."""
+        return bool(self.frames) and is_followed(self.frames[-1].globals.get("__name__"))
 
     def guard_length(self, value: Any) -> None:
         """Guard how many items a container has."""

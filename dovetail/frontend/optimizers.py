@@ -14,6 +14,7 @@ import torch
 
 from dovetail.frontend.calls import rule
 from dovetail.frontend.frame import Break
+from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -34,20 +35,25 @@ def _fused(name: str) -> None:
     written: Any = getattr(torch, name)
     pure: Any = getattr(torch.ops.aten, name.rstrip("_"))
     schema = getattr(torch.ops.aten, name).default._schema
+    symbolic = takes_symbols(name.rstrip("_"))
 
     @rule(written)
     def call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
         targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
-        results = interpreter.call_torch(pure, args, kwargs)
+        has_symbols = any(type(item) is torch.SymFloat for item in bound.values())
+        results = interpreter.call_torch(symbolic if has_symbols else pure, args, kwargs)
         for target, result in zip(targets, results, strict=True):
+            if target is bound["grads"] and bound.get("grad_scale") is None:
+                # They are as they were; Inductor would take a copy and a copy of it for one tensor.
+                continue
             for tensor, value in zip(target, result, strict=True):
                 interpreter.call_torch(torch.Tensor.copy_, (tensor, value), {})
 
 
-for _name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
-    if hasattr(torch, _name):
-        _fused(_name)
+for _name in NAMES:
+    if hasattr(torch, f"{_name}_"):
+        _fused(f"{_name}_")
 
 
 def _layers(function: Any) -> list[Any]:
@@ -64,3 +70,14 @@ def _line_search(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     raise Break(
         "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"
     )
+
+
+@rule(torch.optim.lr_scheduler.ReduceLROnPlateau.step)
+def _plateau(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """It compares the loss as a Python number with the best one so far, and keeps it: eager does that, between two graphs."""
+    metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
+    if isinstance(metrics, torch.Tensor):
+        raise Break(
+            "ReduceLROnPlateau decides from the value of a tensor", "call its step() outside of the compiled function"
+        )
+    return interpreter.run_function(torch.optim.lr_scheduler.ReduceLROnPlateau.step, args, kwargs)

@@ -23,11 +23,13 @@ from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.number_tensors import number_of
-from dovetail.frontend.numbers import is_exact_only_in_python, sum_of
+from dovetail.frontend.numbers import gives_a_float, is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
+from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
 from dovetail.guards import WrapperMaker
+from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
 
 
@@ -63,6 +65,8 @@ def _delattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @rule(isinstance)
 def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     value, kinds = args
+    if type(value) is SparseValue:
+        return isinstance(value.example, kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private.is_symbolic(value):
@@ -126,6 +130,8 @@ def _callable(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
         return call_metaclass(interpreter, type, args, kwargs)
+    if type(args[0]) is SparseValue:
+        return type(args[0].example)
     if private.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):
@@ -248,7 +254,7 @@ for _function, _method in (
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        items = interpreter.drain(args[0]) if args else []
+        items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler
@@ -270,9 +276,31 @@ def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return dict(pairs, **kwargs)
 
 
+def extreme(interpreter: Any, function: Any, numbers: tuple[Any, ...]) -> Any:
+    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented. An optimizer's is chosen by
+    branches with guards.
+    """
+    if not any(isinstance(item, torch.Tensor) or private.is_data_number(item) for item in numbers):
+        return NotImplemented
+    is_arithmetic = is_exact_only_in_python(function, numbers)
+    if not interpreter.follows_branches() or (is_arithmetic and gives_a_float(function, numbers)):
+        return interpreter.derive(function, numbers) if is_arithmetic else NotImplemented
+    chosen, *rest = numbers
+    for number in rest:
+        chosen = number if interpreter.truth(interpreter.operate(_ORDERS[function], number, chosen)) else chosen
+    return chosen
+
+
+_ORDERS = {max: operator.gt, min: operator.lt}
+
+
 def _iterating(function: Any, first: int) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         converted = list(args)
+        if function in (min, max) and len(args) > 1 and not kwargs:
+            chosen = extreme(interpreter, function, args)
+            if chosen is not NotImplemented:
+                return chosen
         for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
             if (
                 isinstance(args[position], torch.Tensor)
@@ -281,8 +309,6 @@ def _iterating(function: Any, first: int) -> Any:
             ):
                 break
             if function in (min, max) and len(args) > 1:
-                if not kwargs and any(map(private.is_data_number, args)) and is_exact_only_in_python(function, args):
-                    return interpreter.derive(function, args)
                 break
             if function in (sum, min, max, sorted):
                 converted[position] = interpreter.drain(args[position])
@@ -369,7 +395,8 @@ def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
                 "compute it inside the function",
             )
-    return interpreter.call_torch(torch.autograd.grad, args, kwargs)
+    with phases_checked(trace, roots):
+        return interpreter.call_torch(torch.autograd.grad, args, kwargs)
 
 
 @rule(torch.utils.checkpoint.checkpoint)

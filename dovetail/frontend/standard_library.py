@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import functools
 import inspect
 import logging
+import operator
 import os
 import sys
 import types
@@ -36,6 +38,27 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
 def _partial(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     # Nothing is called yet: the function stays the one that the interpreter will call.
     return _call(functools.partial, *args, **kwargs)
+
+
+def _search(function: Any, is_right: bool) -> None:
+    @rule(function)
+    def handler(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+        if kwargs or len(args) != 2 or not isinstance(args[0], (list, tuple)):
+            return interpreter.call_native(function, args, kwargs)
+        items, wanted = interpreter.drain(args[0]), args[1]
+        low, high = 0, len(items)
+        while low < high:
+            middle = (low + high) // 2
+            operands = (wanted, items[middle]) if is_right else (items[middle], wanted)
+            if interpreter.truth(interpreter.operate(operator.lt, *operands)) is is_right:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+_search(bisect.bisect_right, is_right=True)
+_search(bisect.bisect_left, is_right=False)
 
 
 @rule(vars)

@@ -20,7 +20,9 @@ import torch
 from dovetail import torch_private as private
 from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break, SymbolicTrouble
+from dovetail.frontend.sparse_value import SPARSE_TYPES, SparseValue
 from dovetail.guards import (
+    SPARSE_LAYOUTS,
     ArgumentSource,
     AttributeSource,
     DictKeys,
@@ -40,7 +42,9 @@ from dovetail.guards import (
     SameObject,
     SetEquals,
     Source,
+    SparseMatch,
     TensorMatch,
+    TicketSource,
     TypeIs,
     WrapperMaker,
     WrapperMatch,
@@ -94,9 +98,15 @@ TRUSTED_PREFIXES = (
 
 def is_bound_builtin(value: object) -> bool:
     """Whether a value is a method of a builtin object, such as ``items.append``."""
-    return isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)) and not isinstance(
-        value.__self__, (types.ModuleType, type, types.NoneType)
-    )
+    if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return False
+    owner = value.__self__
+    return not is_extension_record(owner) and not isinstance(owner, (types.ModuleType, type, types.NoneType))
+
+
+def is_extension_record(owner: object) -> bool:
+    """Whether this is what pybind11 binds the functions of an extension to; it knows nothing of them."""
+    return type(owner).__module__.startswith("pybind11")
 
 
 def is_impostor(value: object) -> bool:
@@ -168,6 +178,7 @@ class Values:
         self._numbers: dict[Source, Any] = {}
         self._wrappers: dict[int, tuple[torch.Tensor, torch.Tensor, Source]] = {}
         self._wrapper_sources: dict[int, Source] = {}
+        self._sparse: dict[int, tuple[torch.Tensor, SparseValue, Source]] = {}
         self.effects: Any = None
         #: The types of the objects that were compared by identity.
         self.compared_kinds: set[type] = set()
@@ -245,6 +256,8 @@ class Values:
                 return self.wrap(value)
             if private.is_wrapper(value):
                 return self.read_wrapper(value, source)
+            if value.layout in SPARSE_LAYOUTS and type(value) in SPARSE_TYPES:
+                return self._read_sparse(value, source)
             if self.in_backward and self.trace.known(value) is None:
                 raise Break(
                     f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
@@ -316,6 +329,24 @@ class Values:
         self._wrapper_sources[id(traced)] = source
         return traced
 
+    def _read_sparse(self, value: torch.Tensor, source: Source) -> SparseValue:
+        """A sparse tensor: its ticket is an input."""
+        known = self._sparse.get(id(value))
+        if known is not None:
+            if known[2] != source:
+                self.guard(source, SameObject(known[2]), f"{source.name} and {known[2].name} are one object")
+            return known[1]
+        if self.in_backward:
+            raise Break(f"a hook or the backward of a custom autograd.Function reads {source.name}, a sparse tensor")
+        self.guard(source, SparseMatch.of(value), f"{source.name} was read")
+        with private.disable_current_modes():
+            ticket_source = TicketSource(source)
+            ticket = ticket_source.read(value)
+        found = SparseValue(self.read(ticket, ticket_source), value)
+        self._sparse[id(value)] = (value, found, source)
+        self.note(found, source)
+        return found
+
     def real_wrapper(self, traced: torch.Tensor) -> torch.Tensor:
         """The tensor subclass that a traced one stands for, or the traced one if the trace has made it."""
         return next((value for value, stands_for, _ in self._wrappers.values() if stands_for is traced), traced)
@@ -354,6 +385,8 @@ class Values:
                 return known.value
             if id(value) in self._wrappers:
                 return self._wrappers[id(value)][1]
+            if id(value) in self._sparse:
+                return self._sparse[id(value)][1]
             raise Break(
                 "a tensor turned up that was not read from an argument, an attribute, a closure or a global",
                 "pass the tensor to the function, or keep it in an attribute of a module",

@@ -52,6 +52,15 @@ from dovetail.guards.source import (
     constant_key,
     is_heap_type,
 )
+from dovetail.guards.sparse import (
+    SPARSE_LAYOUTS,
+    SparseMatch,
+    TicketSource,
+    carried_by,
+    is_ticket,
+    make_ticket,
+    redeem,
+)
 from dovetail.guards.wrappers import (
     GradientForm,
     InnerSource,
@@ -63,6 +72,13 @@ from dovetail.guards.wrappers import (
 )
 
 __all__ = [
+    "SPARSE_LAYOUTS",
+    "SparseMatch",
+    "TicketSource",
+    "carried_by",
+    "is_ticket",
+    "make_ticket",
+    "redeem",
     "AmbientState",
     "AmbientChange",
     "autocast_nesting",

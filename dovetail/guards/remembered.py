@@ -190,12 +190,13 @@ class Recorder:
                 if self._generator.class_of_table(source) is not None:
                     self._watch(child, own)
                     self.values[child] = class_dict(value)
-                elif (
-                    isinstance(source, AttributeSource)
-                    and _is_fixed(child)
-                    and self._generator.holder(value, source) is value
-                ):
-                    self._entry(child, own[source.attribute])
+                elif isinstance(source, AttributeSource) and self._generator.holder(value, source) is value:
+                    found = own[source.attribute]
+                    if _is_fixed(child):
+                        self._entry(child, found)
+                    elif type(found) is dict and child not in self._changing:
+                        # The class is held on to anyway, and with it its tables, such as the fields of a dataclass.
+                        self._remember(child, found)
 
     def _entry(self, node: Node, value: Any) -> None:
         self.values[node] = value

@@ -17,8 +17,10 @@ from dovetail.guards import check_versions, wrappers_of
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.independence import Independence, SavedValues, unpack
-from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
-from dovetail.runtime.ties import prepare_hooks, require_gradient, tie
+from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
+from dovetail.runtime.spread import spread_gradients
+from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
+from dovetail.trace.eigenvectors import gradient_in_parts
 from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
@@ -33,6 +35,7 @@ def make_runtime_function(
     tangent_strides: TangentStrides | None = None,
     derivatives: DifferentiableBackward | None = None,
     unreached: Sequence[int] = (),
+    spread: Mapping[int, tuple[int, ...]] | None = None,
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
@@ -40,12 +43,12 @@ def make_runtime_function(
     backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
     than ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
     for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``unreached`` are inputs that get no
-    gradient whatever is asked for.
+    gradient whatever is asked for; ``spread`` are the strides of gradients that do not fill their memory.
     """
     compute = (
         forward
         if backward_for is None
-        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives, unreached)
+        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives, unreached, spread or {})
     )
     epilogue = _Epilogue(spec)
 
@@ -86,6 +89,7 @@ def _autograd_function(
     tangent_strides: TangentStrides | None,
     derivatives: DifferentiableBackward | None,
     unreached: Sequence[int],
+    spread: Mapping[int, tuple[int, ...]],
 ) -> FlatCallable:
     count = len(spec.output_differentiable)
     differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
@@ -98,6 +102,7 @@ def _autograd_function(
     reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
     # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
     cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
+    inner_ties = [(item.output, _fed_inside(spec, item)) for item in spec.ties if _is_inside(spec, item)]
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
     # So is which inputs are parts of tensor subclasses.
@@ -115,7 +120,7 @@ def _autograd_function(
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
             ctx.reads = pending_reads()
-            ctx.freed, ctx.rest = frozenset(), None
+            ctx.freed, ctx.rest, ctx.in_parts = frozenset(), None, False
             ctx.kept = derivatives.keep(primals) if derivatives is not None else None
             results = forward(list(primals))
             if tangent_strides is None:
@@ -152,6 +157,7 @@ def _autograd_function(
                     raise refusal("the graph was compiled without it")
                 # As in the ordinary backward: raises for what is freed, and for what was written to.
                 saved_values(ctx)
+                ctx.in_parts = True
                 with reads_of(ctx.reads):
                     return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
             defined = tuple(tangent is not None for tangent in tangents)
@@ -165,6 +171,9 @@ def _autograd_function(
                 saved = values.those(independence.wanted(defined))
             if not private.keeps_graph():
                 free(ctx, values, defined)
+            if ctx.in_parts:
+                with gradient_in_parts():
+                    return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
             return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
 
         # For compiled autograd, which puts the backward's graph into its own.
@@ -229,6 +238,8 @@ def _autograd_function(
         for index in cut_off:
             if not inputs[index].is_leaf:
                 inputs[index] = inputs[index].detach()
+        if spread:
+            spread_gradients(inputs, spread)
         if torch.is_grad_enabled():
             outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
         else:
@@ -243,9 +254,33 @@ def _autograd_function(
         elif len(differentiable) > 1:
             for index in differentiable:
                 prepare_hooks(outputs[index])
+            for index, fed in inner_ties:
+                note_fed(outputs[index], [outputs[other] for other in fed])
         return outputs
 
     return compute
+
+
+def _fed_inside(spec: RuntimeSpec, item: Tie) -> tuple[int, ...]:
+    return tuple(output.index for position in item.results if isinstance(output := spec.outputs[position], FreshOutput))
+
+
+def _is_inside(spec: RuntimeSpec, item: Tie) -> bool:
+    """Whether all that an output was computed from comes from the graph's own node of autograd."""
+    differentiable = spec.output_differentiable
+    fed = [spec.outputs[position] for position in item.results]
+    return (
+        not item.inputs
+        and any(spec.input_requires_grad)
+        and differentiable[item.output]
+        and all(
+            isinstance(output, FreshOutput)
+            and differentiable[output.index]
+            and not output.is_leaf
+            and not output.is_freed
+            for output in fed
+        )
+    )
 
 
 def _watch(outputs: list[torch.Tensor]) -> None:
@@ -279,11 +314,12 @@ class _Epilogue:
 
     def __init__(self, spec: RuntimeSpec) -> None:
         self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
-        self._ties = spec.ties
+        # Where nothing requires a gradient, no graph's node can tell.
+        self._ties = [item for item in spec.ties if not _is_inside(spec, item)]
         self._outputs = spec.outputs
         self._plain = (
             not spec.mutations
-            and not spec.ties
+            and not self._ties
             and not spec.metadata_changes
             and all(
                 isinstance(output, FreshOutput)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,15 +34,15 @@ class NeededInputs:
 
     ``indices`` are the inputs whose values the backward depends on; those in ``written`` are written to by the entry itself,
     so that a copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are
-    those on which it does so. ``symbolic``: sizes of the inputs may differ from call to call (else the entry's guards hold
-    them, and everything else about them).
+    those on which it does so. ``varying`` are those of ``indices`` whose sizes may differ from call to call (the entry's guards
+    hold those of the others, and everything else about them).
     """
 
     indices: tuple[int, ...]
     written: frozenset[int] = frozenset()
     draws: bool = False
     cuda_devices: tuple[int, ...] = ()
-    symbolic: bool = False
+    varying: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,16 +218,17 @@ def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
 @dataclass(frozen=True, eq=False)
 class CapturedBackward:
     """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
-    else it says whether it is for other tensors too.
+    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others.
     """
 
     run: BackwardFunction
     sizes: Sizes
     holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
+    key: Sizes = ()
 
-    def fits(self, sizes: Sizes, flat: Sequence[torch.Tensor]) -> bool:
-        """Whether it may run on these tensors; ``sizes`` are those of the last ones, where only they can differ."""
-        return self.sizes[len(self.sizes) - len(sizes) :] == sizes if self.holds is None else self.holds(flat)
+    def fits(self, key: Sizes, flat: Sequence[torch.Tensor]) -> bool:
+        """Whether it may run on these tensors."""
+        return self.key == key if self.holds is None else self.holds(flat)
 
 
 Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
@@ -311,7 +312,7 @@ class DifferentiableBackward:
         )
         with self._lock:
             pattern = self._pattern(request)
-            self._refusals[pattern, self._sizes(request, flat)] = error
+            self._refusals[pattern, self._sizes(request)] = error
             self._compiled[pattern] = []
         return error
 
@@ -320,12 +321,12 @@ class DifferentiableBackward:
         autocast = autocast_state() if private.is_any_autocast_on() else None
         return (request.defined, request.wanted, autocast, tuple(map(_kind, request.tangents)))
 
-    def _sizes(self, request: Request, flat: list[torch.Tensor]) -> Sizes:
-        return sizes_and_strides(flat if self._needed.symbolic else request.tangents)
+    def _sizes(self, request: Request) -> Sizes:
+        return sizes_and_strides([*[request.primals[index] for index in self._needed.varying], *request.tangents])
 
     def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
         pattern = self._pattern(request)
-        sizes = self._sizes(request, flat)
+        sizes = self._sizes(request)
         found = self._look(pattern, sizes, flat)
         if found is None:
             with self._lock:
@@ -350,6 +351,7 @@ class DifferentiableBackward:
             refused = _refusal_of(error)
             self._refusals[pattern, sizes] = refused
             return refused
+        version = replace(version, key=sizes)
         # A new list: other threads may be going through the old one.
         self._compiled[pattern] = [version, *versions]
         return version

@@ -45,6 +45,27 @@ def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
     return hooks
 
 
+_NOTED = -1
+"""The key of a hook of our own; those of the user's hooks count from 0."""
+
+
+def note_fed(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> None:
+    """Refuse gradients of ``fed`` through ``value``, which was computed from them inside of the same node of autograd.
+
+    A fifth of what a node of its own costs (:func:`tie`), which is needed where they come from different nodes.
+    """
+    node = weakref.ref(value.grad_fn)
+    noted = [(tensor.output_nr, prepare_hooks(tensor), weakref.ref(tensor)) for tensor in fed]
+    hooks: Any = prepare_hooks(value)
+    OrderedDict.__setitem__(hooks, _NOTED, functools.partial(_check_fed, node, noted))
+
+
+def _check_fed(node: weakref.ref[Any], fed: Sequence[tuple[int, Any, Any]], gradient: torch.Tensor | None) -> None:
+    if gradient is not None:
+        for number, hooks, reference in fed:
+            _refuse_partial_gradient((node(), number), any(key != _NOTED for key in hooks), reference())
+
+
 class Tied(torch.autograd.Function):
     """The first tensor, with edges to the others."""
 

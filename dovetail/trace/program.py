@@ -159,6 +159,18 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def base_of(view: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view is a view of, as a call of a program.
+
+    >>> base_of(torch.ones(2)[:1])
+    tensor([1., 1.])
+    """
+    base = view._base
+    if base is None:
+        raise CaptureError("a tensor that was a view when the program was captured is none when it runs again")
+    return base
+
+
 @dataclass
 class Recorder:
     """Collects the calls of one trace."""
@@ -242,6 +254,16 @@ class Recorder:
             return {key: self._store(item) for key, item in value.items()}
         return value
 
+    def _record_base(self, base: torch.Tensor) -> bool:
+        """Record how a tensor is found again that torch made no call for, but a view of it (autograd's formulas do)."""
+        for number, known in enumerate(self._alive):
+            if known._base is base:
+                results = (self.number(base),)
+                state = torch.is_grad_enabled(), autocast_state()
+                self.calls.append(ProgramCall(base_of, (Slot(number),), {}, results, *state))
+                return True
+        return False
+
     def finish(
         self,
         inputs: list[torch.Tensor],
@@ -258,7 +280,7 @@ class Recorder:
             if compute is None:
                 self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
         for tensor in outputs:
-            if id(tensor) not in self._numbers:
+            if id(tensor) not in self._numbers and not self._record_base(tensor):
                 self.unreplayable = self.unreplayable or "an output of it was made by code that is no torch call"
         return Program(
             tuple(self.number(tensor) for tensor in inputs),

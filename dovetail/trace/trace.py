@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_autograd as private_autograd
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
@@ -75,6 +76,9 @@ class _Tracer(private.PythonKeyTracer):
         if is_random:
             trace.random.record(node)
         node.meta["phase"] = trace.phase
+        backward = private_autograd.current_backward()
+        if backward >= 0:
+            node.meta["in_backward"] = backward
         if trace.phase == "backward" and torch.is_grad_enabled():
             # Autograd's own formulas run without recording; what records is the program, called again.
             node.meta["checkpointed"] = True
@@ -226,11 +230,14 @@ class Trace:
         #: A hook, or the backward of a custom autograd.Function, runs now.
         self.user_backward = False
         self.avoids_breaks = False
+        #: The number in a tensor was asked for, though it may have been a constant in this capture.
+        self.asks_numbers = False
         #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
         self.marks_gradients = False
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
+        self._looked_at = private.KnownSymbols()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
@@ -410,7 +417,7 @@ class Trace:
 
     def data_symbols(self) -> set[Any]:
         """The sizes and numbers made out of data so far."""
-        return private.data_symbols(self.shape_env) - self._forgiven
+        return private.data_symbols(self.shape_env, self._looked_at) - self._forgiven
 
     def forgive_data_symbols(self, before: set[Any]) -> None:
         """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""

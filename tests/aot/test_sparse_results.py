@@ -88,7 +88,7 @@ def compressed_by_its_layout(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "program",
-    [compressed, compressed_by_its_layout, written_afterwards, beside_what_it_was_made_from, from_two],
+    [written_afterwards, beside_what_it_was_made_from, from_two],
     ids=lambda it: it.__name__,
 )
 def test_others_are_refused(program: Any) -> None:
@@ -99,6 +99,23 @@ def test_others_are_refused(program: Any) -> None:
         results = dovetail.compile(program, backend="aten")(x)
     for one, other in zip(*map(tree_leaves, (results, program(x))), strict=True):
         assert torch.equal(one.to_dense(), other.to_dense())
+
+
+def used(x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x.sin().to_sparse_csr(), x.mT)
+
+
+@pytest.mark.parametrize("program", [compressed, compressed_by_its_layout, used])
+def test_compressed_layouts_are_made_inside_of_the_graph(program: Any) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for shift in (0.0, 1.0):
+        found = []
+        for function in (program, compiled):
+            x = (torch.arange(6.0).view(2, 3) - shift).requires_grad_()
+            result = function(x)
+            (gradient,) = torch.autograd.grad(result.to_dense().exp().sum(), x)
+            found.append((str(result.layout), result.detach().to_dense(), gradient.to_dense()))
+        assert found[0][0] == found[1][0] and all(map(torch.equal, found[0][1:], found[1][1:]))
 
 
 def test_an_artefact_does_not_hold_one(tmp_path: Any) -> None:

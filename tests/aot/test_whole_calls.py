@@ -9,11 +9,15 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import HigherOrderGradientError
 
 
 def eigh(x: torch.Tensor, y: torch.Tensor) -> Any:
     values, vectors = torch.linalg.eigh(x + x.mT, UPLO="U")
+    return values, vectors.abs() * y
+
+
+def eig(x: torch.Tensor, y: torch.Tensor) -> Any:
+    values, vectors = torch.linalg.eig(x)
     return values, vectors.abs() * y
 
 
@@ -47,7 +51,7 @@ def derivatives(function: Callable[..., Any], order: int, holes: bool) -> list[t
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("program", [eigh, scatter_prod, index_prod])
+@pytest.mark.parametrize("program", [eigh, eig, scatter_prod, index_prod])
 def test_derivatives_are_eager_s(program: Any, holes: bool, order: int) -> None:
     expected = derivatives(program, order, holes)
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
@@ -59,18 +63,53 @@ def test_derivatives_are_eager_s(program: Any, holes: bool, order: int) -> None:
                 torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
-def test_strides_of_a_second_derivative() -> None:
+@pytest.mark.parametrize("program", [eigh, eig])
+def test_strides_of_a_second_derivative(program: Any) -> None:
     found = []
-    for function in (eigh, dovetail.compile(eigh, backend="aten", fullgraph=True)):
+    for function in (program, dovetail.compile(program, backend="aten", fullgraph=True)):
         found.append([None if item is None else item.stride() for item in derivatives(function, 2, False)])
     assert found[0] == found[1]
 
 
-def test_what_looks_at_the_data_is_refused_by_name() -> None:
-    compiled = dovetail.compile(lambda x: torch.linalg.eig(x)[0].abs(), backend="aten", fullgraph=True)
-    x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    (expected,) = torch.autograd.grad(torch.linalg.eig(x)[0].abs().sum(), x)
-    assert torch.equal(gradient, expected)
-    with pytest.raises(HigherOrderGradientError, match="linalg_eig"):
-        gradient.sum().backward()
+def _eigenvectors(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eig(x)[1].sum().real
+
+
+def _hermitian(x: torch.Tensor) -> torch.Tensor:
+    z = torch.complex(x, x.sin())
+    return torch.linalg.eigh(z + z.mH)[1].sum().real
+
+
+def _singular(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svd(torch.complex(x, x.sin()))[0].sum().real
+
+
+def _inside(x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(_eigenvectors(x), x)[0]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("program", [_eigenvectors, _hermitian, _singular, _inside])
+@pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
+def test_a_gradient_that_depends_on_the_phase_of_vectors_is_eager_s_error(program: Any, create_graph: bool) -> None:
+    x = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    for function in (program, dovetail.compile(program, backend="aten")):
+        with pytest.raises(RuntimeError, match="ill-defined"):
+            torch.autograd.grad(function(x), x, create_graph=create_graph)
+
+
+def _without_phase(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eig(torch.complex(x, x.sin()))[1].abs().pow(3).sum()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_parts_of_a_gradient_may_depend_on_the_phase_where_their_sum_does_not(order: int) -> None:
+    x = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    found = []
+    for function in (_without_phase, dovetail.compile(_without_phase, backend="aten", fullgraph=True)):
+        value = function(x)
+        for _ in range(order):
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+            value = (gradient * gradient.detach().cos()).sum()
+        found.append(gradient.detach())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)

@@ -223,12 +223,8 @@ class Unflattenable(torch.Tensor):
     ("value", "text"),
     [
         (torch.ones(2).as_subclass(Unflattenable), "is a tensor subclass, Unflattenable"),
-        (torch.eye(3).to_sparse(), "has the layout torch.sparse_coo"),
-        (torch.eye(3).to_sparse_csr(), "has the layout torch.sparse_csr"),
-        (
-            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-            "has the layout torch.jagged",
-        ),
+        (torch.eye(3).to_mkldnn(), "has the layout torch._mkldnn"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is quantized or nested"),
         (torch.ones(2, device="meta"), "is on the meta device"),
     ],
 )

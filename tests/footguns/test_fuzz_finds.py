@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -455,3 +457,24 @@ def call_2(run):
     table["last"].sum().backward()
     run(torch.ones(3))
 """)
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda one: [*one], lambda one: [0, *one]])
+def test_a_list_made_of_an_object_asks_for_its_length_first(make: Any) -> None:
+    class Items:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def __iter__(self) -> Any:
+            yield self.asked
+
+        def __len__(self) -> Any:
+            self.asked += 1
+            return None if self.asked > 2 else 3
+
+    for _ in range(3):
+        ours, theirs = Items(), Items()
+        x = torch.ones(2)
+        compiled = dovetail.compile(lambda x, items=ours: x * sum(make(items)), backend="aten")
+        assert torch.equal(compiled(x), x * sum(make(theirs)))
+        assert ours.asked == theirs.asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import EagerFallbackWarning, GraphBreakError, GraphBreakWarning
 from tests.differential import same
 
 Step = Callable[..., Any]
@@ -104,6 +102,12 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adadelta": lambda parameters: torch.optim.Adadelta(parameters),
     "adadelta-foreach": lambda parameters: torch.optim.Adadelta(parameters, foreach=True),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
+    "adafactor-foreach": lambda parameters: torch.optim.Adafactor(parameters, foreach=True, weight_decay=0.1),
+    "adafactor-tensor-lr": lambda parameters: torch.optim.Adafactor(parameters, lr=torch.tensor(0.3)),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, t0=3, weight_decay=0.1),
+    "asgd-foreach": lambda parameters: torch.optim.ASGD(parameters, t0=3, foreach=True),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, weight_decay=0.1),
+    "radam-foreach": lambda parameters: torch.optim.RAdam(parameters, foreach=True, decoupled_weight_decay=True),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters),
     "adagrad-decay": lambda parameters: torch.optim.Adagrad(parameters, lr_decay=0.1, weight_decay=0.1),
     "adagrad-foreach": lambda parameters: torch.optim.Adagrad(parameters, foreach=True),
@@ -408,21 +412,6 @@ def test_a_power_that_is_complex_is_no_number_of_the_graph() -> None:
     for start in (1.0, 2.0, -1.0, 3.0):
         x = torch.full((3,), start)
         same(function(x), compiled(x))
-
-
-def test_a_step_with_a_branch_on_its_count_is_right_in_several_graphs() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphBreakWarning)
-        warnings.simplefilter("ignore", EagerFallbackWarning)
-        train(lambda parameters: torch.optim.RAdam(parameters), steps=8, fullgraph=False)
-        train(lambda parameters: torch.optim.ASGD(parameters, t0=3), steps=6, fullgraph=False)
-
-
-@pytest.mark.parametrize("name", ["radam", "asgd"])
-def test_such_a_branch_is_refused_in_one_graph(name: str) -> None:
-    make: MakeOptimizer = torch.optim.RAdam if name == "radam" else torch.optim.ASGD
-    with pytest.raises(GraphBreakError):
-        train(make, steps=2)
 
 
 def test_python_computes_numbers_read_from_a_tensor() -> None:

@@ -213,6 +213,10 @@ class Writer:
             lambda: f"len([1 for a in {sub('LI')} for b in {sub('LI')} if a < b])",
             lambda: f"(lambda *a, k={sub('I')}, **o: len(a) + k + len(o))(*{sub('LI')}, **{sub('DI')})",
             lambda: f"min({sub('DI')}.values(), default={sub('I')})",
+            lambda: (
+                f"getattr({self.pick('Thing', 'Mode', 'helper', 'leaf_1', 'net.weight', 'net')}, 'late', {sub('I')})"
+            ),
+            lambda: f"late_or({sub('I')})",
         ]
         if self.breaks and self.chance(0.2):
             return f"int({sub('T')}.sum().item())"
@@ -267,6 +271,10 @@ class Writer:
             lambda: f"({sub('O')} is {sub('O')})",
             lambda: f"callable({sub('C')})",
             lambda: f"({sub('LI')} < {sub('LI')})",
+            lambda: f"bool({sub('O')})",
+            lambda: f"isinstance({sub(self.pick('O', 'LI'))}, Virtual)",
+            lambda: f"({sub('O')} == {sub('O')})",
+            lambda: f"({sub('I')} in {sub('O')})",
         ]
         if self.breaks and self.chance(0.2):
             return f"bool({sub('T')}.sum() > 0)"

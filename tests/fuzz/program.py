@@ -8,6 +8,7 @@ from tests.fuzz.generator import Scope
 from tests.fuzz.statements import StatementWriter
 
 _HEADER = """\
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -73,6 +74,7 @@ class _Program:
         history = writer.pick("[]", "[torch.ones(3)]", "[torch.randn(3), torch.randn(2, 3)]", "[state, state]")
         return [
             "class Problem(Exception): pass",
+            "class Virtual(abc.ABC): pass",
             "Pair = collections.namedtuple('Pair', ['first', 'second'])",
             "class Mode(enum.Enum):",
             "    ON = 1",
@@ -122,6 +124,11 @@ class _Program:
             "        return t + total * len(seen)",
             "    return counted",
             "counted = make_counted()",
+            "def late_or(instead):",
+            "    try:",
+            "        return late_global",
+            "    except NameError:",
+            "        return instead",
             "def apply(action, t, *rest, **options):",
             "    return action(t, *rest, **options)",
             "def pairs(values):",
@@ -476,6 +483,27 @@ class _Program:
                 "thing.__class__ = Base" if writer.chance(0.1) else "thing.count = 0",
                 "Thing.weight_property = 1",
                 "del Thing.method" if writer.chance(0.3) else "thing.level = 3",
+                "Thing.__len__ = lambda self: 4",
+                "Thing.__len__ = Base.bump",
+                "Thing.__iter__ = lambda self: iter([torch.ones(3)])",
+                "Thing.__call__ = lambda self, t, **options: t * 5",
+                "Thing.__bool__ = lambda self: self.count > 1",
+                "Base.__bool__ = lambda self: False",
+                "Base.__contains__ = lambda self, item: item == 1",
+                "Base.__eq__ = lambda self, other: self.count == 1",
+                "Base.__hash__ = object.__hash__",
+                "Base.__enter__ = lambda self: self",
+                "Thing.__enter__ = lambda self: other",
+                "Base.late = 6",
+                "Mode.late = 3",
+                "leaf_1.late = 2",
+                "helper.late = 3",
+                "net.weight.late = 4",
+                "globals().update(late_global=2)",
+                "globals().pop('late_global', None)",
+                "globals().update(abs=lambda value: value + 5)",
+                "globals().pop('abs', None)",
+                "Virtual.register(Thing)" if writer.chance(0.2) else "Virtual.register(list)",
                 "function.__defaults__ = function.__defaults__" if writer.chance(0.5) else "thing.label = 'b'",
             ]
         )

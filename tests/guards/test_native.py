@@ -121,7 +121,7 @@ def test_what_changes_is_seen(change: str, taken: list[NativeWriter]) -> None:
     x = torch.arange(3.0)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))
-    assert taken and taken[-1].count > 10
+    assert taken and taken[-1].count >= 3
     CHANGES[change](p)
     for _ in range(6):
         assert torch.equal(compiled(x), p.run(x))

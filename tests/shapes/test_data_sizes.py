@@ -162,3 +162,18 @@ def test_the_graph_shows_what_it_assumes() -> None:
     x = torch.tensor([1.0, 2.0])
     same(compiled(x, x), added(x, x))
     assert "_assert_scalar" in str(compiled.entries[0].compiled.joint)
+
+
+def test_the_next_entry_begins_with_what_the_last_one_needed() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+    compiled = dovetail.compile(positive, backend="aten", fullgraph=True)
+    captures = []
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        x = torch.randn(7, generator=torch.Generator().manual_seed(0)).to(dtype)
+        same(positive(x), compiled(x))
+        captures.append(compiled.events.count("capture"))
+    # The first one tries without such sizes.
+    assert captures == [2, 3, 4]
+    assert len(compiled.entries) == 3

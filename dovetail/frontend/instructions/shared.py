@@ -343,7 +343,7 @@ def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
     kind = type(values)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
-    interpreter.change(frame.stack[-instruction.arg], "extend", interpreter.drain(values))
+    interpreter.change(frame.stack[-instruction.arg], "extend", interpreter.drain(values, is_hinted=True))
 
 
 @handles("LIST_APPEND")

@@ -1,0 +1,71 @@
+"""Private names of torch's kernel compiler: the places where Inductor lets others change its graphs and its schedule.
+
+Checked on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
+    """Whether Inductor will compute the convolutions of this graph with the channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(graph, is_inference=False))
+
+
+def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str, ...]) -> Any:
+    """A pass over a graph in the form in which Inductor runs it after its own; a change of one of the files is another pass."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class Pass(CustomGraphPass):  # type: ignore[misc, unused-ignore]
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            graph_pass(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files(files, graph_pass.__qualname__)
+
+    return Pass()
+
+
+def free_from_order(nodes: list[Any]) -> list[Any]:
+    """A pass over Inductor's schedule: who only waits for a value to be computed does not read it.
+
+    The kernel that writes an input anew waits for all kernels that read the old content, and Inductor counts it as a user of
+    their results. So it never computes in the memory of such a result while the writing is still to come: in a whole step, that
+    is every result of a multiplication with a weight until the optimizer has come to the weight.
+    """
+    for node in nodes:
+        for buffer in node.get_outputs():
+            buffer.users = [user for user in buffer.users if not _only_waits(user, buffer.get_name())]
+    return nodes
+
+
+def _only_waits(user: Any, name: str) -> bool:
+    from torch._inductor.dependencies import WeakDep
+
+    if not user.is_weak:
+        return False
+    found = [item for item in user.node.read_writes.reads if item.name == name]
+    return bool(found) and all(isinstance(item, WeakDep) and getattr(item, "is_fake", False) for item in found)
+
+
+def inductor_schedule_pass() -> Any:
+    """:func:`free_from_order` in the form in which Inductor runs it before it fuses; None where it runs none."""
+    try:
+        from torch._inductor.custom_graph_pass import CustomSchedulerPass, get_hash_for_files
+    except ImportError:
+        return None
+
+    class Pass(CustomSchedulerPass):  # type: ignore[misc, unused-ignore]
+        def __call__(self, nodes: list[Any]) -> list[Any]:
+            return free_from_order(nodes)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((__file__,), free_from_order.__qualname__)
+
+    return Pass()

@@ -1,0 +1,52 @@
+"""Torch's fused optimizers with numbers that may change from call to call.
+
+The schemas of ``aten::_fused_adam`` and the like take a ``float``, for which torch asks a symbolic number for its value. The
+operators here have the same names and arguments in Dovetail's own namespace, take a ``Scalar`` instead, and call torch's.
+
+>>> updated, _, buffers = torch.ops.dovetail._fused_sgd(
+...     [torch.ones(2)], [torch.ones(2)], [torch.ones(2)], weight_decay=0.0, momentum=0.5, lr=0.25, dampening=0.0,
+...     nesterov=False, maximize=False, is_first_step=False)
+>>> updated, buffers
+([tensor([0.6250, 0.6250])], [tensor([1.5000, 1.5000])])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_KNOWN = ("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad")
+NAMES = tuple(name for name in _KNOWN if hasattr(torch.ops.aten, name))
+"""The fused optimizers that this torch has."""
+
+_library = torch.library.Library("dovetail", "FRAGMENT")
+
+
+def _define(name: str) -> None:
+    original = getattr(torch.ops.aten, name).default
+    _library.define(str(original._schema).removeprefix("aten::").replace("float ", "Scalar "))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+
+    def example(*args: Any, **kwargs: Any) -> Any:
+        written = [at for at, item in enumerate(original._schema.arguments) if str(item.type) == "List[Tensor]"]
+        return tuple([torch.empty_like(item) for item in args[at]] for at in written[: len(original._schema.returns)])
+
+    torch.library.register_fake(f"dovetail::{name}", example, lib=_library)
+
+
+for _name in NAMES:
+    _define(_name)
+
+
+def takes_symbols(name: str) -> Any:
+    """The operator of this name that takes symbolic numbers.
+
+    >>> takes_symbols("_fused_adam")
+    <OpOverload(op='dovetail._fused_adam', overload='default')>
+    """
+    return getattr(torch.ops.dovetail, name).default
