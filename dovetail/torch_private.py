@@ -1200,6 +1200,17 @@ def asks_for_plain_sizes(error: RuntimeError) -> bool:
     return any(text in str(error) for text in _PLAIN_SIZES)
 
 
+def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
+    """Whether a call of this graph module is nothing but ``torch.nn.Module.__call__`` with better tracebacks (torch 2.13)."""
+    if (
+        not isinstance(module, torch.fx.GraphModule)
+        or getattr(caller, "__qualname__", "").split(".")[-1] != "call_wrapped"
+    ):
+        return False
+    wrapped = getattr(type(module), "_wrapped_call", None)
+    return wrapped is None or getattr(wrapped, "cls_call", None) is None
+
+
 def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
     """The node that computes a symbolic number or truth value; None where the tracer did not see it made. Torch 2.13."""
     slot = get_proxy_slot(value, tracer, None)

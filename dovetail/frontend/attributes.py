@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -470,6 +471,8 @@ class Attributes:
     def _store_instance(self, target: Any, name: str, value: Any) -> None:
         attributes = instance_dict(target)
         source = self.values.source_of(target)
+        if isinstance(target, threading.local):
+            raise Break("an attribute of a thread-local object is set", "keep it in an object that is no thread's own")
         if attributes is None or source is None:
             object.__setattr__(target, name, value)
             return

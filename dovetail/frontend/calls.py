@@ -16,7 +16,7 @@ import types
 import typing
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -397,14 +397,22 @@ class Calls:
         given = [*args, *kwargs.values()]
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
+        is_of_library = _is_of_library(function.__wrapped__)
+        if is_of_library and any(map(private.is_symbolic, private.tree_leaves(given))):
+            return self.call(function.__wrapped__, args, kwargs)
         given = [plain_numbers(item) for item in given]
         if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
+            if is_of_library:
+                return self.call(function.__wrapped__, args, kwargs)
             raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-        if not is_leaf_value(result):
-            raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
-        return result
+        if is_leaf_value(result):
+            return result
+        if is_of_library and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
+            # The object in the cache itself: what is read from it is guarded.
+            return self.values.read(result, self.values.pin(result, f"result of {function.__qualname__}"))
+        raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
@@ -438,8 +446,14 @@ class Calls:
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
         caller, _ = class_attribute(type(module), "__call__")
-        if caller is not torch.nn.Module.__call__:
+        if caller is not torch.nn.Module.__call__ and not private.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
+        return self.call_plain_module(module, args, kwargs, direct)
+
+    def call_plain_module(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
+        """``torch.nn.Module.__call__(module, ...)``, whatever the module's own class makes of a call."""
         attributes = instance_dict(module) or {}
         if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
@@ -924,7 +938,19 @@ _STORING_METHODS: dict[type | None, frozenset[str]] = {
 def _stores_its_arguments(function: Any) -> bool:
     """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
     owner = getattr(function, "__self__", None)
+    if owner is tuple:
+        # What a named tuple is made by.
+        return getattr(function, "__name__", "") == "__new__"
     return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
+
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+def _is_of_library(function: Any) -> bool:
+    """Whether a function belongs to an installed package: what it keeps in a cache is taken to follow from its arguments."""
+    code = getattr(function, "__code__", None)
+    return code is not None and any(place in code.co_filename for place in _LIBRARIES)
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

@@ -95,3 +95,17 @@ def _cosine(interpreter: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8)
         bounded.append(value)
     directions = [call(torch.div, *pair) for pair in zip((first, second), bounded, strict=True)]
     return call(torch.sum, call(torch.mul, *directions), [dim])
+
+
+def _register_random(function: Any) -> None:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "generator" in kwargs and kwargs["generator"] is None:
+            # The same numbers; only the operator without the argument takes symbolic sizes.
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+        return interpreter.call_torch(function, args, kwargs)
+
+    rule(function)(handler)
+
+
+for _function in (torch.randn, torch.rand, torch.randint):
+    _register_random(_function)

@@ -419,7 +419,7 @@ def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 @rule(torch.nn.Module.__call__)
 def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return interpreter.call_module(args[0], args[1:], kwargs)
+    return interpreter.call_plain_module(args[0], args[1:], kwargs)
 
 
 @rule(type.__call__)

@@ -47,6 +47,10 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
         images,
         lambda x: functional.interpolate(x, scale_factor=1.7, recompute_scale_factor=True),
     ),
+    "random numbers": (
+        rows,
+        lambda x: x * torch.randn(x.shape, generator=None) + torch.rand(x.shape[-1], generator=None),
+    ),
     "clamp_": (rows, lambda x: (x * 2).clamp_(-0.5, 0.5)),
     "clamp_min_ of a slice": (rows, lambda x: torch.cat([y := x * 2, y[:, 1:].clamp_min_(0.1)], 1)),
     "triu_": (images, lambda x: (x * 2).triu_(1)),
