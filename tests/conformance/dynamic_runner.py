@@ -124,7 +124,11 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     if final > 2:
         outcome.entries.append(final)
         outcome.verdict = "branches" if settled == final < len(SWEEP) // 3 else "grows"
-        if not fullgraph and settled == final:
+        call = compiled.compiled_call
+        parts = [call, *call.continuations()]
+        # A part at its limit runs eagerly from then on: that it compiles nothing more is no merit.
+        is_full = any(len(part.entries) >= part.options.recompile_limit for part in parts)
+        if not fullgraph and settled == final and not is_full:
             outcome.verdict = "breaks"
     shown = dict.fromkeys(str(event) for event in events)
     outcome.reason = "; ".join(shown) if outcome.verdict != "passed" else ""
