@@ -22,7 +22,7 @@ from dovetail.distributed.gradients import defer_readers, gradient_sites, is_mar
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_guesses
 from dovetail.errors import ShardedModuleError
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.torch_private import tree_leaves
 from dovetail.trace.gradient_marks import EXCHANGE

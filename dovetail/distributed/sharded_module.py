@@ -16,7 +16,7 @@ from dovetail.distributed.data_parallel import broadcast, current_team, tensors_
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.operators import filled_up, gather, part_rows, replica
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 
 # By mode and number of dimensions of the image; those of the first line take no ``align_corners``.
 _NEAREST = {

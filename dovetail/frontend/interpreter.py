@@ -27,7 +27,8 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.calls import Calls, runs_natively
+from dovetail.frontend.call_tables import runs_natively
+from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
 from dovetail.frontend.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.guards import Identity
 from dovetail.trace import ASSUMPTION

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError
-from dovetail.frontend.calls import METHOD_RULES, rule
+from dovetail.frontend.call_tables import METHOD_RULES, rule
 from dovetail.trace.known_numbers import known_number
 
 _PLAIN = (int, float, bool)

@@ -13,7 +13,7 @@ from dovetail import torch_private as private
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.branches import followed_branch, is_followed
-from dovetail.frontend.calls import runs_natively
+from dovetail.frontend.call_tables import runs_natively
 from dovetail.frontend.frame import Break
 from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.trace.fused_updates import NAMES, takes_symbols
 

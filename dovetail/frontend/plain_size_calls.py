@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 
 _functional = torch.nn.functional
 _aten = torch.ops.aten

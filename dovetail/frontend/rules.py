@@ -18,7 +18,7 @@ from dovetail import torch_private as private
 from dovetail import torch_private_autograd as private_autograd
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.calls import RULES, rule
+from dovetail.frontend.call_tables import RULES, rule
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY

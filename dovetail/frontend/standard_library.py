@@ -16,7 +16,7 @@ import typing
 import warnings
 from typing import Any
 
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.guards import Answers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.calls import rule
+from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.frontend.operators import python_method
 from dovetail.frontend.values import is_leaf_value, plain_numbers

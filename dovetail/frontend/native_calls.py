@@ -1,0 +1,499 @@
+"""Calls that run natively under the trace's modes: functions of torch, builtins, methods of containers, custom Functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import logging
+import re
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail import torch_private as private
+from dovetail.frontend.aliases import guard_equality
+from dovetail.frontend.attributes import class_attribute, instance_dict
+from dovetail.frontend.call_tables import (
+    CALLS_ARGUMENT,
+    COMPARING,
+    COMPRESSED_LAYOUTS,
+    DATA_METHODS,
+    DICT_WRITERS,
+    IMPURE_BUILTINS,
+    IMPURE_TORCH,
+    LIST_WRITERS,
+    LOCKS,
+    MAKES_COMPRESSED,
+    METHOD_RULES,
+    PURE_MODULES,
+    SEARCHES,
+    SET_WRITERS,
+    SYMBOLIC_FUNCTIONS,
+    runs_natively,
+    stores_its_arguments,
+)
+from dovetail.frontend.frame import Break, DataSize, LockTaken
+from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.numbers import is_exact_only_in_python
+from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.sparse import call_sparse, given_sparse
+from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
+from dovetail.guards import (
+    AttributeSource,
+    HasNoKey,
+    Identity,
+    InstanceDictSource,
+    ItemSource,
+)
+from dovetail.runtime.recipe import stands_for
+from dovetail.trace import OverlapError
+
+
+class NativeCalls:
+    """Mixed into the interpreter, below :class:`Calls`."""
+
+    values: Any
+    effects: Any
+    frames: list[Any]
+    _function_classes: dict[type, type]
+
+    if TYPE_CHECKING:
+        gradients: Gradients
+
+        def run_function(
+            self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+        ) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def as_key(self, value: Any, table: Any = None) -> Any:
+            """See :class:`Interpreter`."""
+
+        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+            """See :class:`Operators`."""
+
+        def load_attribute(self, target: Any, name: str) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def load_default_attribute(self, target: Any, name: str) -> Any:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+            """See :class:`Numbers`."""
+
+        def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
+            """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+            """See :class:`Calls`."""
+
+    # --- native code --------------------------------------------------------------------------------------------------
+
+    def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function, method or class of torch, under the trace's modes."""
+        if given_sparse(args, kwargs):
+            return call_sparse(self.values.trace, function, args, kwargs)
+        name = getattr(function, "__name__", "")
+        module = getattr(function, "__module__", None) or ""
+        if name in METHOD_RULES:
+            found = METHOD_RULES[name](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        if name in DATA_METHODS:
+            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
+        if function in (torch.Tensor.backward, torch.autograd.backward):
+            return self.gradients.backward(function, args, kwargs)
+        if function is torch.autograd.grad:
+            return self.gradients.grad(args, kwargs)
+        if name in IMPURE_TORCH and (module.startswith("torch") or not module):
+            raise Break(
+                f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
+            )
+        if name in MAKES_COMPRESSED or any(
+            item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
+        ):
+            return call_sparse(self.values.trace, function, args, kwargs)
+        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+            for item in (*args, *kwargs.values()):
+                self._check_opaque(function, item)
+            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
+        return self._native(function, args, kwargs)
+
+    def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A builtin function, a method of a builtin type, or a builtin class."""
+        if not kwargs and is_exact_only_in_python(function, args):
+            return self.derive(function, args)
+        keeps_symbols = function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function)
+        if not keeps_symbols and not self._is_tensor_method(function, args):
+            args = tuple(plain_numbers(item) for item in args)
+            kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
+        owner = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", "")
+        if isinstance(
+            function, (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+        ):
+            if args:
+                bound_owner = args[0]
+                objclass = function.__objclass__
+                if isinstance(bound_owner, (list, dict, set)) and issubclass(objclass, (list, dict, set)):
+                    return self.call_container_method(bound_owner, function.__get__(bound_owner), args[1:], kwargs)
+                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, private.TensorBase):
+                    return self.call_torch(function, args, kwargs)
+                if name == "__setattr__" and objclass is object:
+                    self.store_default_attribute(bound_owner, *args[1:])
+                    return None
+                if name == "__getattribute__" and objclass is object:
+                    return self.load_default_attribute(bound_owner, *args[1:])
+                if name == "__init__" and objclass is object:
+                    return None
+            return self._native(function, args, kwargs)
+        if isinstance(owner, torch.Tensor):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(owner, (list, dict, set)):
+            return self.call_container_method(owner, function, args, kwargs)
+        if type(owner) is str and name == "format":
+            return self.format_text(owner, args, kwargs)
+        if isinstance(owner, types.GeneratorType):
+            raise Break("a generator that existed before the call is advanced", "make a list of it first")
+        reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
+        if reason is not None:
+            raise Break(reason, "do this outside of the compiled function")
+        module = getattr(function, "__module__", None)
+        if isinstance(function, types.MethodWrapperType):
+            if name == "__init__" and class_attribute(type(owner), "__init__")[1] is object:
+                return None
+            if name == "__setattr__" and not isinstance(owner, type):
+                self.store_default_attribute(owner, *args)
+                return None
+            if name == "__getattribute__":
+                return self.load_default_attribute(owner, *args)
+            if name == "__get__" and type(owner) is types.FunctionType and args:
+                return owner if args[0] is None else types.MethodType(owner, args[0])
+            return self._native(function, args, kwargs)
+        if is_extension_record(owner) and module is not None and not module.startswith("torch"):
+            raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(owner, tuple) and name in SEARCHES and args:
+                return self.search(owner, name, args)
+            if isinstance(owner, (frozenset, deque)):
+                args = tuple(self.as_key(item, owner) for item in args)
+            if (
+                is_leaf_value(owner)
+                or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
+                or self.values.source_of(owner) is None
+            ):
+                return self._native(function, args, kwargs)
+            if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
+                raise LockTaken("a lock is taken at every call", "take it outside of the function")
+            raise Break(
+                f"{type(owner).__qualname__}.{name} may read or change state that nobody guards",
+                "call it outside of the function",
+            )
+        if module is None or module in PURE_MODULES:
+            return self._native(function, args, kwargs)
+        if module == "torch" or module.startswith("torch."):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(function, type):
+            return self._native(function, args, kwargs)
+        raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
+
+    @staticmethod
+    def _is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
+        if isinstance(getattr(function, "__self__", None), torch.Tensor):
+            return True
+        module = getattr(function, "__module__", None) or ""
+        return module.startswith("torch") or (bool(args) and isinstance(args[0], torch.Tensor))
+
+    def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of a list, dictionary or set; a write is journalled, a read guards the whole container."""
+        name = function.__name__
+        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+            return self.search(owner, name, args)
+        if isinstance(owner, dict):
+            args = (self.as_key(args[0], owner), *args[1:]) if args and name != "update" else args
+        elif isinstance(owner, set):
+            args = tuple(self.as_key(item, owner) for item in args)
+        elif name in ("insert", "pop", "__getitem__", "__setitem__", "__delitem__"):
+            args = (plain_numbers(args[0]), *args[1:]) if args else args
+        writers = LIST_WRITERS if isinstance(owner, list) else DICT_WRITERS if isinstance(owner, dict) else SET_WRITERS
+        if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
+            return self._dict_lookup(owner, name, args)
+        if name == "__setitem__" and isinstance(owner, (list, dict)):
+            self._set_container_item(owner, *args)
+            return None
+        if name == "append" and type(owner) is list and len(args) == 1:
+            self.effects.append(owner, args[0])
+            return None
+        if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:
+            raise Break("set.pop takes whichever item comes first in memory", "take a certain item")
+        self.values.whole(owner)
+        if name in writers:
+            self.effects.touch_all(owner)
+            if isinstance(owner, list):
+                for position, item in enumerate(owner):
+                    if isinstance(item, torch.Tensor):
+                        list.__setitem__(owner, position, self.values.wrap(item))
+        is_table = isinstance(owner, (dict, set))
+        # A tensor is a key there, and the container has the real ones.
+        arguments = tuple(
+            item
+            if is_table and isinstance(item, torch.Tensor) and at == 0
+            else self.values.keyed_for(owner, self._native_argument(item))
+            if is_table
+            else self._native_argument(item)
+            for at, item in enumerate(args)
+        )
+        keywords = {
+            name: self.called_argument(item) if name == "key" else self._native_argument(item)
+            for name, item in kwargs.items()
+        }
+        result = function(*arguments, **keywords)
+        if name in writers and isinstance(owner, dict):
+            self.effects.touch_all(owner)
+        return self.values.wrap(result)
+
+    def _set_container_item(self, owner: Any, key: Any, value: Any) -> None:
+        if isinstance(owner, list):
+            self.values.whole(owner)
+        self.effects.set_item(owner, key, value)
+
+    def _dict_lookup(self, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+        key = args[0]
+        if dict.__contains__(owner, key):
+            value = self.values.read(dict.__getitem__(owner, key), self.values.item_source(owner, key))
+            return True if name == "__contains__" else value
+        self.guard_missing_key(owner, key)
+        if name == "__contains__":
+            return False
+        if name == "get":
+            return args[1] if len(args) > 1 else None
+        raise KeyError(key)
+
+    def guard_missing_key(self, owner: Any, key: Any) -> None:
+        """Guard that a dictionary has no such key."""
+        source = self.values.source_of(owner)
+        if source is not None and not self.effects.written(owner, key):
+            self.values.guard(source, HasNoKey(key), f"{source.name} has no key {key!r}")
+
+    def _native_argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is types.FunctionType:
+            if not runs_natively(value.__globals__.get("__name__") or ""):
+                return self.trampoline(value)
+            return value
+        if kind is types.MethodType and isinstance(value.__func__, types.FunctionType):
+            if not runs_natively(value.__func__.__globals__.get("__name__") or ""):
+                return self.trampoline(value)
+            return value
+        if kind is functools.partial or isinstance(value, torch.nn.Module):
+            return self.trampoline(value) if kind is functools.partial else value
+        if kind is types.BuiltinFunctionType:
+            # What native code calls must be journalled, guarded or refused like what the program calls.
+            writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
+            return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
+        return self.values.for_native(value)
+
+    def called_argument(self, value: Any) -> Any:
+        """An argument that native code calls: modules, classes and callable objects are interpreted too."""
+        if isinstance(value, type):
+            starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
+            is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
+        else:
+            is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
+        return self.trampoline(value) if is_python else self._native_argument(value)
+
+    def trampoline(self, function: Any) -> Callable[..., Any]:
+        """A plain function that native code may call: it goes through the interpreter."""
+
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            if not self.values.in_backward:
+                return self.call(function, args, kwargs)
+            trace = self.values.trace
+            outer, trace.user_backward = trace.user_backward, True
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                trace.user_backward = outer
+
+        if isinstance(function, (types.FunctionType, types.MethodType)):
+            functools.update_wrapper(enter, function)
+        else:
+            enter.__name__ = type(function).__name__
+        stands_for(enter, function)  # type: ignore[arg-type]
+        return enter
+
+    def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = getattr(function, "__module__", None) or ""
+        if function in COMPARING:
+            for item in args:
+                guard_equality(self.values, item)
+        if module in ("itertools", "_functools", "functools"):
+            called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
+        else:
+            called = "all" if module.startswith("torch") else None
+        if called is None:
+            arguments = tuple(map(self._native_argument, args))
+            keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+        else:
+            arguments = tuple(
+                self.called_argument(item) if called in ("all", at) else self._native_argument(item)
+                for at, item in enumerate(args)
+            )
+            # Those of itertools and functools that take objects take them by position only.
+            keywords = {key: self.called_argument(item) for key, item in kwargs.items()}
+        for item in arguments:
+            self._check_opaque(function, item)
+        for item in keywords.values():
+            self._check_opaque(function, item)
+        trace = self.values.trace
+        data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
+        try:
+            result = function(*arguments, **keywords)
+        except private.DATA_DEPENDENT_ERRORS as error:
+            if not trace.avoids_breaks or not self._is_tensor_method(function, args):
+                name = getattr(function, "__name__", str(function))
+                raise Break(
+                    f"{name} needs the values of a tensor ({type(error).__name__})",
+                    "keep the value in a tensor, or do this outside of the compiled function",
+                ) from error
+            trace.forgive_data_symbols(data_symbols)
+            result = self._call_untraceable(function, arguments, keywords)
+        except OverlapError as error:
+            raise Break(error.what, error.advice) from error
+        except RuntimeError as error:
+            if not trace.avoids_breaks or not private.needs_real_data(error):
+                private.mark_native(error)
+                raise
+            trace.forgive_data_symbols(data_symbols)
+            result = self._call_untraceable(function, arguments, keywords)
+        except (IndexError, TypeError, ValueError) as error:
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if self._is_tensor_method(function, args):
+                private.mark_native(error)
+            raise
+        if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
+            # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
+            known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
+            if known is not None:
+                trace.forgive_data_symbols(data_symbols)
+                result = function(*known[0], **known[1])
+        data_sizes = self.values.trace.policy.data_sizes
+        if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
+            name = getattr(function, "__name__", str(function))
+            kind = DataSize if data_sizes == "ask" else Break
+            raise kind(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
+        return self.values.wrap(result)
+
+    def _call_untraceable(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function that needs the values of tensors: as one operator, or for the values that small inputs have now."""
+        try:
+            return call_whole(self.values.trace, function, args, kwargs)
+        except Break:
+            known = with_known_values(self.values, args, kwargs, f"{function.__name__} was given it")
+            if known is None:
+                raise
+            return function(*known[0], **known[1])
+
+    def _guard_settings(self, value: Any) -> None:
+        """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""
+        source = self.values.source_of(value)
+        attributes = instance_dict(value)
+        if source is None or attributes is None:
+            return
+        for name, item in attributes.items():
+            # What such an object remembers between enter and exit is no setting.
+            if not name.startswith("prev"):
+                self.values.read(item, ItemSource(InstanceDictSource(source), name))
+
+    def _check_opaque(self, function: Any, value: Any) -> None:
+        """An object of the user's with a source must not reach native code that could read it unguarded."""
+        if type(value).__module__.startswith("torch.") and not isinstance(
+            value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
+        ):
+            self._guard_settings(value)
+            if dataclasses.is_dataclass(value):
+                # Options of a function of torch's.
+                self.guard_deep(value, set())
+                return
+        if (
+            self.values.source_of(value) is not None
+            and callable(value)
+            and instance_dict(value) is not None
+            and not isinstance(value, (type, types.FunctionType, types.MethodType, torch.nn.Module))
+        ):
+            self.guard_deep(value, set())
+            return
+        if isinstance(value, torch.nn.Module) or (
+            self.values.source_of(value) is not None
+            and not isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType))
+            and not callable(value)
+            and not isinstance(value, logging.Logger)
+            and not is_leaf_value(value)
+        ):
+            name = getattr(function, "__name__", str(function))
+            raise Break(
+                f"a {type(value).__qualname__} object is handed to {name}, which could read state that nobody guards",
+                "hand over the values it needs instead",
+            )
+
+    def guard_deep(self, value: Any, seen: set[int]) -> None:
+        """Guard all that a copy of ``value`` would read; a tensor or module inside cannot be copied in a trace."""
+        if id(value) in seen or is_leaf_value(value) or isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return
+        seen.add(id(value))
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+            raise Break(
+                f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function"
+            )
+        if isinstance(value, (list, tuple, set, frozenset)):
+            self.values.whole(value)
+            children = list(value)
+        elif isinstance(value, dict):
+            self.values.whole(value)
+            children = list(dict.values(value))
+        else:
+            children = []
+        attributes = instance_dict(value)
+        if attributes is not None:
+            source = self.values.source_of(value)
+            if source is not None:
+                self.values.note(attributes, InstanceDictSource(source))
+            self.values.whole(attributes)
+            children += attributes.values()
+        for child in children:
+            self.guard_deep(child, seen)
+
+    def _call_autograd_function(self, owner: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        derived = self._function_classes.get(owner)
+        if derived is None:
+            body: dict[str, Any] = {}
+            for name in ("forward", "backward", "setup_context", "vjp", "jvp"):
+                found, holder = class_attribute(owner, name)
+                if holder is not None and not (holder.__module__ or "").startswith("torch.autograd"):
+                    inner = found.__func__ if isinstance(found, staticmethod) else found
+                    if isinstance(inner, types.FunctionType):
+                        found_at = self._static_source(holder, name)
+                        self.values.read(inner, found_at)
+                        if name in ("backward", "vjp"):
+                            self.values.note_backward_read(found_at, Identity(inner), f"{name} was called", always=True)
+                        body[name] = staticmethod(self.trampoline(inner))
+            derived = self._function_classes[owner] = types.new_class(
+                owner.__name__, (owner,), {}, lambda namespace: namespace.update(body)
+            )
+        recorder = self.values.trace.recorder
+        writes = self.effects.writes
+        with recorder.paused():
+            result = self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
+        recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
+        if self.effects.writes != writes:
+            recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"
+        return result
+
+    def _static_source(self, holder: type, name: str) -> Any:
+        return AttributeSource(self.values.pin(holder, holder.__qualname__), name)
