@@ -36,6 +36,9 @@ GROUND = (
     "torch_private_distributed",
     "torch_private_guards",
     "torch_private_inductor",
+    "torch_private_recordings",
+    "torch_private_torch_compile",
+    "torch_private_sizes",
     "torch_private",
     "events",
     "errors",
@@ -47,6 +50,9 @@ DOORS = (
     "torch_private_distributed.py",
     "torch_private_guards.py",
     "torch_private_inductor.py",
+    "torch_private_recordings.py",
+    "torch_private_sizes.py",
+    "torch_private_torch_compile.py",
 )
 FACE = ("__init__", "compile")
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.deferred import deferred_call
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
@@ -37,7 +39,7 @@ class AutogradView:
         sizes: list[Any] = []
 
         def note(size: Any) -> Any:
-            sizes.append(private.expression_of(size) if private.is_symbolic(size) else size)
+            sizes.append(private_sizes.expression_of(size) if private_sizes.is_symbolic(size) else size)
             return size
 
         with torch.no_grad():
@@ -69,7 +71,7 @@ class StridedView:
         self.offset: Any = view.storage_offset() - base.storage_offset()
         self.same = _layout(view) == _layout(base)
         self.detached = view._base is not base and not view.requires_grad
-        self.counts_own_versions = self.detached and not private.share_version_counter(view, base)
+        self.counts_own_versions = self.detached and not private_compile.share_version_counter(view, base)
         self.is_view = view._base is not None
 
     def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
@@ -116,7 +118,7 @@ def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Ten
 def _view_of_custom_function(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """All of a tensor, as a view that may not be written to."""
     view = base.view_as(base)
-    private.mark_as_view_of_custom_function(view)
+    private_compile.mark_as_view_of_custom_function(view)
     return view
 
 
@@ -126,7 +128,7 @@ def _layout(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _expressions(numbers: Sequence[Any]) -> list[Any]:
-    return [private.expression_of(item) if private.is_symbolic(item) else item for item in numbers]
+    return [private_sizes.expression_of(item) if private_sizes.is_symbolic(item) else item for item in numbers]
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -222,7 +224,7 @@ class _Outputs:
         dense = [value for value in self.returned if value.layout is torch.strided]
         members = [value for value in dense if _storage(value) == storage]
         candidates = [member if member._base is None else member._base for member in members]
-        return max(candidates, key=lambda item: (item.requires_grad, private.has_symbols(item) or item.numel()))
+        return max(candidates, key=lambda item: (item.requires_grad, private_sizes.has_symbols(item) or item.numel()))
 
     def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
         if value.requires_grad and not base.requires_grad:
@@ -258,7 +260,7 @@ class _Outputs:
                     where=self.trace.locate(),
                     advice="return a clone of it",
                 )
-            if private.has_symbols(value) or private.has_symbols(base):
+            if private_sizes.has_symbols(value) or private_sizes.has_symbols(base):
                 replay = SymbolicView(value, base, self.trace.bindings())
             else:
                 replay = StridedView(value, base)
@@ -270,7 +272,7 @@ class _Outputs:
             item
             for item in self.trace.inputs
             if self.trace.node_of(item.value) is not item.node
-            and (item.index not in changed or private.is_written(item.value))
+            and (item.index not in changed or private_compile.is_written(item.value))
         ]
         if not mutated:
             return
@@ -339,7 +341,7 @@ def capture_joint(state: AOTState, attention_by_parts: bool = False) -> JointGra
     """
     state.require_open()
     trace = state.trace
-    with private.math_attention() if attention_by_parts else contextlib.nullcontext():
+    with private_compile.math_attention() if attention_by_parts else contextlib.nullcontext():
         result = state.frontend(trace, state.function, state.args, state.kwargs)
         return finish_joint(trace, result)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
@@ -169,7 +169,7 @@ class _Backward:
         graph, order = found
         examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         backend = self._backend
-        if self.sealed and any(map(private.has_symbols, examples)):
+        if self.sealed and any(map(private_sizes.has_symbols, examples)):
             # The guards are installed: only a backend that assumes nothing about sizes can still be asked.
             backend = lookup_backend("aten")
         options = {**self._options, "static_inputs": _static_inputs(graph)}
@@ -204,11 +204,15 @@ def _tangent_strides(joint: JointGraph) -> TangentStrides | None:
     """The strides that the backward was compiled for, from the forward's inputs; None: as those of the forward's outputs."""
     placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
     strides = [node.meta["val"].stride() for node in placeholders if isinstance(node.meta.get("desc"), Tangent)]
-    if not any(private.is_symbolic(step) for item in strides for step in item):
+    if not any(private_sizes.is_symbolic(step) for item in strides for step in item):
         plain = [tuple(item) for item in strides]
         return lambda primals: plain
-    steps = [private.expression_of(step) if private.is_symbolic(step) else step for item in strides for step in item]
-    if any(private.is_data_number(step) for item in strides for step in item):
+    steps = [
+        private_sizes.expression_of(step) if private_sizes.is_symbolic(step) else step
+        for item in strides
+        for step in item
+    ]
+    if any(private_sizes.is_data_number(step) for item in strides for step in item):
         return None
     compute = joint.capture.bindings.function(steps)
     lengths = [len(item) for item in strides]
@@ -256,7 +260,7 @@ def default_pattern(joint: JointGraph) -> tuple[bool, ...]:
         for node in joint.graph_module.graph.find_nodes(op="placeholder")
         if isinstance(node.meta.get("desc"), Tangent)
     ]
-    scalars = [not private.has_symbols(node.meta["val"]) and node.meta["val"].numel() == 1 for node in tangents]
+    scalars = [not private_sizes.has_symbols(node.meta["val"]) and node.meta["val"].numel() == 1 for node in tangents]
     return tuple(scalars) if sum(scalars) == 1 else (True,) * len(tangents)
 
 

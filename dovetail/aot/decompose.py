@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import GraphInvalidError
 
 # Facts about one value, not about where it comes from.
@@ -47,9 +49,9 @@ class _Decomposer(torch.fx.Interpreter):
             return self._attribute(n)
         if isinstance(n.meta.get("val"), torch.SymFloat) and not isinstance(n.target, private.OpOverload):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            if callable(n.target) and not kwargs and any(map(private.is_data_number, args)):
+            if callable(n.target) and not kwargs and any(map(private_sizes.is_data_number, args)):
                 # ``max`` or a square root would ask a symbol for its value.
-                return private.recorded_number(n.target, args, self.tracer)
+                return private_recordings.recorded_number(n.target, args, self.tracer)
         return super().run_node(n)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:

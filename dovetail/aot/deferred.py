@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
 from dovetail.trace import Trace
 from dovetail.trace.program import Slot
@@ -45,7 +46,12 @@ def deferred_call(trace: Trace, value: torch.Tensor) -> tuple[torch.Tensor, Defe
         raise _refusal(value)
     base = trace.recorder.tensor_of(slots[0].number)
     is_made_inside = base.requires_grad and base.grad_fn is None and trace.input_of(base) is None
-    if base.layout is not torch.strided or private.is_wrapper(base) or private.has_symbols(base) or is_made_inside:
+    if (
+        base.layout is not torch.strided
+        or private.is_wrapper(base)
+        or private_sizes.has_symbols(base)
+        or is_made_inside
+    ):
         raise _refusal(value)
     # After a write the call would see another value.
     if trace.node_of(base) not in trace.node_of(value).all_input_nodes or _draws(trace, value):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.runtime.spec import FreshOutput, OutputTensor, ViewOutput
 
@@ -31,7 +32,7 @@ def droppable(joint: JointGraph) -> tuple[tuple[int, int], ...]:
 
     def is_free(index: int) -> bool:
         node = placeholders[index]
-        return index not in needed and not node.users and not private.has_symbols(node.meta["val"])
+        return index not in needed and not node.users and not private_sizes.has_symbols(node.meta["val"])
 
     return tuple((owner, gradient) for owner, gradient in found if is_free(gradient))
 

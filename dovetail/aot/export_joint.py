@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.allow_list import check_arguments, name_of_operator
 from dovetail.aot.capture_joint import AutogradView, StridedView
 from dovetail.aot.descriptors import (
@@ -108,7 +109,7 @@ def encode_descriptor(descriptor: Descriptor) -> dict[str, Any]:
 def _check_effects(joint: JointGraph) -> None:
     for node in joint.graph.nodes:
         value = node.meta.get("val")
-        if any(map(private.is_data_number, value.shape if isinstance(value, torch.Tensor) else (value,))):
+        if any(map(private_sizes.is_data_number, value.shape if isinstance(value, torch.Tensor) else (value,))):
             raise ArtefactError(
                 f"the size of {node.name} depends on data, and no artefact has such sizes",
                 where=node.meta.get("user_line"),
@@ -139,8 +140,8 @@ def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:
                 f"a symbolic {kind} of {joint.input_descriptors[index]} cannot be written to an artefact",
                 advice="mark sizes as dynamic, and pass numbers as constants",
             )
-        hint = private.hint(value.shape[dim] if kind == "size" else value.stride(dim))
-        low, high = private.range_of(joint.fake_mode.shape_env, symbol)
+        hint = private_sizes.hint(value.shape[dim] if kind == "size" else value.stride(dim))
+        low, high = private_sizes.range_of(joint.fake_mode.shape_env, symbol)
         numbers[symbol] = len(described)
         place = {"input": index, "kind": kind, "dim": dim}
         described.append({"place": place, "hint": hint, "low": max(low or 0, 0), "high": high})
@@ -264,7 +265,7 @@ def _geometry(output: ViewOutput, position: int, joint: JointGraph) -> tuple[Any
     nodes: list[Any] = joint.graph.find_nodes(op="placeholder") if is_input else joint.results
     root: Any = nodes[output.base.index].meta["val"]
     odd = view.dtype != root.dtype or view.is_conj() != root.is_conj() or view.is_neg() != root.is_neg()
-    if odd or private.has_symbols(view) or private.has_symbols(root):
+    if odd or private_sizes.has_symbols(view) or private_sizes.has_symbols(root):
         raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
     return tuple(view.shape), view.stride(), int(view.storage_offset() - root.storage_offset())
 

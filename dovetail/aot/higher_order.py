@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.capture_joint import finish_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
@@ -82,12 +84,12 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
         if node not in reached:
             reached.add(node)
             stack += node.all_input_nodes
-    symbolic = any(private.has_symbols(node.meta["val"]) for node in placeholders)
+    symbolic = any(private_sizes.has_symbols(node.meta["val"]) for node in placeholders)
     indices = tuple(index for index, node in enumerate(placeholders) if symbolic or node in reached)
     draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    varying = tuple(index for index in indices if private.has_symbols(placeholders[index].meta["val"]))
+    varying = tuple(index for index in indices if private_sizes.has_symbols(placeholders[index].meta["val"]))
     return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying)
 
 
@@ -112,7 +114,7 @@ def differentiable_backward(
                 raise
             # Fused attention has no second derivative; the operators that it is made of have one.
             events.note("attention by its parts", reason=str(error))
-            with private.math_attention():
+            with private_compile.math_attention():
                 captured, present = capture_backward(joint, request, policy)
         run = _with_gaps(compile_next(captured), present)
         if spread:
@@ -172,7 +174,7 @@ def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> Sh
         known = node.meta["val"]
         others = [sizes[position][0] for sizes in earlier]
         dims = {dim for other in others for dim in range(value.dim()) if other[dim] != value.shape[dim]}
-        dims |= {dim for dim, size in enumerate(known.shape) if private.is_symbolic(size)}
+        dims |= {dim for dim, size in enumerate(known.shape) if private_sizes.is_symbolic(size)}
         if dims:
             changing[name] = frozenset(dims)
     # Marks on tensors are those of the forward's inputs; the flag only says that something is symbolic.
@@ -188,7 +190,11 @@ def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequen
         (
             position,
             [
-                (dim, None if private.is_symbolic(size) else size, None if private.is_symbolic(step) else step)
+                (
+                    dim,
+                    None if private_sizes.is_symbolic(size) else size,
+                    None if private_sizes.is_symbolic(step) else step,
+                )
                 for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
             ],
         )
@@ -281,7 +287,9 @@ def _backward(
     with torch.enable_grad():
         # A leaf could not be written to, and the gradient is that of the value before.
         inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
-        carriers = {id(item.value) for item in trace.inputs if private.carried_float(item.node.meta["val"]) is not None}
+        carriers = {
+            id(item.value) for item in trace.inputs if private_sizes.carried_float(item.node.meta["val"]) is not None
+        }
         numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
         outputs = with_whole_calls(trace, program).run(inputs, numbers)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]

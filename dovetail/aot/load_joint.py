@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.allow_list import check_arguments, name_of_operator, operator_by_name
 from dovetail.aot.compile_joint import CompiledGraph
 from dovetail.aot.descriptors import AliasBase, BufferInput, Descriptor, ParamInput
@@ -171,7 +172,7 @@ class LoadedGraph:
             ):
                 fixed = zip(found, wanted, value.shape)
                 if any(
-                    not private.is_symbolic(one) and one != other and (kind == "shape" or size > 1)
+                    not private_sizes.is_symbolic(one) and one != other and (kind == "shape" or size > 1)
                     for other, one, size in fixed
                 ):
                     raise InputError(f"{name} has the {kind} {tuple(found)}, and the graph is for {tuple(wanted)}")
@@ -234,7 +235,7 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
     environment = RecordingShapeEnv()
     fake_mode: Any = private.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
     symbols = [
-        private.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
+        private_sizes.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
         for number, item in enumerate(payload["symbols"])
     ]
     reader = _Reader(fake_mode, symbols, tensors)
@@ -323,7 +324,7 @@ class _Reader:
     def _placeholder(self, entry: Mapping[str, Any]) -> tuple[torch.fx.Node, Any]:
         shape = [evaluate(item, self._symbols) for item in entry["shape"]]
         stride = [evaluate(item, self._symbols) for item in entry["stride"]]
-        if len(shape) != len(stride) or any(private.hint(item) < 0 for item in (*shape, *stride)):
+        if len(shape) != len(stride) or any(private_sizes.hint(item) < 0 for item in (*shape, *stride)):
             raise ArtefactError(f"{entry['name']} has no shape that a tensor can have")
         dtype, device = _look_up("dtype", entry["dtype"]), _device(entry["device"])
         with private.disable_current_modes(), self._fake_mode, torch.no_grad():

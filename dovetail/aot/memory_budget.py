@@ -21,6 +21,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.errors import BackendError, OptionError
 from dovetail.options import check_budget
@@ -95,7 +96,7 @@ def storage_of(node: torch.fx.Node, free: frozenset[int]) -> tuple[int, int] | N
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or _storage_key(value) in free:
         return None
-    return _storage_key(value), private.hint(value.untyped_storage().nbytes())
+    return _storage_key(value), private_sizes.hint(value.untyped_storage().nbytes())
 
 
 def saved_bytes(saved: Sequence[torch.fx.Node]) -> int:
@@ -134,7 +135,9 @@ def estimate_cost(node: torch.fx.Node) -> float:
         return 1.0
     values = [item.meta.get("val") for item in node.all_input_nodes]
     values += list(result) if isinstance(result, (tuple, list)) else [result]
-    traffic = sum(private.hint(item.numel()) * item.element_size() for item in values if isinstance(item, torch.Tensor))
+    traffic = sum(
+        private_sizes.hint(item.numel()) * item.element_size() for item in values if isinstance(item, torch.Tensor)
+    )
     return BYTES_PER_CALL + traffic + _operations(node) / OPERATIONS_PER_BYTE
 
 
@@ -158,10 +161,10 @@ def _operations(node: torch.fx.Node) -> float:
 def _plain(value: Any) -> Any:
     """A value with plain sizes, so that a formula guards nothing."""
     if isinstance(value, torch.Tensor):
-        return torch.empty([private.hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+        return torch.empty([private_sizes.hint(size) for size in value.shape], dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(item) for item in value)
-    return private.hint(value) if private.is_symbolic(value) and isinstance(value, torch.SymInt) else value
+    return private_sizes.hint(value) if private_sizes.is_symbolic(value) and isinstance(value, torch.SymInt) else value
 
 
 @dataclass(frozen=True)

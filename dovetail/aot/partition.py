@@ -17,6 +17,7 @@ import networkx
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.collective_errors import is_exchange
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, SAVE, JointGraph, must_stay
@@ -98,11 +99,11 @@ class PartitionedGraph:
 def value_bytes(node: torch.fx.Node) -> int:
     """Bytes of a node's tensor; one for a number."""
     value = node.meta.get("val")
-    return max(1, private.hint(value.numel()) * value.element_size()) if isinstance(value, torch.Tensor) else 1
+    return max(1, private_sizes.hint(value.numel()) * value.element_size()) if isinstance(value, torch.Tensor) else 1
 
 
 def _is_cheap(node: torch.fx.Node) -> bool:
-    if private.is_symbolic(node.meta.get("val")):
+    if private_sizes.is_symbolic(node.meta.get("val")):
         return True
     if node.meta.get(SAVE):
         return False

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import ArtefactError
 
 MAXIMUM_EXPONENT = 8
@@ -56,14 +56,18 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def encode_size(value: Any, numbers: Mapping[Any, int]) -> Any:
     """A size of a fake tensor as data; ``numbers`` says which symbol has which number. Raises :class:`ArtefactError`."""
-    return encode_expression(private.expression_of(value), numbers) if private.is_symbolic(value) else int(value)
+    return (
+        encode_expression(private_sizes.expression_of(value), numbers)
+        if private_sizes.is_symbolic(value)
+        else int(value)
+    )
 
 
 def encode_expression(expression: Any, numbers: Mapping[Any, int]) -> Any:
     """An expression over symbols as data; raises :class:`ArtefactError` for one that has no place in an artefact."""
     if getattr(expression, "is_Integer", False):
         return int(expression)
-    if private.is_symbol(expression):
+    if private_sizes.is_symbol(expression):
         if expression not in numbers:
             raise ArtefactError(
                 f"a size depends on {expression}, which cannot be read off the inputs",

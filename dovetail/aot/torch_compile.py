@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
@@ -93,7 +95,7 @@ class CallersGuards(GuardSet):
             return None
         return lambda values: (
             all(values[index].is_leaf is flag for index, flag in leafness)
-            and not (is_separate and private.share_memory(values))
+            and not (is_separate and private_compile.share_memory(values))
         )
 
 
@@ -205,7 +207,7 @@ class _Inputs:
             self.guards.values.append(value)
         return traced.value
 
-    def arguments(self, given: Sequence[private.CallersInput]) -> list[Any]:
+    def arguments(self, given: Sequence[private_compile.CallersInput]) -> list[Any]:
         """The values that the graph is run on."""
         found: list[Any] = [item.value for item in given]
         for position, item in enumerate(given):
@@ -214,16 +216,16 @@ class _Inputs:
         for position, item in enumerate(given):
             if isinstance(item.value, torch.Tensor):
                 continue
-            if not private.is_symbolic(item.value):
+            if not private_sizes.is_symbolic(item.value):
                 # It would be the same at every call.
                 raise CaptureError(f"{item.name} is a {type(item.value).__name__}, neither a tensor nor a size")
             found[position] = self._number(item, position)
         return found
 
-    def _number(self, item: private.CallersInput, position: int) -> Any:
+    def _number(self, item: private_compile.CallersInput, position: int) -> Any:
         if not isinstance(item.value, torch.SymInt):
             raise CaptureError(f"{item.name} is a symbolic {type(item.value).__name__}", advice="pass it in a tensor")
-        place = self.trace.bindings().symbols.get(private.first_expression(item.value))
+        place = self.trace.bindings().symbols.get(private_sizes.first_expression(item.value))
         if place is not None:
             index, kind, dim = place
             value = self.trace.inputs[index].value
@@ -265,8 +267,8 @@ class _Results:
 
     def sort(self, leaf: Any) -> tuple[str, Any]:
         """The kind of a leaf, see :class:`GraphCapture`."""
-        if private.is_symbolic(leaf):
-            self.numbers.append(private.expression_of(leaf))
+        if private_sizes.is_symbolic(leaf):
+            self.numbers.append(private_sizes.expression_of(leaf))
             return "number", len(self.numbers) - 1
         if not isinstance(leaf, torch.Tensor):
             return "constant", leaf
@@ -282,7 +284,9 @@ class _Results:
         return "tensor", self._positions[id(value)]
 
 
-def capture_graph(trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private.CallersInput]) -> GraphCapture:
+def capture_graph(
+    trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private_compile.CallersInput]
+) -> GraphCapture:
     """Run a graph that another compiler has captured under an open trace.
 
     Raises :class:`CaptureError` or :class:`InputError` for what Dovetail cannot take.
@@ -364,9 +368,9 @@ class TorchBackend:
             outer.enter_context(private.preserved_rng_state())
             outer.enter_context(self.events.span("compile", caller="torch.compile"))
             with self.events.span("capture"), contextlib.ExitStack() as stack:
-                fake_mode = private.callers_fake_mode(inputs) or private.new_fake_mode()
-                outer.enter_context(private.symbolic_sizes_in(fake_mode))
-                given = private.callers_inputs(graph, inputs, fake_mode)
+                fake_mode = private_compile.callers_fake_mode(inputs) or private_compile.new_fake_mode()
+                outer.enter_context(private_compile.symbolic_sizes_in(fake_mode))
+                given = private_compile.callers_inputs(graph, inputs, fake_mode)
                 state = create_state(
                     stack, graph, tuple(given), frontend=_frontend, decompositions=None, fake_mode=fake_mode
                 )

@@ -10,6 +10,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_inductor as inductor
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.backends import convolution_layouts
 from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.fused_optimizers import fused_optimizers
@@ -100,7 +101,7 @@ def compile_inductor(
     _refuse_writes(graph)
     random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
     for target in random_targets:
-        private.inductor_runs_as_is(target)
+        private_compile.inductor_runs_as_is(target)
     if random_targets:
         # Both move operators past each other, and the order of random operators decides who draws which numbers.
         settings.setdefault("reorder_for_peak_memory", False)

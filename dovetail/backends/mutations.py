@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
 
 #: Targets without a schema that are known to write nothing: they take numbers, or pick from a result.
 _PURE_FUNCTIONS = frozenset(
@@ -82,7 +83,7 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     everything = list(nodes_in((node.args, node.kwargs)))
     if not isinstance(target, private.OpOverload):
         return everything if target is operator.getitem or not is_pure_function(target) else []
-    if private.is_implicit(target) or target in _UNDECLARED_VIEWS:
+    if private_recordings.is_implicit(target) or target in _UNDECLARED_VIEWS:
         # Its result may or may not be a view (reshape, contiguous, to), and its schema does not say.
         return everything
     schema = target._schema
@@ -112,7 +113,7 @@ class Memory:
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     storage = leaf.untyped_storage()
                     self._storages.append(storage)
-                    self._join(node, by_storage.setdefault(private.storage_key(storage), node))
+                    self._join(node, by_storage.setdefault(private_recordings.storage_key(storage), node))
 
     def group(self, node: torch.fx.Node) -> torch.fx.Node:
         """One node that stands for all that may share memory with this one."""

@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import BackendError, OptionError, UnsupportedGraphError
 
 Kind = Literal["forward", "backward", "inference"]
@@ -161,7 +161,7 @@ def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -
             f"backend {backend.name!r} takes {' and '.join(backend.kinds)} graphs only, and this is a {kind} graph",
             advice='call the function under torch.no_grad(), or use another backend for training, such as backend="aten"',
         )
-    if not backend.takes_symbolic_shapes and any(map(private.has_symbols, example_inputs)):
+    if not backend.takes_symbolic_shapes and any(map(private_sizes.has_symbols, example_inputs)):
         raise UnsupportedGraphError(
             f"backend {backend.name!r} takes no symbolic sizes, and the {kind} graph has some",
             advice="use dynamic=False for this function",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import BackendError
 
 Place = tuple[int, str, int]
@@ -23,19 +23,19 @@ def add_size_inputs(graph: torch.fx.GraphModule, examples: list[Any]) -> list[Pl
 
     Raises :class:`BackendError` for a symbol that is no size or stride of an input.
     """
-    known = {private.first_expression(item) for item in examples if isinstance(item, torch.SymInt)}
+    known = {private_sizes.first_expression(item) for item in examples if isinstance(item, torch.SymInt)}
     places: dict[Any, tuple[Place, Any]] = {}
     needed: dict[Any, None] = {}
     for index, value in enumerate(examples):
-        if not isinstance(value, torch.Tensor) or not private.has_symbols(value):
+        if not isinstance(value, torch.Tensor) or not private_sizes.has_symbols(value):
             continue
         for kind, numbers in (("size", value.shape), ("stride", value.stride())):
             for dim, number in enumerate(numbers):
-                if not private.is_symbolic(number):
+                if not private_sizes.is_symbolic(number):
                     continue
-                expression = private.first_expression(number)
-                needed.update(dict.fromkeys(private.symbols_of(expression)))
-                if private.is_symbol(expression):
+                expression = private_sizes.first_expression(number)
+                needed.update(dict.fromkeys(private_sizes.symbols_of(expression)))
+                if private_sizes.is_symbol(expression):
                     places.setdefault(expression, ((index, kind, dim), number))
     missing = [symbol for symbol in needed if symbol not in known and symbol not in places]
     if missing:

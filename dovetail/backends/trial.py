@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends import children
 from dovetail.backends.outputs import own_copy
 from dovetail.backends.pieces import Piece
@@ -123,8 +123,8 @@ def _save(path: Path, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
     own.meta = {}
     shapes = [
         (
-            tuple(map(private.hint, value.shape)),
-            tuple(map(private.hint, value.stride())),
+            tuple(map(private_sizes.hint, value.shape)),
+            tuple(map(private_sizes.hint, value.stride())),
             value.dtype,
             str(value.device),
         )
@@ -151,7 +151,7 @@ def _made_up(value: Any) -> Any:
         return value.node.hint
     if not isinstance(value, torch.Tensor):
         return value
-    sizes, strides = (tuple(map(private.hint, numbers)) for numbers in (value.shape, value.stride()))
+    sizes, strides = (tuple(map(private_sizes.hint, numbers)) for numbers in (value.shape, value.stride()))
     return _zeros(sizes, strides, value.dtype, value.device)
 
 

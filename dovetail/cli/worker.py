@@ -87,12 +87,12 @@ def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -
     if name == "eager":
         return Engine(make_step(model, model, optimizer), lambda: None, lambda: None, list)
     if name == "torch.compile":
-        from dovetail import torch_private
+        from dovetail import torch_private_torch_compile as private_compile
 
         return Engine(
             make_step(model, torch.compile(model), optimizer),
-            torch_private.dynamo_capture_seconds,
-            torch_private.dynamo_graph_breaks,
+            private_compile.dynamo_capture_seconds,
+            private_compile.dynamo_graph_breaks,
             list,
         )
     if name in ENGINES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, MutatedInput
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.distributed.exchange import (
@@ -115,7 +115,7 @@ def replicate(
             defer_readers(joint, is_marked)
         sites = gradient_sites(joint)
         for site in sites:
-            if private.has_symbols(site.node.meta["val"]):
+            if private_sizes.has_symbols(site.node.meta["val"]):
                 raise DistributedError(
                     f"the gradient of {site.name} has no fixed size", advice="keep the sizes of parameters fixed"
                 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph, must_stay
 from dovetail.aot.required_passes import register_required_pass
 from dovetail.aot.tangents import MEMBER, PACK
@@ -67,7 +67,7 @@ def spread_parameters(options: ShardingOptions | None = None) -> Callable[[Joint
                 "modules that are sharded in different ways meet in one graph", advice="compile a step for each of them"
             )
         for node in nodes:
-            if private.has_symbols(node.meta["val"]):
+            if private_sizes.has_symbols(node.meta["val"]):
                 raise DistributedError(
                     "a sharded parameter has no fixed size", advice="keep the sizes of parameters fixed"
                 )

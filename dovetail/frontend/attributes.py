@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.sparse import refuse_sparse_target, sparse_attribute
@@ -87,7 +87,7 @@ class Attributes:
             return self._load_tensor_attribute(target, name)
         if type(target) is SparseValue:
             return sparse_attribute(target, name)
-        if private.is_symbolic(target):
+        if private_sizes.is_symbolic(target):
             # A program sees a plain number: its class, and its methods.
             return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)
         if isinstance(target, types.ModuleType):

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError, OutgrownError
 from dovetail.frontend.known_truth import is_pure, is_small
 from dovetail.frontend.numbers import PYTHON_ONLY
@@ -140,8 +142,12 @@ def followed_branch(values: Any, condition: Any) -> bool | None:
 def _node_of(trace: Trace, condition: Any) -> torch.fx.Node | None:
     try:
         if isinstance(condition, torch.Tensor):
-            return trace.node_of(condition) if condition.numel() == 1 and not private.has_symbols(condition) else None
-        return private.node_of_number(condition, trace.tracer)
+            return (
+                trace.node_of(condition)
+                if condition.numel() == 1 and not private_sizes.has_symbols(condition)
+                else None
+            )
+        return private_recordings.node_of_number(condition, trace.tracer)
     except CaptureError:
         return None
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
@@ -87,7 +89,7 @@ class Calls(NativeCalls):
             return rule(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
-            interpreted = private.without_dynamo_guard(interpreted_of(function))
+            interpreted = private_recordings.without_dynamo_guard(interpreted_of(function))
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):
@@ -141,7 +143,7 @@ class Calls(NativeCalls):
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
         has_library_code = is_of_library(function.__wrapped__)
-        if has_library_code and any(map(private.is_symbolic, private.tree_leaves(given))):
+        if has_library_code and any(map(private_sizes.is_symbolic, private.tree_leaves(given))):
             return self.call(function.__wrapped__, args, kwargs)
         given = [plain_numbers(item) for item in given]
         if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
@@ -189,7 +191,7 @@ class Calls(NativeCalls):
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
         caller, _ = class_attribute(type(module), "__call__")
-        if caller is not torch.nn.Module.__call__ and not private.is_graph_module_call(module, caller):
+        if caller is not torch.nn.Module.__call__ and not private_recordings.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 

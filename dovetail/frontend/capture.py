@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
@@ -178,9 +181,9 @@ class _Outputs:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)
             return TensorItem(self._positions[id(value)])
-        if private.is_data_number(value):
+        if private_sizes.is_data_number(value):
             return self._data_number(value)
-        if private.is_symbolic(value):
+        if private_sizes.is_symbolic(value):
             self.numbers.append(value)
             return NumberItem(len(self.numbers) - 1)
         if isinstance(value, Unread):
@@ -212,9 +215,9 @@ class _Outputs:
             )
         maker = WrapperMaker.of(value)
         inner = [inner_tensor(value, name) for name in maker.names]
-        known = {private.storage_of(item.value) for item in self._interpreter.trace.inputs}
+        known = {private_recordings.storage_of(item.value) for item in self._interpreter.trace.inputs}
         if value._base is not None or any(
-            not private.is_wrapper(item) and private.storage_of(item) in known for item in inner
+            not private.is_wrapper(item) and private_recordings.storage_of(item) in known for item in inner
         ):
             raise CaptureError(
                 f"a {type(value).__name__} that shares memory with another tensor is returned",
@@ -315,7 +318,7 @@ def capture(
                 and trace.node_of(traced.value) is not traced.node
             ):
                 raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
-            if private.has_hooks(traced.value):
+            if private_compile.has_hooks(traced.value):
                 raise Break(
                     f"a hook is registered on {traced.name}, which existed before the call",
                     "register it outside of the function, or on a result computed from it",
@@ -351,6 +354,6 @@ def capture(
         None if change.is_empty else change,
         resume_point,
         trace.bindings(),
-        tuple(private.expression_of(number) for number in outputs.numbers),
+        tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
     )

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break, decode
 from dovetail.frontend.opaque_calls import number_as_tensor
 from dovetail.trace import ASSUMPTION
@@ -41,7 +42,7 @@ class Checks:
         """The truth of a value for a jump to ``target`` where it is ``wanted``."""
         is_tensor = isinstance(value, torch.Tensor)
         truth: bool | None = None
-        if is_tensor or private.is_data_number(value):
+        if is_tensor or private_sizes.is_data_number(value):
             truth = self._way_without_raise(frame, target, wanted)
         if truth is None:
             return bool(self.truth(value))  # type: ignore[attr-defined]

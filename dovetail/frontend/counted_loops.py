@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 
@@ -26,7 +26,7 @@ def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     frame = interpreter.frames[-1]
     if not whole or frame.decoded.instructions[frame.position + 1].opname != "GET_ITER":
         return interpreter.call_native(range, args, kwargs)
-    if any(map(private.is_data_number, args)):
+    if any(map(private_sizes.is_data_number, args)):
         return interpreter.call_native(range, args, kwargs)
     start, stop = (0, args[0]) if len(args) == 1 else args[:2]
     step = args[2] if len(args) == 3 else 1
@@ -35,7 +35,7 @@ def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     rounds = interpreter.trace.policy.rounds
     if rounds is not None:
         # Without a guard: what the number of rounds is today.
-        today = count if type(count) is int else private.hint(count)
+        today = count if type(count) is int else private_sizes.hint(count)
         place = (frame.code, frame.position)
         interpreter.loops[place] += 1
         if rounds.changes((*place, interpreter.loops[place]), today) and is_symbolic:

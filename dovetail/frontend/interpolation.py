@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 
 # By mode and number of dimensions of the image; those of the first line take no ``align_corners``.
@@ -53,7 +53,7 @@ def _operator_call(
     """The operator and its arguments; None where ``interpolate`` itself does it, or refuses it."""
     if not isinstance(input, torch.Tensor) or (recompute_scale_factor and size is not None):
         return None
-    if (size is None) is (scale_factor is None) or not private.has_symbols(input):
+    if (size is None) is (scale_factor is None) or not private_sizes.has_symbols(input):
         return None
     dimensions = input.dim() - 2
     name = _NEAREST.get((mode, dimensions)) or _SMOOTH.get((mode, dimensions))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.guards import SameElements
 from dovetail.trace import Trace
 from dovetail.trace.opaque import OPAQUE
@@ -25,7 +26,7 @@ def known_truth(values: Any, condition: torch.Tensor) -> bool | None:
     Inputs that require a gradient are parameters or the like: they change at every call, and so would the guard.
     """
     trace: Trace = values.trace
-    if condition.numel() != 1 or private.has_symbols(condition):
+    if condition.numel() != 1 or private_sizes.has_symbols(condition):
         return None
     inputs = {item.original_node: item for item in trace.inputs}
     order: list[torch.fx.Node] = []

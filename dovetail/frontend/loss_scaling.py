@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break, DataSize
 from dovetail.guards import Identity
@@ -21,7 +22,7 @@ from dovetail.trace import ASSUMPTION
 _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 
 
-@rule(private.scaled_optimizer_step)
+@rule(private_recordings.scaled_optimizer_step)
 def _step_if_finite(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace

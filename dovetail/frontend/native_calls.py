@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
@@ -367,7 +368,7 @@ class NativeCalls:
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
-            if not trace.avoids_breaks or not private.needs_real_data(error):
+            if not trace.avoids_breaks or not private_compile.needs_real_data(error):
                 private.mark_native(error)
                 raise
             trace.forgive_data_symbols(data_symbols)
@@ -377,7 +378,7 @@ class NativeCalls:
             if self._is_tensor_method(function, args):
                 private.mark_native(error)
             raise
-        if trace.avoids_breaks and any(map(private.has_data_geometry, private.tree_leaves(result))):
+        if trace.avoids_breaks and any(map(private_compile.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
             if known is not None:

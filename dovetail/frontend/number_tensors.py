@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
 from dovetail.frontend.call_tables import METHOD_RULES, rule
 from dovetail.trace.known_numbers import known_number
@@ -39,7 +39,7 @@ def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
         numbers is None
         or not any(type(item) in _SYMBOLIC for item in numbers)
         or rest.keys() - {"device"}
-        or any(type(item) is torch.SymInt and private.is_data_number(item) for item in numbers)
+        or any(type(item) is torch.SymInt and private_sizes.is_data_number(item) for item in numbers)
     ):
         return interpreter.call_native(function, args, kwargs)
     is_float = any(type(item) in (float, torch.SymFloat) for item in numbers)
@@ -139,7 +139,9 @@ def select_symbolic(interpreter: Any, target: torch.Tensor, key: Any) -> tuple[t
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
     """
     items = list(key) if type(key) is tuple else [key]
-    places = [at for at, item in enumerate(items) if type(item) is torch.SymInt and not private.is_data_number(item)]
+    places = [
+        at for at, item in enumerate(items) if type(item) is torch.SymInt and not private_sizes.is_data_number(item)
+    ]
     if not places:
         return target, key
     width = sum(map(_dimensions_of, items))

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
@@ -127,7 +128,7 @@ class Formula:
         self.names = names
         self.text = text
         code = compile(f"lambda {', '.join(names)}: {text}", "<size>", "eval")
-        self._compute: Callable[..., Any] = eval(code, private.python_text_globals())
+        self._compute: Callable[..., Any] = eval(code, private_sizes.python_text_globals())
 
     def __call__(self, *values: int) -> Any:
         """The number."""
@@ -176,21 +177,21 @@ class Numbers:
 
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
-        if any(map(private.is_data_number, arguments)):
+        if any(map(private_sizes.is_data_number, arguments)):
             if gives_a_float(function, arguments):
                 function = real_power if function in (operator.pow, operator.ipow, pow) else function
-                return private.recorded_number(function, arguments, self.trace.tracer)
-            symbolic = [item for item in arguments if private.is_symbolic(item)]
-            if all(private.is_symbol(private.first_expression(item)) for item in symbolic):
+                return private_recordings.recorded_number(function, arguments, self.trace.tracer)
+            symbolic = [item for item in arguments if private_sizes.is_symbolic(item)]
+            if all(private_sizes.is_symbol(private_sizes.first_expression(item)) for item in symbolic):
                 # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.
                 result = function(*arguments)
                 # ``x - x`` is no zero and ``x == x`` not true where x is no number.
-                if private.is_data_number(result):
+                if private_sizes.is_data_number(result):
                     return result
             raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
-        hints = [item.node.hint if private.is_symbolic(item) else item for item in arguments]
+        hints = [item.node.hint if private_sizes.is_symbolic(item) else item for item in arguments]
         value = function(*hints)
-        sources = tuple(self._source_of_number(item) if private.is_symbolic(item) else item for item in arguments)
+        sources = tuple(self._source_of_number(item) if private_sizes.is_symbolic(item) else item for item in arguments)
         if type(value) not in (int, float, bool) or any(source is None for source in sources):
             return function(*[plain_numbers(item) for item in arguments])
         shown = [item.name if isinstance(item, Source) else repr(item) for item in sources]
@@ -207,9 +208,9 @@ class Numbers:
 
     def _source_of_number(self, number: Any) -> Source | None:
         """How to find a symbolic number again; None where that cannot be said."""
-        expression = private.first_expression(number)
+        expression = private_sizes.first_expression(number)
         bindings = self.trace.bindings()
-        symbols = private.symbols_of(expression)
+        symbols = private_sizes.symbols_of(expression)
         if not symbols or any(symbol not in bindings.symbols for symbol in symbols):
             return None
         sources = []
@@ -218,8 +219,8 @@ class Numbers:
             carrier = self.values.guards.tensor_source(index)
             is_number = isinstance(carrier, (NumberSource, FloatSource))
             sources.append(carrier.base if is_number else SizeSource(carrier, kind, dim))
-        if private.is_symbol(expression):
+        if private_sizes.is_symbol(expression):
             return sources[0]
         names = tuple(str(symbol) for symbol in symbols)
-        formula = Formula(names, private.python_text(expression, dict(zip(symbols, names, strict=True))))
+        formula = Formula(names, private_sizes.python_text(expression, dict(zip(symbols, names, strict=True))))
         return ComputedSource(formula, tuple(sources), bindings.sentence(expression))

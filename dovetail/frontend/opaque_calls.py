@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
 from dovetail.frontend.frame import Break
 from dovetail.frontend.values import is_leaf_value
@@ -77,7 +78,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             tensors[at] = leaf
-        elif private.is_data_number(leaf):
+        elif private_sizes.is_data_number(leaf):
             tensors[at] = number_as_tensor(leaf)
             numbers.add(at)
         elif not is_leaf_value(leaf) and not _is_settings(leaf):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.aliases import guard_equality
 from dovetail.frontend.attributes import MISSING, class_attribute
 from dovetail.frontend.branches import followed_branch, is_followed
@@ -325,11 +326,11 @@ class Operators(Numbers):
                 raise Break(
                     "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
                 ) from error
-        if private.is_data_number(value) and self.follows_branches():
+        if private_sizes.is_data_number(value) and self.follows_branches():
             known = followed_branch(self.values, value)
             if known is not None:
                 return known
-        if private.is_made_of_data_float(value):
+        if private_sizes.is_made_of_data_float(value):
             raise Break(
                 "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
             )

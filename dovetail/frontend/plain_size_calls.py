@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 
 _functional = torch.nn.functional
@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def _have_symbols(*values: Any) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in values) and any(map(private.has_symbols, values))
+    return all(isinstance(value, torch.Tensor) for value in values) and any(map(private_sizes.has_symbols, values))
 
 
 def _one(value: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as private_autograd
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.call_tables import RULES, rule
@@ -69,7 +70,7 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return isinstance(value.example, kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
-    if private.is_symbolic(value):
+    if private_sizes.is_symbolic(value):
         return isinstance(_plain_example(value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
         traced = interpreter.values.trace.input_of(value)
@@ -132,7 +133,7 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return call_metaclass(interpreter, type, args, kwargs)
     if type(args[0]) is SparseValue:
         return type(args[0].example)
-    if private.is_symbolic(args[0]):
+    if private_sizes.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):
         traced = interpreter.values.trace.input_of(args[0])
@@ -205,7 +206,7 @@ def _conversion(function: Any, method_name: str) -> Any:
             return interpreter.operate(operator.pow, *args)
         if args:
             value = args[0]
-            if private.is_symbolic(value):
+            if private_sizes.is_symbolic(value):
                 if (function is int and isinstance(value, torch.SymInt)) or (
                     function is float and isinstance(value, torch.SymFloat)
                 ):
@@ -280,7 +281,7 @@ def extreme(interpreter: Any, function: Any, numbers: tuple[Any, ...]) -> Any:
     """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented. An optimizer's is chosen by
     branches with guards.
     """
-    if not any(isinstance(item, torch.Tensor) or private.is_data_number(item) for item in numbers):
+    if not any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
         return NotImplemented
     is_arithmetic = is_exact_only_in_python(function, numbers)
     if not interpreter.follows_branches() or (is_arithmetic and gives_a_float(function, numbers)):

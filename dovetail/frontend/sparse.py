@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
 from dovetail.frontend.frame import Break
 from dovetail.frontend.sparse_value import SparseValue
@@ -128,7 +129,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
             if private.is_wrapper(leaf):
                 raise Break(f"{name} is given a sparse tensor and a tensor subclass")
             tensors[at] = leaf
-        elif private.is_symbolic(leaf) or not is_leaf_value(leaf):
+        elif private_sizes.is_symbolic(leaf) or not is_leaf_value(leaf):
             raise Break(f"{name} is given a sparse tensor and an object that is no constant")
     constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
     returned: list[Any] = []

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import UserLocation
 from dovetail.frontend.frame import Break, SymbolicTrouble
 from dovetail.frontend.sparse_value import SPARSE_TYPES, SparseValue
@@ -322,7 +323,7 @@ class Values:
             inner = {name: inner_tensor(value, name, form) for name in maker.names}
         self.guard(source, WrapperMatch(maker, value.requires_grad), f"{source.name} was read")
         traced = maker(*[self.read(item, InnerSource(source, name, form)) for name, item in inner.items()], form=form)
-        if private.has_symbols(traced):
+        if private_sizes.has_symbols(traced):
             raise SymbolicTrouble(f"{source.name} is a tensor subclass of a symbolic size")
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         self._wrappers[id(value)] = (value, traced, source)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import InputError, UserLocation
 from dovetail.guards.predicate import (
     Distinct,
@@ -65,8 +66,8 @@ def _facts(tensor: torch.Tensor, fake: torch.Tensor | None) -> TensorFacts:
         return facts
     return replace(
         facts,
-        shape=tuple(None if private.is_symbolic(size) else int(size) for size in fake.shape),
-        stride=tuple(None if private.is_symbolic(step) else int(step) for step in fake.stride()),
+        shape=tuple(None if private_sizes.is_symbolic(size) else int(size) for size in fake.shape),
+        stride=tuple(None if private_sizes.is_symbolic(step) else int(step) for step in fake.stride()),
     )
 
 

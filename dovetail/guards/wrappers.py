@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
 from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards.predicate import Predicate
 from dovetail.guards.source import Step
@@ -88,7 +88,7 @@ class WrapperMaker:
         if type(gradient) is not self.kind:
             return False
         tensors, _, meta = parts_of(gradient)
-        return tuple(tensors) == self.names and private.same_wrapper_form(meta, self.meta)
+        return tuple(tensors) == self.names and private_recordings.same_wrapper_form(meta, self.meta)
 
 
 @dataclass

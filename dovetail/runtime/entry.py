@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import DovetailError, OutgrownError
 from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
@@ -107,7 +107,7 @@ class Entry:
             tensors[gradient] = None  # type: ignore[call-overload]
         if self.assumes:
             devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            states = private.random_states(devices)
+            states = private_compile.random_states(devices)
             try:
                 return self.run(tensors)
             except RuntimeError as error:
@@ -119,7 +119,7 @@ class Entry:
                         "graph, so that eager cannot take its place",
                         advice="keep sizes and branches independent of the data, or compile without passes",
                     ) from error
-                private.set_random_states(states, devices)
+                private_compile.set_random_states(states, devices)
                 return None
         if self.start_over:
             try:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
 from dovetail.runtime.backward_reads import pending_reads, reads_of
@@ -169,7 +170,7 @@ def _autograd_function(
                     raise
                 values = one_by_one(ctx, error)
                 saved = values.those(independence.wanted(defined))
-            if not private.keeps_graph():
+            if not private_compile.keeps_graph():
                 free(ctx, values, defined)
             if ctx.in_parts:
                 with gradient_in_parts():
@@ -210,7 +211,7 @@ def _autograd_function(
     def one_by_one(ctx: Any, error: RuntimeError) -> SavedValues:
         if ctx.rest is not None:
             return SavedValues(ctx.rest, error)
-        return SavedValues.of(private.raw_saved_tensors(ctx), ctx.saved_constants, error)
+        return SavedValues.of(private_compile.raw_saved_tensors(ctx), ctx.saved_constants, error)
 
     def free(ctx: Any, saved: Sequence[Any] | SavedValues, defined: tuple[bool, ...]) -> None:
         """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
@@ -229,7 +230,7 @@ def _autograd_function(
                 values.append(_with_strides(tangent, ctx.tangent_strides[position]))
         return values
 
-    private.hide_from_dynamo(CompiledBackward.backward)
+    private_compile.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:

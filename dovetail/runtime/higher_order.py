@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import DovetailError, HigherOrderGradientError
 from dovetail.guards.ambient import autocast_state
 
@@ -125,8 +125,8 @@ class KeptInputs:
             if index in needed.written:
                 with torch.enable_grad():
                     value = value.clone()
-            self.saved.append((index, private.make_saved_tensor(value)))
-        self.states = private.random_states(needed.cuda_devices) if needed.draws else None
+            self.saved.append((index, private_compile.make_saved_tensor(value)))
+        self.states = private_compile.random_states(needed.cuda_devices) if needed.draws else None
 
     def note_held(self, variables: Mapping[int, torch.Tensor]) -> None:
         """Rely no longer on what the graph has saved. None of the leaves has been written to so far."""
@@ -280,7 +280,7 @@ class DifferentiableBackward:
         if kept is None:
             raise RuntimeError(FREED)
         primals = kept.unpack(edges)
-        wanted = private.wanted_edges(edges)
+        wanted = private_compile.wanted_edges(edges)
         defined = tuple(tangent is not None for tangent in tangents)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
@@ -292,7 +292,7 @@ class DifferentiableBackward:
         if kept.states is None:
             gradients = found.run(list(flat))
         else:
-            with private.random_states_set(kept.states, self._needed.cuda_devices):
+            with private_compile.random_states_set(kept.states, self._needed.cuda_devices):
                 gradients = found.run(list(flat))
         if found not in self._compared:
             with torch.no_grad():
@@ -318,7 +318,7 @@ class DifferentiableBackward:
 
     @staticmethod
     def _pattern(request: Request) -> Any:
-        autocast = autocast_state() if private.is_any_autocast_on() else None
+        autocast = autocast_state() if private_compile.is_any_autocast_on() else None
         return (request.defined, request.wanted, autocast, tuple(map(_kind, request.tangents)))
 
     def _sizes(self, request: Request) -> Sizes:

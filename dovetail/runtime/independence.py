@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.runtime.higher_order import FREED
 
 Pattern = tuple[bool, ...]
@@ -135,7 +135,7 @@ class _Kept:
     def __init__(self, value: Any) -> None:
         self._is_tensor = isinstance(value, torch.Tensor)
         # A result of the node that keeps it would be a cycle that nobody collects.
-        self._value = private.make_saved_tensor(value.detach()) if self._is_tensor else value
+        self._value = private_compile.make_saved_tensor(value.detach()) if self._is_tensor else value
 
     def unpack(self) -> Any:
         """The value; eager's error for one that was written to."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 
 
 def spread_strides(gradients: Sequence[torch.Tensor | None]) -> dict[int, tuple[int, ...]]:
@@ -26,7 +26,7 @@ def spread_strides(gradients: Sequence[torch.Tensor | None]) -> dict[int, tuple[
         for index, gradient in enumerate(gradients)
         if gradient is not None
         and gradient.layout is torch.strided
-        and not private.has_symbols(gradient)
+        and not private_sizes.has_symbols(gradient)
         and _is_spread(gradient)
     }
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import PartialGradientError
 
 
@@ -120,7 +121,7 @@ def _refuse_partial_gradient(edge: tuple[Any, int], has_hooks: bool, fed: torch.
     node, number = edge
     is_current = fed is not None and fed.grad_fn is node and fed.output_nr == number
     wanted = has_hooks or (fed is not None and is_current and fed.retains_grad)
-    if wanted or any(_is_edge(item, node, number) for item in private.wanted_gradients()):
+    if wanted or any(_is_edge(item, node, number) for item in private_compile.wanted_gradients()):
         raise PartialGradientError(
             "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
             "the same graph was computed from it",

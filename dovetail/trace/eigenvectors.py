@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.trace.opaque import opaque
 from dovetail.trace.trace import Trace
 
@@ -46,7 +47,7 @@ def phases_checked(
         for node in _vector_nodes(roots):
             name = node.name()
             with trace.recorder.paused():
-                values, vectors = (private.saved_value(node, each) for each in ("eigenvalues", "eigenvectors"))
+                values, vectors = (private_compile.saved_value(node, each) for each in ("eigenvalues", "eigenvectors"))
             if not in_parts and vectors.is_complex():
                 handle = node.register_prehook(functools.partial(_check, trace, vectors, _MESSAGES[name]))
                 stack.callback(handle.remove)

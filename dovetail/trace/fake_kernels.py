@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 
 _aten = torch.ops.aten
 # All of the next four tables: the fake kernel keeps strides that the kernel does not keep, and a view of such a result would
@@ -50,7 +51,11 @@ class FakeMode(private.FakeTensorMode):
         result = super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if func in _CHANNELS_LAST:
             image = args[_CHANNELS_LAST[func]]
-            return _laid_out(result, private.suggested_memory_format(image)) if image.device.type == "cpu" else result
+            return (
+                _laid_out(result, private_sizes.suggested_memory_format(image))
+                if image.device.type == "cpu"
+                else result
+            )
         if func in _CONTIGUOUS or (func in _CONTIGUOUS_ON_CPU and args[0].device.type == "cpu"):
             return _laid_out(result, torch.contiguous_format)
         if func in _LIKE_A_SUM:

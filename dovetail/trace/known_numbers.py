@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.trace.trace import Trace
 
 _aten = torch.ops.aten
@@ -42,7 +42,7 @@ def known_number(trace: Trace, value: torch.Tensor) -> Any:
     if value.dim() or value.dtype != torch.int64 or value.requires_grad:
         return None
     number = _evaluate(trace.node_of(value))
-    if number is None or private.is_data_number(number):
+    if number is None or private_sizes.is_data_number(number):
         return None
     return number if -_LIMIT < number < _LIMIT else None
 

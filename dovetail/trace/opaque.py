@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError, OutgrownError
 from dovetail.guards import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
 from dovetail.trace.trace import Trace
@@ -98,7 +100,7 @@ class OpaqueCall:
 
 
 def _run(function: FlatFunction, tensors: Sequence[torch.Tensor], needs_gradient: Sequence[bool]) -> list[torch.Tensor]:
-    with private.above_autograd(), torch.enable_grad():
+    with private_compile.above_autograd(), torch.enable_grad():
         leaves = [_leaf(tensor, flag) for tensor, flag in zip(tensors, needs_gradient, strict=True)]
         return [_with_ticket(result) for result in function(*leaves)]
 
@@ -185,7 +187,7 @@ def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
             # With its strides, and in memory of its own.
             copied: torch.Tensor = item.real.detach().__deepcopy__({})  # type: ignore[no-untyped-call]
             return copied
-    if private.has_symbols(value):
+    if private_sizes.has_symbols(value):
         raise CaptureError("an operator that only runs on real tensors is given a symbolic size", where=trace.locate())
     result = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     if _CARRIED_EXAMPLE in node.meta:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
 
 
@@ -87,7 +88,7 @@ def _are_apart(left: torch.Tensor, right: torch.Tensor) -> bool:
     over all that lies within it. Every comparison becomes a guard.
     """
     strides = left.stride()
-    if strides != right.stride() or any(private.is_data_number(size) for size in (*left.shape, *right.shape)):
+    if strides != right.stride() or any(private_sizes.is_data_number(size) for size in (*left.shape, *right.shape)):
         return False
     low, high = (left, right) if left.storage_offset() <= right.storage_offset() else (right, left)
     distance = high.storage_offset() - low.storage_offset()

@@ -16,6 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
 
@@ -224,7 +226,7 @@ class Recorder:
         if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
             self.unreplayable = self.unreplayable or "it uses torch.func"
             return
-        if private.saved_tensor_hooks_change_values():
+        if private_compile.saved_tensor_hooks_change_values():
             self.unreplayable = self.unreplayable or "saved-tensor hooks are set in it"
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
@@ -234,7 +236,7 @@ class Recorder:
         )
 
     def _store(self, value: Any) -> Any:
-        if private.is_symbolic(value):
+        if private_sizes.is_symbolic(value):
             self._symbolic.append(value)
             return NumberSlot(len(self._symbolic) - 1)
         if isinstance(value, torch.Tensor):
@@ -274,7 +276,7 @@ class Recorder:
         compute = None
         if self._symbolic:
             try:
-                compute = numbers([private.expression_of(item) for item in self._symbolic]) if numbers else None
+                compute = numbers([private_sizes.expression_of(item) for item in self._symbolic]) if numbers else None
             except CaptureError as error:
                 self.unreplayable = self.unreplayable or error.what
             if compute is None:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.trace.loop_rounds import LoopRounds
 
@@ -141,7 +142,7 @@ class Recorded:
     location: UserLocation | None
 
 
-class RecordingShapeEnv(private.QuickShapeEnv):
+class RecordingShapeEnv(private_recordings.QuickShapeEnv):
     """A shape environment that knows the user's line of each of its guards."""
 
     def __init__(self) -> None:
@@ -174,14 +175,14 @@ class Bindings:
             parts: list[tuple[str, int, Any]] = [("size", dim, size) for dim, size in enumerate(value.shape)]
             parts += [("stride", dim, step) for dim, step in enumerate(value.stride())]
             parts.append(("offset", 0, value.storage_offset()))
-            carried = private.carried_float(value)
+            carried = private_sizes.carried_float(value)
             if carried is not None:
                 parts.append(("value", 0, carried))
             for kind, dim, part in parts:
-                if not private.is_symbolic(part):
+                if not private_sizes.is_symbolic(part):
                     continue
-                expression = private.first_expression(part)
-                if private.is_symbol(expression) and expression not in self.symbols:
+                expression = private_sizes.first_expression(part)
+                if private_sizes.is_symbol(expression) and expression not in self.symbols:
                     self.symbols[expression] = (index, kind, dim)
                 else:
                     self.relations.append((index, kind, dim, expression))
@@ -206,16 +207,16 @@ class Bindings:
 
         Raises :class:`CaptureError` for an expression that Python cannot compute from them.
         """
-        texts = [private.python_text(item, self._variables(item)) for item in expressions]
+        texts = [private_sizes.python_text(item, self._variables(item)) for item in expressions]
         body = "".join(f"{text}, " for text in texts)
         source = f"def compute(tensors):\n    return ({body})\n"
-        space: dict[str, Any] = private.python_text_globals()
+        space: dict[str, Any] = private_sizes.python_text_globals()
         exec(compile(source, "<shapes>", "exec"), space)
         return space["compute"]  # type: ignore[no-any-return]
 
     def _variables(self, expression: Any) -> dict[Any, str]:
         variables = {}
-        for symbol in private.symbols_of(expression):
+        for symbol in private_sizes.symbols_of(expression):
             if symbol not in self.symbols:
                 raise CaptureError(
                     f"a size depends on {symbol}, which cannot be read off the inputs",
@@ -227,7 +228,9 @@ class Bindings:
     def sentence(self, expression: Any) -> str:
         """An expression in the user's words."""
         shown = {symbol: self.text(place) for symbol, place in self.symbols.items()}
-        return private.python_text(expression, {symbol: shown[symbol] for symbol in private.symbols_of(expression)})
+        return private_sizes.python_text(
+            expression, {symbol: shown[symbol] for symbol in private_sizes.symbols_of(expression)}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +256,7 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
     conditions: list[tuple[Any, UserLocation | None]] = []
     texts: list[tuple[str, str, UserLocation | None]] = []
     for symbol, place in bindings.symbols.items():
-        low, high = private.range_of(environment, symbol)
+        low, high = private_sizes.range_of(environment, symbol)
         code, text = bindings.code(place), bindings.text(place)
         if low is not None:
             texts.append((f"{low} <= {code}", f"`{text}` must be at least {low}", None))
@@ -261,18 +264,18 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
             texts.append((f"{code} <= {high}", f"`{text}` must be at most {high}", None))
     for index, kind, dim, expression in bindings.relations:
         part = (index, kind, dim)
-        value = private.python_text(expression, bindings._variables(expression))
+        value = private_sizes.python_text(expression, bindings._variables(expression))
         shown = bindings.sentence(expression)
         texts.append((f"{bindings.code(part)} == {value}", f"`{bindings.text(part)}` must be `{shown}`", None))
     conditions += [(item.expression, item.location) for item in environment.recorded()]
     for expression, location in conditions:
-        code = private.python_text(expression, bindings._variables(expression))
+        code = private_sizes.python_text(expression, bindings._variables(expression))
         texts.append((code, f"`{bindings.sentence(expression)}` must hold", location))
     # A recorded guard knows the user's line; the ranges that follow from it do not.
     texts.sort(key=lambda item: item[2] is None)
     unique = list({item[0]: item for item in reversed(texts)}.values())[::-1]
     joined = " and ".join(f"({code})" for code, _, _ in unique) or "True"
-    space: dict[str, Any] = private.python_text_globals()
+    space: dict[str, Any] = private_sizes.python_text_globals()
     exec(compile(f"holds = lambda tensors: {joined}", "<shape guards>", "exec"), space)
     sentences: list[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]]] = []
     for code, text, line in unique:

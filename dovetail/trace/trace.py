@@ -17,6 +17,9 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_autograd as private_autograd
+from dovetail import torch_private_recordings as private_recordings
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
@@ -131,12 +134,12 @@ class _FunctionalMode(private.FunctionalTensorMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self.open_trace.note_metadata_change(func, args, kwargs or {})
             return result
-        functional = private.functional_form(func) if func._schema.is_mutable else None
-        if functional is not None and private.has_symbols(args[0]):
+        functional = private_recordings.functional_form(func) if func._schema.is_mutable else None
+        if functional is not None and private_sizes.has_symbols(args[0]):
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except RuntimeError as error:
-                if not private.asks_for_plain_sizes(error):
+                if not private_recordings.asks_for_plain_sizes(error):
                     raise
             # To write in place is tried out on tensors that cannot have symbolic sizes (torch 2.13).
             value = super().__torch_dispatch__(functional, types, args, kwargs)
@@ -237,7 +240,7 @@ class Trace:
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
-        self._looked_at = private.KnownSymbols()
+        self._looked_at = private_sizes.KnownSymbols()
         self.truths: set[Any] = set()
         self.locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
@@ -286,7 +289,7 @@ class Trace:
             return found
         if not self._is_own(real):
             self.check_input(real, name)
-        with private.no_torch_function(), private.outside_of_transforms():
+        with private.no_torch_function(), private_compile.outside_of_transforms():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
@@ -307,16 +310,16 @@ class Trace:
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
                 fake = real.detach() if real.requires_grad else real
             elif name.endswith(NUMBER_SUFFIX) and real.is_floating_point() and real.dim() == 0:
-                fake = private.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
+                fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
-                fake = private.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
+                fake = private_sizes.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
             else:
                 fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
             private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
-            if private.carried_float(fake) is not None:
+            if private_sizes.carried_float(fake) is not None:
                 # Tracking notes a copy, which does not know the number.
                 proxy.node.meta["val"] = fake
         leaf = private.to_fun(fake)
@@ -345,7 +348,8 @@ class Trace:
             operator, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
         hidden = item.real.requires_grad and not torch.is_grad_enabled()
         if hidden or any(
-            isinstance(value, torch.Tensor) or private.is_symbolic(value) for value in tree_leaves((args[1:], kwargs))
+            isinstance(value, torch.Tensor) or private_sizes.is_symbolic(value)
+            for value in tree_leaves((args[1:], kwargs))
         ):
             raise CaptureError(
                 f"{item.name} is changed in place by {operator}",
@@ -417,7 +421,7 @@ class Trace:
 
     def data_symbols(self) -> set[Any]:
         """The sizes and numbers made out of data so far."""
-        return private.data_symbols(self.shape_env, self._looked_at) - self._forgiven
+        return private_sizes.data_symbols(self.shape_env, self._looked_at) - self._forgiven
 
     def forgive_data_symbols(self, before: set[Any]) -> None:
         """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
@@ -427,16 +431,16 @@ class Trace:
         """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
         assumed = [
             expression
-            for expression in private.deferred_assumptions(self.shape_env, self.truths)
-            if not self._forgiven.intersection(private.symbols_of(expression))
+            for expression in private_sizes.deferred_assumptions(self.shape_env, self.truths)
+            if not self._forgiven.intersection(private_sizes.symbols_of(expression))
         ]
         for expression in assumed:
-            if not private.is_expressible(expression):
+            if not private_sizes.is_expressible(expression):
                 raise self._unchecked(expression)
             # Without gradients: what is recorded with them in the backward counts as computed there.
             with private.no_torch_function(), torch.no_grad():
-                condition = private.symbolic_truth(self.shape_env, expression)
-                if private.expression_of(condition) == True:  # noqa: E712  (sympy's)
+                condition = private_sizes.symbolic_truth(self.shape_env, expression)
+                if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)
                     self._assert_settled(expression)
                     continue
                 torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
@@ -450,13 +454,13 @@ class Trace:
 
     def _assert_settled(self, expression: Any) -> None:
         """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
-        relation, *sides = private.parts_of_relation(expression)
+        relation, *sides = private_sizes.parts_of_relation(expression)
         places: dict[Any, tuple[torch.fx.Node, int]] = {}
         for node in self.graph.nodes:
             value = node.meta.get("val")
             for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-                if private.is_symbolic(size):
-                    places.setdefault(private.first_expression(size), (node, dim))
+                if private_sizes.is_symbolic(size):
+                    places.setdefault(private_sizes.first_expression(size), (node, dim))
         if relation is None or not all(type(side) is int or side in places for side in sides):
             raise self._unchecked(expression)
         arguments = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.aot.joint_graph import IN_BACKWARD, SAVE, JointGraph
 from dovetail.aot.memory_budget import free_storages, storage_of
@@ -76,7 +76,7 @@ def save_in_bfloat16(minimum_bytes: int = 1 << 16) -> Callable[[JointGraph], Non
         alive = {*joint.results, *joint.graph.find_nodes(op="placeholder")}
         for node in saved_nodes(joint):
             value = node.meta["val"]
-            large = value.dtype == torch.float32 and private.hint(value.numel()) * 4 >= minimum_bytes
+            large = value.dtype == torch.float32 and private_sizes.hint(value.numel()) * 4 >= minimum_bytes
             if large and node not in alive:
                 _keep_as(joint, node, {"dtype": torch.bfloat16}, {"dtype": torch.float32})
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends.aten import ATEN
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
@@ -164,7 +165,7 @@ def compile_cudagraphs(
             device,
             tuple(_name(node) for node in part.inputs),
             frozenset(static_here),
-            frozenset(index for index in static_here if not private.has_symbols(part.inputs[index].meta["val"])),
+            frozenset(index for index in static_here if not private_sizes.has_symbols(part.inputs[index].meta["val"])),
             frozenset(numbers),
             mutated_inputs(part.graph),
             frozenset(index for index, node in enumerate(part.outputs) if visible(node)),
@@ -218,7 +219,7 @@ def _device_of(graph: torch.fx.GraphModule, recorder: Recorder) -> torch.device 
     counts: dict[torch.device, int] = {}
     for node in graph.graph.nodes:
         for value in node_tensors(node):
-            if recorder.records(value) and private.carried_float(value) is None:
+            if recorder.records(value) and private_sizes.carried_float(value) is None:
                 counts[value.device] = counts.get(value.device, 0) + 1
     return max(counts, key=lambda device: counts[device]) if counts else None
 

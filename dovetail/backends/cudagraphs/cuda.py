@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
 from dovetail.backends.cudagraphs.recorder import Work
 
 
@@ -151,7 +151,7 @@ class CudaRecorder:
         except BaseException:
             # torch leaves its own context half open if the end of the capture raises as well.
             torch.cuda.set_stream(current)
-            private.end_capture_allocations(state.stream.device, pool)
+            private_recordings.end_capture_allocations(state.stream.device, pool)
             _repair_generator(generator, before, state)
             raise
         finally:

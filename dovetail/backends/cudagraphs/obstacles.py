@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.mutations import is_pure_function
 from dovetail.errors import UserLocation
@@ -58,7 +59,7 @@ def is_float(node: torch.fx.Node) -> bool:
 def on_host(node: torch.fx.Node, recorder: Recorder) -> bool:
     """Whether the node's value is, or holds, a tensor that the device cannot read while it replays."""
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and private.carried_float(value) is not None:
+    if isinstance(value, torch.Tensor) and private_sizes.carried_float(value) is not None:
         return True
     return any(not recorder.records(leaf) or leaf.layout is not torch.strided for leaf in node_tensors(node))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail import torch_private_recordings as private_recordings
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.backends.cudagraphs.results import Results, flat, is_dense, span
 from dovetail.backends.cudagraphs.shared import Addresses, Shared, register_part, shared_by, warn
@@ -390,7 +391,7 @@ class RecordedPart:
         self._recent.clear()
         _drop_all(self._shapes, self._shared)
         self._shared.collect()
-        where = private.last_line_of_generated_code(error)
+        where = private_recordings.last_line_of_generated_code(error)
         out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         self.given_up = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         advice = (
