@@ -15,6 +15,7 @@ from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.effects import EffectRecipe, Effects
 from dovetail.runtime.recipe import Recipe, rebuild
+from dovetail.runtime.recipe_code import Build, generate
 from dovetail.trace import ASSUMPTION
 
 OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
@@ -58,7 +59,12 @@ class Entry:
 
     @functools.cached_property
     def _effects(self) -> Effects:
-        return Effects(self.effects, [item.source for item in self.checker.guards.tensors])
+        return Effects(self.recipe, self.effects, [item.source for item in self.checker.guards.tensors])
+
+    @functools.cached_property
+    def _build(self) -> Build:
+        assert self.recipe is not None
+        return generate(self.recipe) or functools.partial(rebuild, self.recipe)
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -89,11 +95,10 @@ class Entry:
             return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
-        assert self.recipe is not None
         if not self.effects:
-            result = rebuild(self.recipe, results, callee, args, kwargs)
+            result = self._build(results, callee, args, kwargs)
         else:
-            result = self._effects.apply(self.recipe, tensors, results, callee, args, kwargs)
+            result = self._effects.apply(tensors, results, callee, args, kwargs)
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result

@@ -385,7 +385,7 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
     if kind is ExceptionItem:
         return _rebuild_exception(recipe, make, memo)
     cls = recipe.cls
-    result = memo[recipe.number] = _native_new(cls)(cls)
+    result = memo[recipe.number] = native_new(cls)(cls)
     if recipe.pairs or isinstance(result, dict):
         base: Any = collections.OrderedDict if isinstance(result, collections.OrderedDict) else dict
         for key, item in recipe.pairs:
@@ -401,8 +401,8 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
 
 
 @functools.lru_cache(maxsize=256)
-def _native_new(cls: type) -> Any:
-    """The ``__new__`` of the nearest builtin base: a class's own would run the user's code."""
+def native_new(cls: type) -> Any:
+    """The ``__new__`` of the nearest builtin base of a class: its own would run the user's code."""
     for owner in cls.__mro__:
         maker = owner.__dict__.get("__new__")
         if maker is not None and not isinstance(maker, staticmethod):
