@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from dovetail.frontend.values import is_trusted
 from dovetail.guards import (
     AttributeSource,
@@ -57,7 +59,7 @@ def _met(guards: GuardSet) -> list[type]:
 
 
 def _is_fixed(values: Values, kind: type) -> bool:
-    if kind.__module__.startswith("torch.nn.modules."):
-        # Part of the program like the user's own modules, and patched like them.
+    if kind.__module__.startswith("torch.nn.modules.") and kind is not torch.nn.Module:
+        # Part of the program like the user's own modules, and patched like them. Module itself is patched by torch.compile.
         return False
     return not is_heap_type(kind) or is_trusted(kind.__module__) or values.is_created(kind)
