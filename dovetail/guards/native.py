@@ -27,6 +27,7 @@ from dovetail.guards.source import (
     class_order,
     has_plain_dict,
     instance_dict,
+    is_heap_type,
 )
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class NativeWriter:
         if not self._is_sure(parent, kind):
             return None
         if isinstance(value, type) and generator.class_of_table(source) is value:
+            if not is_heap_type(value):
+                return None
             return step.class_dict(class_dict(value)), class_dict(value)
         if isinstance(source, InstanceDictSource):
             own = source.read(value)
@@ -168,7 +171,9 @@ class NativeWriter:
                 order = class_order(value)
                 return step.class_order(order), order
             holder = self._generator.holder(value, source)
-            if holder is None:
+            order = class_order(value)
+            # Since Python 3.12 a static type's dictionary is not where the C++ guards look for it.
+            if holder is None or not all(map(is_heap_type, order[: order.index(holder) + 1])):
                 return None
             if holder is not value:
                 self._inherits(value, holder, name)
@@ -179,7 +184,7 @@ class NativeWriter:
             table = instance_dict(value)
             return step.own_dict(table).item(dict, name, table[name]), table[name]
         slot = class_dict(kind).get(name)
-        if type(slot) is not types.MemberDescriptorType:
+        if type(slot) is not types.MemberDescriptorType or not is_heap_type(kind):
             return None
         if ("slot", kind, name) not in self._asked:
             self._asked.add(("slot", kind, name))
