@@ -235,7 +235,7 @@ def main() -> int:
         results[program] = measure(program, variants, options, options.output)
         rows += rows_of(program, results[program])
         verdicts.append(verdict(program, results[program]))
-        print(f"{program}: done", flush=True)
+        print(f"{program}: done\n  {verdicts[-1]}", flush=True)
         for variant, result in results[program].items():
             if "failure" in result:
                 print(f"  {variant}: {result['failure']}", flush=True)
