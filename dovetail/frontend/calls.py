@@ -7,8 +7,8 @@ import functools
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -30,7 +30,6 @@ from dovetail.frontend.call_tables import (
 )
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.frame import Break
-from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.native_calls import NativeCalls
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -45,40 +44,6 @@ from dovetail.runtime.recipe import interpreted_of
 
 class Calls(NativeCalls):
     """Mixed into the interpreter: the call table."""
-
-    values: Any
-    effects: Any
-    frames: list[Any]
-    _function_classes: dict[type, type]
-
-    if TYPE_CHECKING:
-        gradients: Gradients
-
-        def run_function(
-            self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
-        ) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def as_key(self, value: Any, table: Any = None) -> Any:
-            """See :class:`Interpreter`."""
-
-        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
-            """See :class:`Operators`."""
-
-        def load_attribute(self, target: Any, name: str) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def load_default_attribute(self, target: Any, name: str) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-            """See :class:`Numbers`."""
-
-        def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
-            """See :class:`Interpreter` and :class:`Attributes`."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         """Call anything. ``direct``: the caller does nothing with the result but push it on the stack of its frame."""

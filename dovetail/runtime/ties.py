@@ -53,7 +53,7 @@ _NOTED = -1
 def note_fed(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> None:
     """Refuse gradients of ``fed`` through ``value``, which was computed from them inside of the same node of autograd.
 
-    A fifth of what a node of its own costs (:func:`tie`), which is needed where they come from different nodes.
+    Cheaper than a node of its own (:func:`tie`), which is needed where they come from different nodes.
     """
     node = weakref.ref(value.grad_fn)
     noted = [(tensor.output_nr, prepare_hooks(tensor), weakref.ref(tensor)) for tensor in fed]
