@@ -60,7 +60,7 @@ def _scan(
         def combine(left: Any, right: Any) -> Any:
             return combined.run([*left, *right])
 
-        found: Sequence[torch.Tensor] = private_compile.associative_scan(combine, list(given), 0, False, "generic")
+        found: Any = private_compile.associative_scan(combine, list(given), 0, False, "generic")
         return found
 
     def sizes(*given: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
