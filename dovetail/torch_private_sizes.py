@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SymT,
+    statically_known_true,
     symbol_is_type,
 )
 from torch.utils._sympy.numbers import int_oo
@@ -243,3 +244,17 @@ def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
 def assume(condition: torch.SymBool) -> None:
     """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
     torch._check(condition)
+
+
+def greater(left: Any, right: Any) -> Any:
+    """The greater of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left >= right):
+        return left
+    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
+
+
+def lesser(left: Any, right: Any) -> Any:
+    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left <= right):
+        return left
+    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
