@@ -47,6 +47,7 @@ from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
+from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
@@ -295,7 +296,29 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
+        if policy.has_symbols and not plan:
+            self._add_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
+
+    def _add_other_sides(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> None:
+        """Compile what later calls with other sizes would need, where the program compares its sizes with something."""
+        keeps = self._keeps_data_sizes
+
+        def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
+            # The rounds of a loop at sizes that no call had are nothing to learn from.
+            chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
+            return self._compile(GuardSet(), args, kwargs, chosen, 0, by_parts)
+
+        limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
+        _inside.active = True
+        try:
+            others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
+        finally:
+            _inside.active, self._keeps_data_sizes = False, keeps
+        # Behind the entry of this call, before those that were there.
+        self.entries = [self.entries[0], *others, *self.entries[1:]]
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
