@@ -157,10 +157,10 @@ def _autograd_function(
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
                 # As in the ordinary backward: raises for what is freed, and for what was written to.
-                saved_values(ctx)
+                saved = saved_values(ctx)
                 ctx.in_parts = True
                 with reads_of(ctx.reads):
-                    return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+                    return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents), saved)
             defined = tuple(tangent is not None for tangent in tangents)
             values: Any
             try:
