@@ -170,3 +170,42 @@ def overrides_torch_function(value: Any) -> bool:
     """Whether a value wants to be asked about the torch functions that it is given to, whatever modes there are."""
     implementation = getattr(type(value), "__torch_function__", None)
     return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def saved_through_hooks(node: Any) -> list[tuple[Any, str, int | None]]:
+    """What a node has saved through saved-tensor hooks: the raw saved tensor, the attribute that gives it (or the tuple that it
+    is in) with its autograd history, and where in the tuple. Torch 2.13.
+    """
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        names = ["_raw_saved_tensors"]
+    else:
+        names = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+    found: list[tuple[Any, str, int | None]] = []
+    for name in names:
+        raw = getattr(node, name)
+        attribute = "saved_tensors" if name == "_raw_saved_tensors" and len(names) == 1 else name.removeprefix("_raw")
+        items = [(raw, None)] if not isinstance(raw, tuple) else [(item, place) for place, item in enumerate(raw)]
+        found += [
+            (item, attribute, place) for item, place in items if item is not None and item.unpack_hook is not None
+        ]
+    return found
+
+
+def is_checkpoint_valid() -> Callable[[], bool]:
+    """What reentrant checkpoints ask: whether the running backward is after the gradients of all leaves. Torch 2.13."""
+    return torch.autograd._is_checkpoint_valid
+
+
+def replace_is_checkpoint_valid(function: Callable[[], bool]) -> None:
+    """Let reentrant checkpoints ask ``function``."""
+    torch.autograd._is_checkpoint_valid = function
+
+
+def next_sequence_number() -> int:
+    """The number that the next autograd node of this thread gets. Torch 2.13."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def is_leaf_node(node: Any) -> bool:
+    """Whether gradients are added up here: such nodes have no number of their own."""
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
