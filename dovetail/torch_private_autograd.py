@@ -209,3 +209,9 @@ def next_sequence_number() -> int:
 def is_leaf_node(node: Any) -> bool:
     """Whether gradients are added up here: such nodes have no number of their own."""
     return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def put_hook_first(node: Any, hook: Callable[..., Any]) -> None:
+    """Register a hook that runs after a node, in front of those that there are."""
+    handle = node.register_hook(hook)
+    handle.hooks_dict_ref().move_to_end(handle.id, last=False)

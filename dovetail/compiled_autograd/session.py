@@ -22,6 +22,7 @@ from dovetail.compiled_autograd.operations import inside_the_engine, is_traceabl
 from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
 from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
 from dovetail.compiled_autograd.recorder import Recorder
+from dovetail.compiled_autograd.reducers import ReducerHook, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
 
@@ -80,12 +81,13 @@ class BackwardSession:
         order = captured.order(call)
         higher = call.create_graph
         traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
-        key = (captured, order, traceable, higher)
+        reducers = frozenset(place for place, hook in enumerate(arguments[3]) if isinstance(hook, ReducerHook))
+        key = (captured, order, traceable, reducers, higher)
         watched = torch.is_anomaly_enabled()
         compiled: Any = StepByStep(captured, call, order) if watched else self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
-                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
+                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable, reducers)
         self.runs += 1
         with torch.set_grad_enabled(higher):
             if captured.runs_user_code:
@@ -97,8 +99,10 @@ class BackwardSession:
                     )
             return list(compiled(*arguments))
 
-    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> PartsRunner:
-        parts = cut(graph, traceable)
+    def _compile(
+        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: frozenset[int]
+    ) -> PartsRunner:
+        parts = cut(graph, traceable, reducers)
         run = [self._compile_part(part) for part in parts.parts]
         return PartsRunner(parts, run)
 
@@ -330,7 +334,7 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         return eager()  # a root or an input without a gradient: eager has the words for it
     if None in roots or None in targets:
         return eager()
-    _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
+    call = _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
     try:
         with torch.autograd.set_multithreading_enabled(False):
             failure, result = _hand_over(arguments)
@@ -344,6 +348,8 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         _state.task = -1
     if failure is None:
         return result
+    if _is_of_a_reducer(failure) and replace_native_reducers(hook_order(call)):
+        return _captured_backward(session, eager, *arguments)
     result = eager()
     # Had eager raised, the error was the program's own.
     session.leave_to_eager(_words(failure))
@@ -407,10 +413,14 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
         _unhook()
 
 
+def _is_of_a_reducer(error: BaseException) -> bool:
+    return "DDP Reducer" in str(error)
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, CaptureError):
         return str(error)
-    if "DDP Reducer" in str(error):
+    if _is_of_a_reducer(error):
         return "the reducer of DistributedDataParallel is native code among the hooks"
     return f"the engine cannot hand it over ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
 
