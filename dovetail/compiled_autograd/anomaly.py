@@ -13,8 +13,8 @@ from torch import fx
 
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.order import BackwardCall, hook_order
 from dovetail.compiled_autograd.parts import check_unwritten, uses_of_saved
+from dovetail.trace.backward_order import BackwardCall, hook_order
 
 #: The frames of a captured backward, which eager's tracebacks do not have.
 _OWN_FRAMES = tuple(f'File "{path}' for path in (Path(__file__).parent, fx.interpreter.__file__))

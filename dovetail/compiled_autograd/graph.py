@@ -13,9 +13,9 @@ from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.forward_lines import forward_lines
-from dovetail.compiled_autograd.order import BackwardCall, eager_order, hook_order
 from dovetail.compiled_autograd.recorder import ARGUMENTS, Recorder
 from dovetail.errors import CaptureError
+from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
 
 
 class CapturedBackward:

@@ -13,8 +13,8 @@ import torch
 
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.order import BackwardCall, hook_order
 from dovetail.errors import CaptureError
+from dovetail.trace.backward_order import BackwardCall, hook_order
 
 
 class _All:

@@ -19,12 +19,12 @@ from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_no
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.history import with_history
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
-from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
 from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
 from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.compiled_autograd.reducers import ReducerHook, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
+from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 #: ``compile_graph(function) -> function``: what happens to the graph of a captured backward.
 GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]
