@@ -6,6 +6,7 @@ Checked on torch 2.13 (CPU). Everything else of torch's that is private comes th
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,3 +216,16 @@ def put_hook_first(node: Any, hook: Callable[..., Any]) -> None:
     """Register a hook that runs after a node, in front of those that there are."""
     handle = node.register_hook(hook)
     handle.hooks_dict_ref().move_to_end(handle.id, last=False)
+
+
+def hooks_registered() -> int:
+    """How many hooks were registered so far in this process, on tensors, nodes and modules. Torch 2.13."""
+    return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def has_node_hooks(leaf: torch.Tensor) -> bool:
+    """Whether Python has registered hooks on the node at which a leaf's gradient arrives. Torch 2.13.
+
+    The node shows them to the garbage collector, unless an autograd graph holds the node.
+    """
+    return leaf.requires_grad and any(gc.get_referents(gradient_node(leaf)))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail import torch_private_autograd as private_autograd
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.deferred import deferred_call
@@ -415,10 +414,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     if roots and wanted:
         arrangement = arrangement_of_leaves(
             [root.grad_fn for root in roots],
-            [
-                private_autograd.gradient_node(leaf) if leaf is not None and item.real.is_leaf else None
-                for leaf, item in zip(leaves, trace.inputs, strict=True)
-            ],
+            [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)],
             len(leaves),
             len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
         )

@@ -181,16 +181,17 @@ class _Heap:
         return result
 
 
-def arrangement_of_leaves(
-    roots: Sequence[Any], leaves: Sequence[Any], count: int, others: int = 0
-) -> tuple[int, ...]:
+def arrangement_of_leaves(roots: Sequence[Any], leaves: Sequence[Any], count: int, others: int = 0) -> tuple[int, ...]:
     """In which order one node should hand its gradients over, for the leaves to get them in the order in which eager would run
     the backward from ``roots``: all numbers below ``count``, or () if any order will do.
 
-    ``leaves`` has the leaf's own node for each of the node's outputs, None where it leads elsewhere: to ``others`` nodes.
+    ``leaves`` has the leaf for each of the node's outputs, None where it leads elsewhere: to ``others`` nodes.
     """
-    place = {node: index for index, node in enumerate(leaves) if node is not None}
-    wanted = [place[node] for node in eager_order(BackwardCall(tuple(roots), (), True)) if node in place]
+    place = {id(leaf): index for index, leaf in enumerate(leaves) if leaf is not None}
+    order = eager_order(BackwardCall(tuple(roots), (), True))
+    wanted = [
+        place[id(node.variable)] for node in order if node is not None and id(getattr(node, "variable", None)) in place
+    ]
     if len(wanted) < 2:
         return ()
     # They are all ready at once, and the queue then has an order of its own for what is equal.
