@@ -218,13 +218,15 @@ def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
 @dataclass(frozen=True, eq=False)
 class CapturedBackward:
     """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
-    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others.
+    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others. ``given`` are the
+    places of what it takes, after the tangents, of the values that the forward has saved.
     """
 
     run: BackwardFunction
     sizes: Sizes
     holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
     key: Sizes = ()
+    given: tuple[int, ...] = ()
 
     def fits(self, key: Sizes, flat: Sequence[torch.Tensor]) -> bool:
         """Whether it may run on these tensors."""
@@ -275,8 +277,11 @@ class DifferentiableBackward:
         edges: Sequence[tuple[Any, int]],
         tangents: Sequence[torch.Tensor | None],
         plain: Callable[[], list[torch.Tensor | None]],
+        saved: Sequence[Any] = (),
     ) -> tuple[torch.Tensor | None, ...]:
-        """One gradient for each input, connected to inputs and tangents. ``plain()`` is the ordinary backward."""
+        """One gradient for each input, connected to inputs and tangents. ``plain()`` is the ordinary backward, ``saved`` what the
+        forward has saved for it.
+        """
         if kept is None:
             raise RuntimeError(FREED)
         primals = kept.unpack(edges)
@@ -289,11 +294,13 @@ class DifferentiableBackward:
         found = self._find(request, flat)
         if isinstance(found, HigherOrderGradientError):
             return self._refused(found, flat, plain)
+        # Detached: one that is a result of the forward's node would lead back to it.
+        inputs = [*flat, *[saved[place].detach() for place in found.given]]
         if kept.states is None:
-            gradients = found.run(list(flat))
+            gradients = found.run(inputs)
         else:
             with private_compile.random_states_set(kept.states, self._needed.cuda_devices):
-                gradients = found.run(list(flat))
+                gradients = found.run(inputs)
         if found not in self._compared:
             with torch.no_grad():
                 expected = plain()
