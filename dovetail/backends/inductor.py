@@ -139,6 +139,7 @@ INDUCTOR = Backend(
     decompositions=wanted_decompositions,
     data_sizes=True,
     writes_back=True,
+    slow_to_compile=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )

@@ -81,7 +81,8 @@ class RuntimeSpec:
     from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
     say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
     before the graph runs. ``freed_together`` has for each differentiable output those that cannot be differentiated any more
-    after a backward from it; None: all.
+    after a backward from it; None: all. ``arrangement`` is the order of the primals in which the leaves among them get their
+    gradients as in eager; (): any.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -92,3 +93,4 @@ class RuntimeSpec:
     ties: tuple[Tie, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()
     freed_together: tuple[frozenset[int], ...] | None = None
+    arrangement: tuple[int, ...] = ()
