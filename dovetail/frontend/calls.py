@@ -99,6 +99,9 @@ class Calls(NativeCalls):
         if caller is MISSING:
             raise TypeError(f"{kind.__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types", "operator", "functools"):
+            source = self.values.source_of(function)
+            if source is not None:
+                self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 

@@ -46,7 +46,7 @@ from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
-from dovetail.frontend.values import Values, is_trusted, plain_numbers
+from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -58,6 +58,7 @@ from dovetail.guards import (
     Source,
     Unbound,
 )
+from dovetail.guards.source import plain_keys
 from dovetail.trace import Trace
 
 MAXIMUM_DEPTH = 400
@@ -470,7 +471,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
                 raise Break(f"a missing key of a {kind.__name__} is looked up")
             raise KeyError(key)
         if isinstance(target, (list, tuple)):
-            key = plain_numbers(key)
+            key = self.as_index(plain_numbers(key))
             if isinstance(key, slice):
                 self.values.whole(target)
                 return self.values.wrap(operator.getitem(target, key))
@@ -480,6 +481,9 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             if position < 0:
                 self.guard_length(target)
                 position += len(target)
+            elif position >= len(target):
+                # That there is no such item is an assumption too: a loop over the items of a list ends so.
+                self.guard_length(target)
             value = operator.getitem(target, key)
             return self.values.read(value, self.values.item_source(target, position))
         if isinstance(target, type):
@@ -535,7 +539,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method, _ = class_attribute(type(value), "__iter__")
         if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
             return self.call(types.MethodType(method, value), (), {})
-        if isinstance(value, OLD_CONTAINERS):
+        if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.values.whole(value)
         elif isinstance(value, Iterator) and self.values.source_of(value) is not None:
             raise Break("an iterator that existed before the call is advanced", "hand over a list instead")
@@ -543,6 +547,16 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             getter, _ = class_attribute(type(value), "__getitem__")
             if isinstance(getter, types.FunctionType):
                 return self._iterate_by_item(value)
+        elif (
+            not isinstance(method, types.FunctionType)
+            and not isinstance(value, type)
+            and not is_leaf_value(value)
+            and self.values.source_of(value) is not None
+        ):
+            raise Break(
+                f"a {type(value).__name__} that existed before the call is gone through, and nobody guards what is in it",
+                "hand over a list of its items",
+            )
         return iter(value)
 
     def _iterate_by_item(self, value: Any) -> Iterator[Any]:
@@ -589,7 +603,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method = python_method(value, "__len__") if is_hinted else None
         if method is not None:
             with contextlib.suppress(TypeError):
-                operator.index(self.call(types.MethodType(method, value), (), {}))
+                self.called_length(method, value)
         items: list[Any] = []
         while True:
             done, item = self.advance(iterator)
@@ -610,7 +624,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         """A mapping as a plain dictionary of traced values."""
         if isinstance(mapping, dict):
             self.values.whole(mapping)
-            return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in dict.keys(mapping)}
+            return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))
         return {key: self.load_item(mapping, key) for key in keys}
 

@@ -6,9 +6,10 @@ import dataclasses
 import enum
 import functools
 import logging
+import operator
 import re
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from dovetail.frontend.call_tables import (
     LOCKS,
     MAKES_COMPRESSED,
     METHOD_RULES,
+    NATIVE_CALLABLES,
     PURE_MODULES,
     SEARCHES,
     SET_WRITERS,
@@ -37,6 +39,7 @@ from dovetail.frontend.call_tables import (
     runs_natively,
     stores_its_arguments,
 )
+from dovetail.frontend.callbacks import callback_codes, watched
 from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
@@ -52,6 +55,33 @@ from dovetail.guards import (
 )
 from dovetail.runtime.recipe import stands_for
 from dovetail.trace import OverlapError
+
+# What these find out about a key is guarded (see :mod:`dovetail.frontend.aliases`).
+_HASHING = frozenset({"__hash__", "__eq__"})
+_TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
+_SHOWING = frozenset({str, repr, ascii, format})
+# An object of these is what its class and its arguments say, for ever, or is guarded as a tensor or a module.
+_FIXED = (
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    torch.Tensor,
+    torch.nn.Module,
+    *NATIVE_CALLABLES,
+)
+# What is in these are attributes and items, which are guarded one by one.
+_OPEN = (object, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
+
+
+def _hides_state(value: Any) -> bool:
+    """Whether an object of a native class, or of a subclass of one, has a state that is no attribute and no item."""
+    kind = type(value)
+    if kind is object or is_leaf_value(value) or isinstance(value, _FIXED) or kind.__module__.startswith("torch"):
+        return False
+    makers = (owner.__dict__.get("__new__") for owner in kind.__mro__)
+    maker = next((item for item in makers if isinstance(item, types.BuiltinFunctionType)), None)
+    return getattr(maker, "__self__", object) not in _OPEN
 
 
 class NativeCalls:
@@ -72,6 +102,9 @@ class NativeCalls:
 
         def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             """See :class:`Interpreter` and :class:`Attributes`."""
+
+        def as_index(self, key: Any) -> Any:
+            """See :class:`Operators`."""
 
         def as_key(self, value: Any, table: Any = None) -> Any:
             """See :class:`Interpreter`."""
@@ -254,7 +287,9 @@ class NativeCalls:
             name: self.called_argument(item) if name == "key" else self._native_argument(item)
             for name, item in kwargs.items()
         }
-        result = function(*arguments, **keywords)
+        codes = callback_codes((*arguments, *keywords.values(), *(owner if isinstance(owner, list) else ())), _HASHING)
+        with watched(function, codes):
+            result = function(*arguments, **keywords)
         if name in writers and isinstance(owner, dict):
             self.effects.touch_all(owner)
         return self.values.wrap(result)
@@ -329,7 +364,25 @@ class NativeCalls:
         stands_for(enter, function)  # type: ignore[arg-type]
         return enter
 
+    def _check_shown(self, value: Any, depth: int = 3) -> None:
+        """A text is made of a container: what native objects in it look like is nobody's to guard."""
+        if isinstance(value, dict):
+            value = (*dict.keys(value), *dict.values(value))
+        if isinstance(value, (list, tuple, set, frozenset, deque)) and depth:
+            for item in value:
+                self._check_shown(item, depth - 1)
+        elif type(value) is functools.partial or (_hides_state(value) and self.values.source_of(value) is not None):
+            raise Break(
+                f"a text is made of a {type(value).__qualname__} object", "make the text outside of the function"
+            )
+
     def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(function, (type, types.BuiltinFunctionType)):
+            if function in _SHOWING:
+                for item in args[:1]:
+                    self._check_shown(item)
+            elif function in _TAKING_INDICES:
+                args = tuple(map(self.as_index, args))
         module = getattr(function, "__module__", None) or ""
         if function in COMPARING:
             for item in args:
@@ -354,8 +407,14 @@ class NativeCalls:
             self._check_opaque(function, item)
         trace = self.values.trace
         data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
+        owner = getattr(function, "__self__", None)
+        owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
+        codes = callback_codes(
+            (*owners, *arguments, *keywords.values()), _HASHING if function in COMPARING else frozenset()
+        )
         try:
-            result = function(*arguments, **keywords)
+            with watched(function, codes):
+                result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
             if not trace.avoids_breaks or not self._is_tensor_method(function, args):
                 name = getattr(function, "__name__", str(function))
@@ -452,7 +511,7 @@ class NativeCalls:
             raise Break(
                 f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function"
             )
-        if isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
             self.values.whole(value)
             children = list(value)
         elif isinstance(value, dict):
@@ -461,6 +520,11 @@ class NativeCalls:
         else:
             children = []
         attributes = instance_dict(value)
+        if not children and _hides_state(value) and self.values.source_of(value) is not None:
+            raise Break(
+                f"a {type(value).__qualname__} object is copied, and nobody guards what is in it",
+                "copy it outside of the function",
+            )
         if attributes is not None:
             source = self.values.source_of(value)
             if source is not None:

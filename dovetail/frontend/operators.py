@@ -338,10 +338,12 @@ class Operators(Numbers):
         for name in ("__bool__", "__len__"):
             method, _ = class_attribute(kind, name)
             if isinstance(method, types.FunctionType):
+                if name == "__len__":
+                    return bool(self.called_length(method, value))
                 result = self.call(types.MethodType(method, value), (), {})
-                if name == "__bool__" and type(result) is not bool:
+                if type(result) is not bool:
                     raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
-                return bool(result)
+                return result
             if hasattr(kind, name):
                 break
         if isinstance(value, OLD_CONTAINERS):
@@ -352,8 +354,34 @@ class Operators(Numbers):
         """Whether the code that runs is an optimizer's, whose branches on its state get guards of their own."""
         return bool(self.frames) and is_followed(self.frames[-1].globals.get("__name__"))
 
+    def called_length(self, method: types.FunctionType, value: Any) -> Any:
+        """What a class's own ``__len__`` says, which may be symbolic; raises what ``len`` raises for what is no length."""
+        result = self.call(types.MethodType(method, value), (), {})
+        if private_sizes.is_symbolic(result) and result >= 0:
+            return result
+        return len(_Says(result))
+
+    def as_index(self, key: Any) -> Any:
+        """An index of a list, or a slice of indices, with the user's own ``__index__`` interpreted."""
+        if isinstance(key, slice):
+            return slice(self.as_index(key.start), self.as_index(key.stop), self.as_index(key.step))
+        method = python_method(key, "__index__")
+        return key if method is None else operator.index(_Says(self.call(types.MethodType(method, key), (), {})))
+
     def guard_length(self, value: Any) -> None:
         """Guard how many items a container has."""
         source = self.values.source_of(value)
         if source is not None and not self.effects.written(value):
             self.values.guard(source, Length(len(value)), f"the length of {source.name} was read")
+
+
+class _Says:
+    """Something of a given length, or an index: Python itself decides whether it is one, and what to raise."""
+
+    def __init__(self, number: Any) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number  # type: ignore[no-any-return]
+
+    __index__ = __len__

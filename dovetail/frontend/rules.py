@@ -7,6 +7,7 @@ import builtins
 import collections
 import copy
 import enum
+import functools
 import operator
 import sys
 import types
@@ -19,7 +20,8 @@ from dovetail import torch_private_autograd as private_autograd
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.call_tables import RULES, rule
+from dovetail.frontend.call_tables import NATIVE_CALLABLES, RULES, rule
+from dovetail.frontend.callbacks import callback_codes, watched
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
@@ -173,7 +175,7 @@ def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
         return value.shape[0]
     method, _ = class_attribute(type(value), "__len__")
     if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
-        return int(interpreter.call(types.MethodType(method, value), (), {}))
+        return interpreter.called_length(method, value)  # type: ignore[no-any-return]
     interpreter.guard_length(value)
     return len(value)
 
@@ -312,14 +314,18 @@ def _iterating(function: Any, first: int) -> Any:
             if function in (min, max) and len(args) > 1:
                 break
             if function in (sum, min, max, sorted):
-                converted[position] = interpreter.drain(args[position])
+                converted[position] = interpreter.drain(args[position], is_hinted=function is sorted)
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
         # What comes before the items, and the key, is called; the items themselves may be objects that can be called.
-        arguments = [interpreter.called_argument(item) for item in converted[:first]]
+        arguments = [interpreter.truth if item is None else _called(interpreter, item) for item in converted[:first]]
         arguments += [interpreter._native_argument(item) if callable(item) else item for item in converted[first:]]
-        keywords = {name: interpreter.called_argument(item) if name == "key" else item for name, item in kwargs.items()}
-        if function is sum and any(type(item) is torch.SymFloat for item in arguments[0]):
+        keywords = {
+            name: _called(interpreter, item) if name == "key" and item is not None else item
+            for name, item in kwargs.items()
+        }
+        codes = callback_codes((*arguments, *keywords.values()))
+        if function is sum and (codes or any(type(item) is torch.SymFloat for item in arguments[0])):
             start: Any = arguments[1] if len(arguments) > 1 else keywords.get("start", 0)
             numbers = (start, *arguments[0])
             if is_exact_only_in_python(sum_of, numbers):
@@ -327,15 +333,42 @@ def _iterating(function: Any, first: int) -> Any:
             for number in numbers[1:]:
                 start = interpreter.operate(operator.add, start, number)
             return start
+        if function in (min, max, sorted) and codes:
+            keywords["key"] = functools.partial(_Compared, interpreter, keywords.get("key"))
         if function in (any, all):
             # One item after the other: what makes them may have effects, and those after the first hit are never made.
             return function(interpreter.truth(item) for item in arguments[0])
         try:
-            return interpreter.values.wrap(function(*arguments, **keywords))
+            with watched(function, {} if "key" in keywords else codes):
+                result = function(*arguments, **keywords)
+            return interpreter.values.wrap(result)
         except private.DATA_DEPENDENT_ERRORS as error:
             raise Break(f"{function.__name__} needs the values of a tensor") from error
 
     return handler
+
+
+def _called(interpreter: Any, function: Any) -> Any:
+    """What native code calls for each item: builtin functions go through the interpreter too, for the items' own methods."""
+    if isinstance(function, (type, *NATIVE_CALLABLES)):
+        return interpreter.trampoline(function)
+    return interpreter.called_argument(function)
+
+
+class _Compared:
+    """What native code orders an item by: the user's own comparisons are interpreted."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, interpreter: Any, key: Any, item: Any) -> None:
+        self._interpreter = interpreter
+        self._value = item if key is None else key(item)
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self._interpreter.truth(self._interpreter.operate(operator.lt, self._value, other._value)))
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self._interpreter.truth(self._interpreter.operate(operator.gt, self._value, other._value)))
 
 
 class WrappingIterator:

@@ -11,7 +11,7 @@ import enum
 import functools
 import operator
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, KeysView
 from typing import Any
 
@@ -421,7 +421,7 @@ class Values:
         # What the trace wrote itself needs no guard; what was there before decides what the writes lead to.
         before = self.effects.before(container) if self.effects is not None else container
         self._whole.add(id(container))
-        if isinstance(container, (list, tuple)):
+        if isinstance(container, (list, tuple, deque)):
             self.read_items(container, source, before)
         elif isinstance(container, dict):
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
@@ -495,7 +495,7 @@ class Values:
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""
-        if isinstance(container, (list, tuple)):
+        if isinstance(container, (list, tuple, deque)):
             self.whole(container)
             for item in container:
                 self.whole_deep(item)
@@ -512,6 +512,8 @@ class Values:
             return value if is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
             self.whole(value)
+            if type(value) not in (list, tuple, dict):
+                self.whole_deep(value)
             if type(value) is list:
                 if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):
                     return value
@@ -523,6 +525,6 @@ class Values:
             if type(value) is dict:
                 pairs = {key: self.for_native(item) for key, item in value.items()}
                 return value if all(pairs[key] is item for key, item in value.items()) else pairs
-        elif isinstance(value, (set, frozenset)):
+        elif isinstance(value, (set, frozenset, deque)):
             self.whole(value)
         return value

@@ -118,7 +118,7 @@ def plain_contains(container: Any, key: object) -> bool:
 
 
 def read_item(container: Any, key: Any) -> Any:
-    """One item of a list, tuple or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
+    """One item of a list, tuple, deque or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
     kind: type = type(container)
     if issubclass(kind, dict):
         return dict.__getitem__(container, key)
@@ -126,6 +126,8 @@ def read_item(container: Any, key: Any) -> Any:
         return list.__getitem__(container, key)
     if issubclass(kind, tuple):
         return tuple.__getitem__(container, key)
+    if issubclass(kind, collections.deque):
+        return collections.deque.__getitem__(container, key)
     if kind is types.MappingProxyType:
         return container[key]
     raise TypeError(f"a {kind.__qualname__} has no plain items")

@@ -150,8 +150,44 @@ ITERATOR_TYPES: frozenset[type] = frozenset(
 """Iterators that say by themselves how they are made again where they stand."""
 
 
-def _make_defaultdict(factory: Any, pairs: tuple[tuple[Any, Any], ...]) -> Any:
-    return collections.defaultdict(factory, pairs)
+def _make_defaultdict(kind: type, factory: Any, pairs: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    made: Any = collections.defaultdict.__new__(kind)
+    collections.defaultdict.__init__(made, factory, pairs)
+    if attributes:
+        made.__dict__.update(attributes)
+    return made
+
+
+def _make_deque(kind: type, maximum: int, items: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    made: Any = collections.deque.__new__(kind)
+    collections.deque.__init__(made, items, maximum)
+    if attributes:
+        made.__dict__.update(attributes)
+    return made
+
+
+#: How to read the content of a subclass of an immutable class past what the subclass has redefined.
+_CONTENTS: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+
+
+def _plain_content(value: Any) -> Any:
+    """What an object of a subclass of a number, a text or a frozen set holds; None for all else."""
+    kind = next((kind for kind in _CONTENTS if isinstance(value, kind)), None)
+    return None if kind is None or type(value) is kind else _CONTENTS[kind](value)
+
+
+def _make_immutable(kind: type, content: Any, attributes: Mapping[str, Any]) -> Any:
+    made = native_new(kind)(kind, content)
+    if attributes:
+        made.__dict__.update(attributes)
+    return made
 
 
 def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -202,6 +238,8 @@ class RecipeBuilder:
         number = self._numbers[id(value)] = len(self._alive)
         self._alive.append(value)
         kind = type(value)
+        if isinstance(value, tuple) and getattr(value, "__dict__", None):
+            return self._call(number, functools.partial(_make_immutable, kind), (tuple(value), value.__dict__))
         if isinstance(value, tuple):
             self._unfinished.add(number)
             items = tuple(self.build(item) for item in tuple.__iter__(value))
@@ -250,9 +288,16 @@ class RecipeBuilder:
             return self._call(number, getattr, (value.__self__, value.__name__))
         if kind is super:
             return self._call(number, super, (value.__thisclass__, value.__self__))
-        if kind is collections.defaultdict:
-            pairs = tuple(value.items())
-            return self._call(number, _make_defaultdict, (value.default_factory, pairs))
+        if isinstance(value, collections.defaultdict):
+            maker = functools.partial(_make_defaultdict, kind)
+            own = getattr(value, "__dict__", {})
+            return self._call(number, maker, (value.default_factory, tuple(dict.items(value)), own))
+        if isinstance(value, collections.deque) and value.maxlen is not None:
+            maker = functools.partial(_make_deque, kind, value.maxlen)
+            return self._call(number, maker, (tuple(value), getattr(value, "__dict__", {})))
+        plain = _plain_content(value)
+        if plain is not None:
+            return self._call(number, functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {})))
         if kind is functools.partial:
             return self._call(number, _make_partial, (value.func, value.args, value.keywords))
         if kind is types.CellType:
@@ -297,6 +342,9 @@ class RecipeBuilder:
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                     attributes.append((name, self.build(getattr(value, name))))
         builtin = isinstance(value, (dict, list, set, collections.deque))
+        if not builtin and getattr(native_new(kind), "__self__", object) is not object:
+            # The state of a native class is neither items nor attributes.
+            raise self._refuse(value)
         if not builtin and not isinstance(own, dict) and not attributes and kind is not object:
             raise self._refuse(value)
         return ObjectItem(kind, number, items, pairs, tuple(attributes))

@@ -514,7 +514,7 @@ def call_with_star(interpreter: Any, function: Any, args: Any, kwargs: Any) -> A
     if not hasattr(type(kwargs), "keys"):
         name, kind = _function_name(function), type(kwargs).__name__
         raise TypeError(f"{name} argument after ** must be a mapping, not {kind}")
-    args = tuple(interpreter.drain(args))
+    args = tuple(interpreter.drain(args, is_hinted=True))
     keywords = dict(interpreter.items_of(kwargs))
     if not all(isinstance(key, str) for key in keywords):
         raise TypeError("keywords must be strings")
