@@ -21,7 +21,8 @@ import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
-import dovetail.frontend.plain_size_calls  # noqa: F401  (their rules)
+import dovetail.frontend.plain_size_calls
+import dovetail.frontend.tensor_sizes  # noqa: F401  (their rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
