@@ -6,6 +6,7 @@ Checked on torch 2.13 (CPU). Everything else of torch's that is private comes th
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -170,3 +171,61 @@ def overrides_torch_function(value: Any) -> bool:
     """Whether a value wants to be asked about the torch functions that it is given to, whatever modes there are."""
     implementation = getattr(type(value), "__torch_function__", None)
     return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def saved_through_hooks(node: Any) -> list[tuple[Any, str, int | None]]:
+    """What a node has saved through saved-tensor hooks: the raw saved tensor, the attribute that gives it (or the tuple that it
+    is in) with its autograd history, and where in the tuple. Torch 2.13.
+    """
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        names = ["_raw_saved_tensors"]
+    else:
+        names = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
+    found: list[tuple[Any, str, int | None]] = []
+    for name in names:
+        raw = getattr(node, name)
+        attribute = "saved_tensors" if name == "_raw_saved_tensors" and len(names) == 1 else name.removeprefix("_raw")
+        items = [(raw, None)] if not isinstance(raw, tuple) else [(item, place) for place, item in enumerate(raw)]
+        found += [
+            (item, attribute, place) for item, place in items if item is not None and item.unpack_hook is not None
+        ]
+    return found
+
+
+def is_checkpoint_valid() -> Callable[[], bool]:
+    """What reentrant checkpoints ask: whether the running backward is after the gradients of all leaves. Torch 2.13."""
+    return torch.autograd._is_checkpoint_valid
+
+
+def replace_is_checkpoint_valid(function: Callable[[], bool]) -> None:
+    """Let reentrant checkpoints ask ``function``."""
+    torch.autograd._is_checkpoint_valid = function
+
+
+def next_sequence_number() -> int:
+    """The number that the next autograd node of this thread gets. Torch 2.13."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def is_leaf_node(node: Any) -> bool:
+    """Whether gradients are added up here: such nodes have no number of their own."""
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def put_hook_first(node: Any, hook: Callable[..., Any]) -> None:
+    """Register a hook that runs after a node, in front of those that there are."""
+    handle = node.register_hook(hook)
+    handle.hooks_dict_ref().move_to_end(handle.id, last=False)
+
+
+def hooks_registered() -> int:
+    """How many hooks were registered so far in this process, on tensors, nodes and modules. Torch 2.13."""
+    return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def has_node_hooks(leaf: torch.Tensor) -> bool:
+    """Whether Python has registered hooks on the node at which a leaf's gradient arrives. Torch 2.13.
+
+    The node shows them to the garbage collector, unless an autograd graph holds the node.
+    """
+    return leaf.requires_grad and any(gc.get_referents(gradient_node(leaf)))

@@ -57,3 +57,23 @@ def fsdp_forwards() -> list[Any]:
             owner = getattr(importlib.import_module(module), kind, None)
             found += [getattr(owner, name)] if hasattr(owner, name) else []
     return found
+
+
+def data_parallel_class() -> type[Any]:
+    """``DistributedDataParallel``, for those who look for its instances without importing it themselves."""
+    return torch.nn.parallel.DistributedDataParallel
+
+
+def exchanged_parameters(model: Any) -> list[torch.Tensor]:
+    """The parameters of a DistributedDataParallel in the order in which its reducer numbers them. Torch 2.13."""
+    return list(model._module_parameters)
+
+
+def remove_native_hooks(model: Any) -> None:
+    """Take the reducer's hooks off the parameters of a DistributedDataParallel; it is to be told by others. Torch 2.13."""
+    model.reducer._remove_autograd_hooks()
+
+
+def gradient_is_ready(reducer: Any, place: int) -> None:
+    """What the reducer's native hook of a parameter does. Torch 2.13."""
+    reducer._autograd_hook(place)

@@ -23,6 +23,7 @@ from dovetail.errors import CaptureError
 from dovetail.guards import is_ticket, parts_of_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
+from dovetail.trace.backward_order import arrangement_of_leaves
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
 from dovetail.trace.opaque import check_gradient_ticket, forget_examples
@@ -409,7 +410,14 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
     inexact = () if trace.is_exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
+    arrangement: tuple[int, ...] = ()
     if roots and wanted:
+        arrangement = arrangement_of_leaves(
+            [root.grad_fn for root in roots],
+            [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)],
+            len(leaves),
+            len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
+        )
         if trace.is_exact:
             use_exact_formulas(trace, roots)
         with torch.enable_grad(), phases_checked(trace, roots, in_parts=getattr(result, "order", 1) > 1):
@@ -457,6 +465,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         ties,
         tuple(trace.metadata_changes),
         together,
+        arrangement,
     )
     module = private.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.order import BackwardCall, hook_order
 from dovetail.compiled_autograd.parts import check_unwritten, uses_of_saved
+from dovetail.trace.backward_order import BackwardCall, hook_order
+
+#: The frames of a captured backward, which eager's tracebacks do not have.
+_OWN_FRAMES = tuple(f'File "{path}' for path in (Path(__file__).parent, fx.interpreter.__file__))
 
 
 @contextlib.contextmanager
@@ -30,9 +35,10 @@ class StepByStep(fx.Interpreter):
     """
 
     def __init__(self, captured: CapturedBackward, call: BackwardCall, order: tuple[int, ...]) -> None:
-        super().__init__(captured.graph_for(order, check_nan=torch.is_anomaly_check_nan_enabled()))
+        super().__init__(captured.graph_for(order, call.create_graph, torch.is_anomaly_check_nan_enabled()))
         self.extra_traceback = False
         self._nodes = hook_order(call)
+        self._notes_parents = call.create_graph
         self._saved = uses_of_saved(self.graph)
         self._tensors: Sequence[torch.Tensor] = ()
         self._versions: list[int] = []
@@ -47,35 +53,58 @@ class StepByStep(fx.Interpreter):
         """One step."""
         try:
             check_unwritten(self._tensors, self._versions, self._saved.get(n, ()))
-            return super().run_node(n)
+            if not self._notes_parents or not n.meta.get("call"):
+                return super().run_node(n)
+            first = door.next_sequence_number()
+            result = super().run_node(n)
+            _note_parent(self._nodes[n.meta["call"]], result, first)
+            return result
         except Exception:
             visit = n.meta.get("call")
             if visit:
-                warnings.warn(_blame(self._nodes[visit]), UserWarning, stacklevel=2)
+                for text in _blame(self._nodes[visit]):
+                    warnings.warn(text, UserWarning, stacklevel=2)
             raise
 
 
-def _blame(node: Any) -> str:
-    """What eager says about the node that is at fault, and about those that made it."""
-    metadata = getattr(node, "metadata", {})
-    text = f"Error detected in {node.name()}. "
-    traceback = metadata.get("traceback_")
+def _note_parent(parent: Any, result: Any, first: int) -> None:
+    """Note on the nodes that a step has made, those from number ``first`` on, for which node of the backward it was made."""
+    values = result if isinstance(result, (tuple, list)) else (result,)
+    open_nodes: list[Any] = [value.grad_fn for value in values if isinstance(value, torch.Tensor)]
+    seen = set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is None or node in seen or door.is_leaf_node(node) or door.sequence_number(node) < first:
+            continue
+        seen.add(node)
+        node.metadata["parent_"] = parent
+        traceback = node.metadata.get("traceback_")
+        if traceback:
+            node.metadata["traceback_"] = [line for line in traceback if not line.lstrip().startswith(_OWN_FRAMES)]
+        open_nodes += [target for target, _ in door.output_edges(node)]
+
+
+def _blame(node: Any) -> list[str]:
+    """What eager says about the node that is at fault, and about those that made it: a warning for each."""
+    traceback = node.metadata.get("traceback_") if hasattr(node, "metadata") else None
     if not traceback:
-        return text + (
+        return [
+            f"Error detected in {node.name()}. "
             "No forward pass information available. Enable detect anomaly during forward pass for more information."
-        )
-    text += f"Traceback of forward call that caused the error:\n{''.join(traceback)}"
-    parent = metadata.get("parent_")
+        ]
+    texts = [f"Error detected in {node.name()}. Traceback of forward call that caused the error:\n{''.join(traceback)}"]
+    parent = node.metadata.get("parent_")
     while parent is not None:
         traceback = parent.metadata.get("traceback_")
         if not traceback:
-            return text + (
+            texts.append(
                 "\n\nNo forward pass information available of the previous calculation. "
                 "Enable detect anomaly during forward pass for more information."
             )
-        text += (
+            break
+        texts.append(
             f"\n\nPrevious calculation was induced by {parent.name()}. "
             f"Traceback of forward call that induced the previous calculation:\n{''.join(traceback)}"
         )
         parent = parent.metadata.get("parent_")
-    return text
+    return texts

@@ -37,5 +37,5 @@ def _steps(part: Part, names: dict[int, str]) -> str:
         for node in part.graph.graph.nodes
         if node.op == "call_function" and node.meta.get("call") and not isinstance(node.target, operations.OutputCheck)
     )
-    leaves = len(part.accumulate)
+    leaves = sum(not write.tells_reducer for write in part.accumulate)
     return ", ".join([*visits, *([f"then {leaves} leaves' gradients"] if leaves else [])]) or "nothing to compute"

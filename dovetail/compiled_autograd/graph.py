@@ -13,9 +13,9 @@ from dovetail import torch_private as private
 from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.forward_lines import forward_lines
-from dovetail.compiled_autograd.order import BackwardCall, eager_order, hook_order
 from dovetail.compiled_autograd.recorder import ARGUMENTS, Recorder
 from dovetail.errors import CaptureError
+from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
 
 
 class CapturedBackward:
@@ -38,6 +38,12 @@ class CapturedBackward:
         self.runs_user_code = any(node.target in operations.USER_CODE for node in self._steps.nodes)
         #: Whether it has to run while the engine holds the call: hooks of native code are of no use afterwards.
         self.needs_the_engine = any(node.target is operations.call_native_tensor_hooks for node in self._steps.nodes)
+        #: For each value that went through saved-tensor hooks the visit that unpacks it, its hook and what the hook gets.
+        self.unpacked: tuple[tuple[int, int, int], ...] = tuple(
+            (node.meta["call"], *(item.args[1] for item in node.args[:2]))  # type: ignore[union-attr, misc]
+            for node in self._steps.nodes
+            if node.target is operations.unpack_saved
+        )
         self.results = tuple(recorder.outputs)
         #: Whether a run can tell in which order the nodes run.
         self.order_matters = any(

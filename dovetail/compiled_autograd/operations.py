@@ -372,8 +372,10 @@ def check_for_nan(name: str, positions: Sequence[int], outputs: Sequence[Any]) -
     for position, output in zip(positions, outputs, strict=True):
         if output is None:
             continue
-        values = output if output.layout is torch.strided else output.coalesce().values()
-        if bool(torch.isnan(values).any()):
+        with torch.no_grad():
+            values = output if output.layout is torch.strided else output.coalesce().values()
+            is_nan = bool(torch.isnan(values).any())
+        if is_nan:
             raise RuntimeError(f"Function '{name}' returned nan values in its {position}th output.")
 
 

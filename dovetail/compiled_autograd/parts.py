@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -21,20 +21,29 @@ from dovetail.trace.exact import OTHER_FORMULA
 CARRIED = "carried"
 
 
+class Write(NamedTuple):
+    """What happens to a leaf: the gradient with this number is added to the tensor at ``place``, or the hook at ``place`` tells
+    a reducer that the leaf has its gradient.
+    """
+
+    place: int
+    gradient: int | None
+    tells_reducer: bool = False
+
+
 @dataclass(frozen=True)
 class Part:
     """One part: ``graph(tensors, sizes, scalars, hooks, packed, carried) -> values`` and what happens after it.
 
     ``reason`` is set for steps that nothing may trace, hooks of native code and of torch itself, which look at the engine.
-    ``keeps`` says which of the values later parts read, under which number; ``accumulate`` has pairs of a place among the
-    tensors (a leaf) and a number (its gradient).
+    ``keeps`` says which of the values later parts read, under which number; ``accumulate`` has what happens to the leaves.
     """
 
     graph: fx.GraphModule
     reason: str
     takes: tuple[int, ...]
     keeps: tuple[int, ...]
-    accumulate: tuple[tuple[int, int | None], ...]
+    accumulate: tuple[Write, ...]
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,9 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
     )
 
 
-def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
+def cut(graph_module: fx.GraphModule, traceable: Sequence[bool], reducers: frozenset[int] = frozenset()) -> Parts:
     """Cut a captured backward around the steps that must be eager, and in front of each that could see a ``.grad`` that is
-    still to be written.
+    still to be written. The hooks at ``reducers`` wait for their part as such writes do.
     """
     steps: list[list[fx.Node]] = [[]]
     writes: list[list[fx.Node]] = [[]]
@@ -82,7 +91,9 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
             continue
         if node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
             arguments[node] = node.args[0]
-        elif node.target is operations.accumulate_grad:
+        elif node.target is operations.accumulate_grad or (
+            node.target is operations.call_node_post_hook and hook_index(node) in reducers
+        ):
             writes[-1].append(node)
         else:
             # What is picked out of a result stays with it.
@@ -103,6 +114,11 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool]) -> Parts:
     return _build(steps, writes, reasons, arguments, asked)  # type: ignore[arg-type]
 
 
+def _gradient(write: fx.Node) -> fx.Node | None:
+    """The gradient that a step adds to a leaf."""
+    return write.args[1] if write.target is operations.accumulate_grad else None  # type: ignore[return-value]
+
+
 def _build(
     steps: Sequence[Sequence[fx.Node]],
     writes: Sequence[Sequence[fx.Node]],
@@ -121,13 +137,15 @@ def _build(
     written: list[dict[fx.Node, None]] = [{} for _ in steps]
     for written_nodes in writes:
         for node in written_nodes:
-            gradient = node.args[1]
-            if isinstance(gradient, fx.Node) and gradient in made_in:
+            gradient = _gradient(node)
+            if gradient is not None and gradient in made_in:
                 written[made_in[gradient]][gradient] = None
     for wanted in asked:
         if wanted is not None and wanted in made_in:
             written[made_in[wanted]][wanted] = None
-    extra: list[Any] = [item for item in (*asked, *(n.args[1] for nodes in writes for n in nodes)) if item in arguments]
+    extra: list[Any] = [
+        item for item in (*asked, *(_gradient(n) for nodes in writes for n in nodes)) if item in arguments
+    ]
     parts = []
     for index, nodes in enumerate(steps):
         takes: dict[fx.Node, None] = {}
@@ -162,7 +180,11 @@ def _build(
                 tuple(number[item] for item in takes),
                 tuple(number[item] for item in kept),
                 tuple(
-                    (node.args[0].args[1], None if node.args[1] is None else number[node.args[1]])  # type: ignore[union-attr,index,misc]
+                    Write(
+                        node.args[0].args[1],  # type: ignore[union-attr, arg-type]
+                        None if (gradient := _gradient(node)) is None else number[gradient],
+                        node.target is operations.call_node_post_hook,
+                    )
                     for node in writes[index]
                 ),
             )
@@ -188,17 +210,17 @@ class PartsRunner:
         last_use: dict[int, int] = {}
         for index, part in enumerate(parts.parts):
             last_use.update(dict.fromkeys(part.takes, index))
-            last_use.update({gradient: index for _, gradient in part.accumulate if gradient is not None})
+            last_use.update({write.gradient: index for write in part.accumulate if write.gradient is not None})
         last_use.update({number: len(parts.parts) for number in parts.results if number is not None})
         self._steps = []
         for index, (part, function) in enumerate(zip(parts.parts, functions, strict=True)):
-            accumulated = [gradient for _, gradient in part.accumulate]
+            accumulated = [write.gradient for write in part.accumulate if write.gradient is not None]
             dropped = [n for n in dict.fromkeys(part.takes) if last_use[n] == index and n not in set(accumulated)]
             once = {number for number, times in Counter(accumulated).items() if times == 1}
             writes = [
-                (place, gradient, gradient in once and last_use[gradient] == index)
-                for place, gradient in part.accumulate
-                if gradient is not None
+                (write, write.gradient in once and last_use[write.gradient] == index)
+                for write in part.accumulate
+                if write.gradient is not None or write.tells_reducer
             ]
             self._steps.append((part, function, dropped, writes, *_saved_in(part.graph)))
         # Only code of the user's could write to what is saved.
@@ -221,8 +243,10 @@ class PartsRunner:
             del carried
             if versions is not None:
                 check_unwritten(tensors, versions, used_after_user_code)
-            for place, gradient, is_last in writes:
-                if is_last and values[gradient] is not None:
+            for (place, gradient, _), is_last in writes:
+                if gradient is None:
+                    arguments[3][place]()
+                elif is_last and values[gradient] is not None:
                     operations.accumulate_owned(tensors[place], [values.pop(gradient)])
                 else:
                     operations.accumulate_grad(tensors[place], values[gradient])

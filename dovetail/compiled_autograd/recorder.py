@@ -221,7 +221,7 @@ class Recorder:
         found: Any = kind.backward_graph(inputs) if hasattr(kind, "backward_graph") else None
         if found is not None and not any(node.op in ("get_attr", "call_module") for node in found[0].graph.nodes):
             graph_module, order = found
-            return self._compiled_function(hook, graph_module, order, inputs, output_metadatas, saved_tensors)
+            return self._compiled_function(hook, kind, graph_module, order, inputs, output_metadatas, saved_tensors)
         node = self._call_backward(hook, inputs, output_metadatas, saved_tensors)
         return tuple(
             None if metadata is None else self._stand_in(self._item(node, index))
@@ -248,6 +248,7 @@ class Recorder:
     def _compiled_function(
         self,
         hook: fx.Node,
+        kind: Any,
         graph_module: fx.GraphModule,
         order: Sequence[int],
         inputs: Sequence[Any],
@@ -287,7 +288,7 @@ class Recorder:
                 copied.meta["call"] = self.call
                 if "user_line" in node.meta:
                     copied.meta["user_line"] = node.meta["user_line"]
-        results = graph_module.graph.output_node().args[0]
+        results = kind.arranged(graph_module.graph.output_node().args[0])
         found: list[torch.Tensor | None] = []
         for index, (metadata, result) in enumerate(zip(output_metadatas, results, strict=True)):  # type: ignore[arg-type]
             if metadata is None or result is None:

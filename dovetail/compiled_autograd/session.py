@@ -17,12 +17,14 @@ from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
 from dovetail.compiled_autograd.explanation import explain_parts
 from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_noted, noting_lines
 from dovetail.compiled_autograd.graph import CapturedBackward
+from dovetail.compiled_autograd.history import with_history
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
-from dovetail.compiled_autograd.order import BackwardCall, hook_order, will_execute
 from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
 from dovetail.compiled_autograd.recorder import Recorder
+from dovetail.compiled_autograd.reducers import ReducerHook, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
+from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 #: ``compile_graph(function) -> function``: what happens to the graph of a captured backward.
 GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -79,12 +81,13 @@ class BackwardSession:
         order = captured.order(call)
         higher = call.create_graph
         traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
-        key = (captured, order, traceable, higher)
+        reducers = frozenset(place for place, hook in enumerate(arguments[3]) if isinstance(hook, ReducerHook))
+        key = (captured, order, traceable, reducers, higher)
         watched = torch.is_anomaly_enabled()
         compiled: Any = StepByStep(captured, call, order) if watched else self.compiled.get(key)
         if compiled is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
-                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable)
+                compiled = self.compiled[key] = self._compile(captured.graph_for(order, higher), traceable, reducers)
         self.runs += 1
         with torch.set_grad_enabled(higher):
             if captured.runs_user_code:
@@ -96,8 +99,10 @@ class BackwardSession:
                     )
             return list(compiled(*arguments))
 
-    def _compile(self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...]) -> PartsRunner:
-        parts = cut(graph, traceable)
+    def _compile(
+        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: frozenset[int]
+    ) -> PartsRunner:
+        parts = cut(graph, traceable, reducers)
         run = [self._compile_part(part) for part in parts.parts]
         return PartsRunner(parts, run)
 
@@ -157,6 +162,7 @@ _open_sessions = 0
 _runs_in_the_engine = 0
 _engine_run: Callable[..., Any] | None = None
 _engine_will_execute: Callable[[Any], bool] | None = None
+_engine_is_checkpoint_valid: Callable[[], bool] | None = None
 _foreign = "count(0)"
 
 
@@ -180,9 +186,7 @@ def _collect(captured: CapturedBackward, *arguments: Any) -> list[Any]:
     """Called by the engine, the first time and whenever it meets a graph of the same shape again."""
     if _state.call is not None and _state.call.create_graph and arguments[4]:
         # The graph is kept, so eager can still run it.
-        raise CaptureError(
-            "what saved-tensor hooks (a checkpoint's, for example) give back has no history to differentiate"
-        )
+        arguments = with_history(captured, _state.call, arguments)
     if _state.call is not None and not captured.needs_the_engine:
         # The engine does one such call at a time, whichever thread it is for, so the backward runs when it has returned.
         _state.collected = (captured, arguments)
@@ -233,6 +237,14 @@ def _will_execute(node: Any) -> bool:
     return _engine_will_execute(node)
 
 
+def _is_checkpoint_valid() -> bool:
+    """What torch's reentrant checkpoints ask, while a session is open: whether this backward is after all leaves' gradients."""
+    assert _engine_is_checkpoint_valid is not None
+    if _state.call is not None and _state.task >= 0 and _state.task == door.current_backward():
+        return not _state.call.targets
+    return _engine_is_checkpoint_valid()
+
+
 def _new_recorder() -> Recorder:
     if _state.call is None:
         raise _NotThisThreads
@@ -251,8 +263,6 @@ def _why_not(gradients: Any, keep_graph: bool, create_graph: bool) -> str | None
     """Why a backward is eager's from the start."""
     if create_graph and not keep_graph:
         return "retain_graph=False lets go of the graph that create_graph=True builds on"
-    if create_graph and torch.is_anomaly_enabled():
-        return "anomaly mode with create_graph=True notes which backward made which node"
     if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
         return "the gradients are batched by vmap"
     return None
@@ -324,7 +334,7 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         return eager()  # a root or an input without a gradient: eager has the words for it
     if None in roots or None in targets:
         return eager()
-    _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
+    call = _state.call = BackwardCall(roots, targets, accumulate, arguments[2], arguments[3])
     try:
         with torch.autograd.set_multithreading_enabled(False):
             failure, result = _hand_over(arguments)
@@ -338,6 +348,8 @@ def _captured_backward(session: BackwardSession, eager: Callable[[], Any], *argu
         _state.task = -1
     if failure is None:
         return result
+    if _is_of_a_reducer(failure) and replace_native_reducers(hook_order(call)):
+        return _captured_backward(session, eager, *arguments)
     result = eager()
     # Had eager raised, the error was the program's own.
     session.leave_to_eager(_words(failure))
@@ -401,10 +413,14 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
         _unhook()
 
 
+def _is_of_a_reducer(error: BaseException) -> bool:
+    return "DDP Reducer" in str(error)
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, CaptureError):
         return str(error)
-    if "DDP Reducer" in str(error):
+    if _is_of_a_reducer(error):
         return "the reducer of DistributedDataParallel is native code among the hooks"
     return f"the engine cannot hand it over ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
 
@@ -412,7 +428,7 @@ def _words(error: BaseException) -> str:
 @contextlib.contextmanager
 def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
     """Within the block, the backwards of this thread go through ``session``."""
-    global _open_sessions, _engine_run, _engine_will_execute
+    global _open_sessions, _engine_run, _engine_will_execute, _engine_is_checkpoint_valid
     door.prepare_engine_hook()
     with _door_lock:
         if _open_sessions == 0:
@@ -420,6 +436,8 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
             door.replace_engine_run_backward(_run_backward)
             _engine_will_execute = door.will_execute()
             door.replace_will_execute(_will_execute)
+            _engine_is_checkpoint_valid = door.is_checkpoint_valid()
+            door.replace_is_checkpoint_valid(_is_checkpoint_valid)
         _open_sessions += 1
     before = _state.sessions
     _state.sessions = (*before, session)
@@ -431,6 +449,7 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
         with _door_lock:
             _open_sessions -= 1
             if _open_sessions == 0:
-                assert _engine_run is not None and _engine_will_execute is not None
+                assert _engine_run and _engine_will_execute and _engine_is_checkpoint_valid
                 door.replace_engine_run_backward(_engine_run)
                 door.replace_will_execute(_engine_will_execute)
+                door.replace_is_checkpoint_valid(_engine_is_checkpoint_valid)

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.frontend.effects import Effect
 from dovetail.frontend.frame import Break
+from dovetail.frontend.node_hooks import LeafNodeHooks
 from dovetail.frontend.values import Values
-from dovetail.guards import AttributeSource, Equals, GradSource
+from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
 from dovetail.trace import TracedInput
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
@@ -192,7 +194,25 @@ class Gradients:
                 self.check_hooks(traced)
                 self._begin(traced)
                 leaves.append(traced)
+        self._check_node_hooks(leaves)
         return leaves
+
+    def _check_node_hooks(self, leaves: Sequence[TracedInput]) -> None:
+        """Refuse hooks on the nodes of leaves, now and at each call."""
+        guards = self._values.guards
+        sources = tuple(guards.tensor_source(traced.index) for traced in leaves)
+        if not sources:
+            return
+        are_there = LeafNodeHooks()
+        with private.disable_current_modes(), private.no_torch_function():
+            found = are_there(*(traced.real for traced in leaves))
+        if found:
+            raise Break(
+                "the node of a leaf's gradient has hooks, and the gradient is computed inside",
+                "register the hook on the tensor inside of the compiled function, or compute the gradient outside",
+            )
+        text = f"hooks on the nodes of {len(sources)} leaves"
+        self._values.guard(ComputedSource(are_there, sources, text), Equals(False), "gradients are added up inside")
 
     def _tensors(self, value: Any) -> list[Any] | None:
         if value is None:

@@ -5,6 +5,7 @@ The graph is pure; this module writes mutated inputs back, hands inputs through 
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
+Arrange = Callable[[Sequence[Any]], Sequence[Any]]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -109,12 +111,16 @@ def _autograd_function(
     # So is which inputs are parts of tensor subclasses.
     wrapped: list[int] | None = None
 
+    # Hooks of leaves can tell in which order the gradients come, and an error of one of them stops those behind it.
+    arranged, restored = _both_ways(spec.arrangement)
+
     class CompiledBackward(torch.autograd.Function):
         """Forward and backward graph of one entry."""
 
         @staticmethod
-        def forward(ctx: Any, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             nonlocal saves_tensors, wrapped
+            primals = restored(given)
             if wrapped is None:
                 wrapped = [index for index, value in enumerate(primals) if wrappers_of(value)]
             ctx.wrappers = [noted for index in wrapped for noted in wrappers_of(primals[index])]
@@ -157,10 +163,13 @@ def _autograd_function(
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
                 # As in the ordinary backward: raises for what is freed, and for what was written to.
-                saved_values(ctx)
+                saved = saved_values(ctx)
                 ctx.in_parts = True
                 with reads_of(ctx.reads):
-                    return derivatives.run(ctx.kept, ctx.next_functions, tangents, lambda: plain(ctx, tangents))
+                    found = derivatives.run(
+                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, tangents), saved
+                    )
+                return tuple(arranged(found))
             defined = tuple(tangent is not None for tangent in tangents)
             values: Any
             try:
@@ -174,8 +183,8 @@ def _autograd_function(
                 free(ctx, values, defined)
             if ctx.in_parts:
                 with gradient_in_parts():
-                    return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
-            return tuple(backward_for(defined)(graph_inputs(ctx, saved, tangents)))
+                    return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
+            return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
 
         # For compiled autograd, which puts the backward's graph into its own.
 
@@ -194,6 +203,11 @@ def _autograd_function(
             graph_of = getattr(backward_for, "graph_of", None)
             defined = tuple(gradients[index] is not None for index in differentiable)
             return None if graph_of is None else graph_of(defined)  # type: ignore[no-any-return]
+
+        @staticmethod
+        def arranged(values: Sequence[Any]) -> Sequence[Any]:
+            """The graph's results in the order of this node's outputs."""
+            return arranged(values)
 
     def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
@@ -219,7 +233,7 @@ def _autograd_function(
             ctx.freed = independence.after(ctx.freed, defined)
             ctx.rest = independence.keep(saved, ctx.freed)
             if ctx.kept is not None and ctx.rest is not None:
-                ctx.kept.let_go(saved, ctx.next_functions)
+                ctx.kept.let_go(saved, restored(ctx.next_functions))
         if independence is None or ctx.rest is None:
             ctx.kept = None
 
@@ -237,16 +251,15 @@ def _autograd_function(
         # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
         apply = direct if private.functorch_level() is None else CompiledBackward.apply
         for index in cut_off:
-            if not inputs[index].is_leaf:
-                inputs[index] = inputs[index].detach()
+            inputs[index] = inputs[index].detach()
         if spread:
             spread_gradients(inputs, spread)
         if torch.is_grad_enabled():
-            outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
+            outputs = list(apply(*arranged(inputs)))  # type: ignore[no-untyped-call]
         else:
             # The program may turn gradients on inside of a block that has turned them off.
             with torch.enable_grad():
-                outputs = list(apply(*inputs))  # type: ignore[no-untyped-call]
+                outputs = list(apply(*arranged(inputs)))  # type: ignore[no-untyped-call]
         if spec.feeding and not spec.ties and not is_apart:
             _watch([outputs[index] for index in spec.feeding])
         if is_apart:
@@ -260,6 +273,14 @@ def _autograd_function(
         return outputs
 
     return compute
+
+
+def _both_ways(arrangement: Sequence[int]) -> tuple[Arrange, Arrange]:
+    """A function that puts values into this order, and one that undoes it."""
+    if len(arrangement) < 2 or list(arrangement) == sorted(arrangement):
+        return (lambda values: values), (lambda values: values)
+    back = sorted(range(len(arrangement)), key=arrangement.__getitem__)
+    return operator.itemgetter(*arrangement), operator.itemgetter(*back)
 
 
 def _fed_inside(spec: RuntimeSpec, item: Tie) -> tuple[int, ...]:

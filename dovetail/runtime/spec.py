@@ -6,7 +6,7 @@ returned view, an input written to) is described here and done by :mod:`dovetail
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.trace.metadata import MetadataChange
@@ -81,7 +81,8 @@ class RuntimeSpec:
     from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
     say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
     before the graph runs. ``freed_together`` has for each differentiable output those that cannot be differentiated any more
-    after a backward from it; None: all.
+    after a backward from it; None: all. ``arrangement`` is the order of the primals in which the leaves among them get their
+    gradients as in eager; (): any.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -92,3 +93,10 @@ class RuntimeSpec:
     ties: tuple[Tie, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()
     freed_together: tuple[frozenset[int], ...] | None = None
+    arrangement: tuple[int, ...] = ()
+
+    def with_further_inputs(self, count: int) -> RuntimeSpec:
+        """The same with inputs after the others that get no gradient."""
+        before = len(self.input_requires_grad)
+        order = (*self.arrangement, *range(before, before + count)) if self.arrangement else ()
+        return replace(self, input_requires_grad=(*self.input_requires_grad, *[False] * count), arrangement=order)

@@ -25,10 +25,14 @@ def watched(run: Run, check_nan: bool = True, what: type[Exception] = RuntimeErr
         except what as error:
             run.note(str(error))
     for item in record:
-        if issubclass(item.category, UserWarning) and "Error detected" in str(item.message):
-            lines = re.sub(r"\(Triggered internally at .*\)", "", str(item.message)).strip().splitlines()
-            # Between them are the lines of the test, which are others in eager.
-            run.note(lines[0], lines[-2:])
+        message = str(item.message)
+        if issubclass(item.category, UserWarning) and (
+            "Error detected" in message or "Previous calculation" in message
+        ):
+            lines = re.sub(r"\(Triggered internally at .*\)", "", message).strip().splitlines()
+            # Between them are the lines of the test, which are others in eager, and of torch's own way to the engine.
+            place = max((index for index, line in enumerate(lines) if __file__ in line), default=None)
+            run.note(lines[0], lines[-1:] if place is None else lines[place : place + 2])
 
 
 @scenario
@@ -132,6 +136,20 @@ class Wrong(torch.autograd.Function):
         return gradient / 0 - gradient / 0
 
 
+class Right(torch.autograd.Function):
+    """A function whose backward can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x * x
+
+
 @scenario
 def nan_of_a_function(run: Run) -> Any:
     x = leaf(run.size)
@@ -160,10 +178,68 @@ def saved_value_was_written_to_in_anomaly_mode(run: Run) -> Any:
     return grads(x)
 
 
-@scenario(eager="anomaly mode")
+@scenario
 def second_derivative_in_anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
         (first,) = torch.autograd.grad((x * 0 + 1).sqrt().sum(), [x], create_graph=True)
         ((first - first.detach()).sqrt() * 0).sum().backward()
     return [first.detach(), x.grad]
+
+
+@scenario
+def nan_of_the_second_derivative(run: Run) -> Any:
+    x = leaf(run.size)
+    with watched(run):
+        (first,) = torch.autograd.grad((x * 0 + 1).sqrt().sum() + x.exp().sum(), [x], create_graph=True)
+        (second,) = torch.autograd.grad((first - first.detach()).abs().sum(), [x], create_graph=True)
+        ((second * 0).sqrt() * 0).sum().backward()
+    return grads(x)
+
+
+@scenario
+def induced_by_an_operator_of_the_first_backward(run: Run) -> Any:
+    x = leaf(run.size)
+    with watched(run):
+        h = (x * 0).sin()
+        (first,) = torch.autograd.grad(h.pow(1.5).sum(), [x], create_graph=True)
+        run.note(torch.is_anomaly_enabled())
+        # The derivative of the square root at zero, which the first backward has taken.
+        (first * x).sum().backward()
+    return grads(x)
+
+
+@scenario
+def induced_by_an_operator_of_the_second_backward(run: Run) -> Any:
+    x = leaf(run.size)
+    with watched(run):
+        found = (x * 0).pow(2.5).sum()
+        for _ in range(2):
+            (found,) = torch.autograd.grad(found.sum(), [x], create_graph=True)
+        found.exp().sum().backward()
+    return grads(x)
+
+
+@scenario
+def nothing_wrong_twice_in_anomaly_mode(run: Run) -> Any:
+    x, weight = leaf(run.size, 3), leaf(3, 3)
+    seen = []
+    with watched(run):
+        h = checkpoint(lambda v: (v @ weight).sin() * v, x, use_reentrant=False)
+        h.register_hook(lambda gradient: seen.append(torch.is_anomaly_enabled()))
+        (first,) = torch.autograd.grad((h.exp() + Right.apply(h)).sum(), [x], create_graph=True)
+        first.square().sum().backward()
+        run.note(torch.is_anomaly_enabled(), *seen)
+    return [first.detach(), *grads(x, weight)]
+
+
+@scenario
+def nan_of_a_function_in_its_second_derivative(run: Run) -> Any:
+    x = leaf(run.size)
+    with watched(run):
+        (first,) = torch.autograd.grad(Right.apply((x * 0).sqrt() + x).sum(), [x], create_graph=True)
+        first.sum().backward()
+    with watched(run):
+        (first,) = torch.autograd.grad(Right.apply(x * 0).sum(), [x], create_graph=True)
+        first.sqrt().sum().backward()
+    return grads(x)

@@ -155,7 +155,7 @@ def written_view_twice(run: Run) -> Any:
     return [*first, *torch.autograd.grad(first[0].sum() + first[1].square().sum(), [x, y])]
 
 
-@scenario(eager="saved-tensor hooks")
+@scenario
 def checkpoint_twice(run: Run) -> Any:
     x = leaf(run.size)
     y = checkpoint(lambda v: v.sin().exp(), x, use_reentrant=False)

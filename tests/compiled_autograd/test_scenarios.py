@@ -13,7 +13,7 @@ import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
 from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
 
-for _part in ("anomaly", "bad_input", "functions", "higher_order", "hooks", "subclasses"):
+for _part in ("anomaly", "bad_input", "checkpoints_twice", "functions", "higher_order", "hooks", "subclasses"):
     importlib.import_module(f"tests.compiled_autograd.scenarios_{_part}")
 
 #: Scenarios without a backward that could be captured.

@@ -38,15 +38,17 @@ class Training:
 
 
 def outcome(training: Training, index: int) -> Any:
-    """What a step returns or raises, and what it leaves behind.
-
-    Which gradients an interrupted backward has added by then is left out: a compiled forward hands them over all at once.
-    """
+    """What a step returns or raises, and what it leaves behind: the gradients too that were added before an error."""
     parameters = list(training.model.parameters())
     try:
         result: Any = training.take(*batch(index))
     except Exception as error:
-        return (type(error), str(error).split("\n")[0]), parameters, None, training.optimizer.state_dict()
+        return (
+            (type(error), str(error).split("\n")[0]),
+            parameters,
+            gradients(parameters),
+            training.optimizer.state_dict(),
+        )
     return result, parameters, gradients(parameters), training.optimizer.state_dict()
 
 

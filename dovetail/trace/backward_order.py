@@ -179,3 +179,27 @@ class _Heap:
             items[hole] = last
             self._rise(hole, 0)
         return result
+
+
+def arrangement_of_leaves(roots: Sequence[Any], leaves: Sequence[Any], count: int, others: int = 0) -> tuple[int, ...]:
+    """In which order one node should hand its gradients over, for the leaves to get them in the order in which eager would run
+    the backward from ``roots``: all numbers below ``count``, or () if any order will do.
+
+    ``leaves`` has the leaf for each of the node's outputs, None where it leads elsewhere: to ``others`` nodes.
+    """
+    place = {id(leaf): index for index, leaf in enumerate(leaves) if leaf is not None}
+    order = eager_order(BackwardCall(tuple(roots), (), True))
+    wanted = [
+        place[id(node.variable)] for node in order if node is not None and id(getattr(node, "variable", None)) in place
+    ]
+    if len(wanted) < 2:
+        return ()
+    # They are all ready at once, and the queue then has an order of its own for what is equal.
+    queue = _Heap()
+    for slot in range(len(wanted) + others):
+        queue.push(int(slot < len(wanted)), slot)
+    slots = [0] * len(wanted)
+    for index in wanted:
+        slots[queue.pop()] = index
+    rest = sorted(set(range(count)) - set(wanted))
+    return (*slots, *rest)

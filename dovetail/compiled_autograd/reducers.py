@@ -1,0 +1,57 @@
+"""Models in ``DistributedDataParallel``: the hooks that exchange gradients, as hooks that a captured backward can hold.
+
+Its reducer is native code among the hooks of the leaves, which the engine does not hand over. The same reducer can be told from
+Python that a leaf's gradient is there, so its hooks are put in the place of the native ones, once for each model.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+
+from dovetail import torch_private_autograd as door
+from dovetail import torch_private_distributed as distributed_door
+
+
+class ReducerHook:
+    """Tells a model's reducer that a leaf has its gradient; the last one waits for those of all ranks."""
+
+    def __init__(self, model: Any, place: int) -> None:
+        self._model = weakref.ref(model)
+        self._reducer = model.reducer
+        self._place = place
+
+    def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
+        """What the node of a leaf calls after it has run."""
+        model = self._model()
+        # A model that was given to another group of processes has a new reducer, with native hooks of its own.
+        if model is not None and model.reducer is self._reducer:
+            distributed_door.gradient_is_ready(self._reducer, self._place)
+
+
+#: The reducers that are told from Python, by model.
+_replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def replace_native_reducers(nodes: list[Any]) -> bool:
+    """Put hooks in the place of the native ones, for the models of which leaves are among the nodes of a backward."""
+    if not torch.distributed.is_available():
+        return False
+    leaves = {id(node.variable) for node in nodes if node is not None and door.is_leaf_node(node)}
+    kind = distributed_door.data_parallel_class()
+    replaced = False
+    for model in [item for item in gc.get_objects() if issubclass(type(item), kind)]:
+        if _replaced.get(model) is model.reducer:
+            continue
+        parameters = distributed_door.exchanged_parameters(model)
+        if not any(id(parameter) in leaves for parameter in parameters):
+            continue
+        distributed_door.remove_native_hooks(model)
+        for place, parameter in enumerate(parameters):
+            door.put_hook_first(door.gradient_node(parameter), ReducerHook(model, place))
+        _replaced[model] = model.reducer
+        replaced = True
+    return replaced
