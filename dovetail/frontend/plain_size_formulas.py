@@ -15,28 +15,39 @@ import torch
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.frontend.call_tables import METHOD_RULES, RULES, rule
+from dovetail.frontend.sized_calls import record_call
 
 _functional = torch.nn.functional
-Call = Callable[..., Any]
-"""Calls a function of torch in the program of the interpreter."""
 
 
-def _formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
-    """Register ``formula(call, *args, **kwargs)``, which returns None where torch's own function is to do it. ``always``: with
+class Call:
+    """Calls functions of torch in the program of an interpreter."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
+
+    def __call__(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        """One of torch's own."""
+        if function is torch.linspace:
+            return RULES[function](self._interpreter, arguments, keywords)
+        return self._interpreter.call_torch(function, arguments, keywords)
+
+    def record(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """One of Dovetail's: the program has it as one call."""
+        return record_call(self._interpreter, function, tensors)
+
+
+def formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
+    """Register ``compute(call, *args, **kwargs)``, which returns None where torch's own function is to do it. ``always``: with
     plain sizes too.
     """
 
-    def register(formula: Any) -> Any:
+    def register(compute: Any) -> Any:
         def computed(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            def call(operator: Any, *arguments: Any, **keywords: Any) -> Any:
-                if operator is torch.linspace:
-                    return RULES[operator](interpreter, arguments, keywords)
-                return interpreter.call_torch(operator, arguments, keywords)
-
             arguments = tuple(map(interpreter.values.for_native, args))
             tensors = [item for item in (*arguments, *kwargs.values()) if isinstance(item, torch.Tensor)]
             if always or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
-                return formula(call, *arguments, **kwargs)
+                return compute(Call(interpreter), *arguments, **kwargs)
             return None
 
         for function in functions:
@@ -56,7 +67,7 @@ def _formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
 
         if hasattr(torch.Tensor, functions[0].__name__):
             METHOD_RULES[functions[0].__name__] = method
-        return formula
+        return compute
 
     return register
 
@@ -66,7 +77,7 @@ def _items(arguments: Sequence[Any]) -> list[Any]:
 
 
 # Its C++ compares numbers in tensors, which a trace does not always know.
-@_formula(torch.cov, always=True)
+@formula(torch.cov, always=True)
 def _cov(call: Call, input: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     if fweights is not None or aweights is not None or not 0 < input.dim() < 3 or type(correction) is not int:
         return None
@@ -82,7 +93,7 @@ def _cov(call: Call, input: torch.Tensor, *, correction: int = 1, fweights: Any 
     return call(torch.squeeze, call(torch.true_divide, products, call(torch.sub, count, correction)))
 
 
-@_formula(torch.corrcoef, always=True)
+@formula(torch.corrcoef, always=True)
 def _corrcoef(call: Call, input: torch.Tensor) -> Any:
     covariance = None if input.is_complex() else _cov(call, input)
     if covariance is None or covariance.dim() != 2:
@@ -92,7 +103,7 @@ def _corrcoef(call: Call, input: torch.Tensor) -> Any:
     return call(torch.clip, call(torch.div, scaled, call(torch.Tensor.view, deviation, [1, -1])), -1, 1)
 
 
-@_formula(torch.kron)
+@formula(torch.kron)
 def _kron(call: Call, input: torch.Tensor, other: torch.Tensor) -> Any:
     if not isinstance(other, torch.Tensor):
         return None
@@ -104,7 +115,7 @@ def _kron(call: Call, input: torch.Tensor, other: torch.Tensor) -> Any:
     return call(torch.Tensor.reshape, call(torch.mul, outer, inner), [a * b for a, b in zip(left, right, strict=True)])
 
 
-@_formula(torch.block_diag)
+@formula(torch.block_diag)
 def _block_diag(call: Call, *tensors: torch.Tensor) -> Any:
     first = tensors[0]
     if not all(isinstance(item, torch.Tensor) and item.dim() == 2 for item in tensors):
@@ -126,7 +137,7 @@ def _from_minus_one(call: Call, theta: torch.Tensor, steps: Any, align_corners: 
     return line if align_corners else call(torch.div, call(torch.mul, line, steps - 1), steps)
 
 
-@_formula(_functional.affine_grid)
+@formula(_functional.affine_grid)
 def _affine_grid(call: Call, theta: torch.Tensor, size: Any, align_corners: bool | None = None) -> Any:
     is_image = isinstance(size, (list, tuple)) and len(size) == 4 and theta.dim() == 3 and align_corners is not None
     if not is_image or not theta.is_floating_point() or private_compile.is_any_autocast_on():
@@ -145,7 +156,7 @@ def _affine_grid(call: Call, theta: torch.Tensor, size: Any, align_corners: bool
     return call(torch.Tensor.view, moved, [count, height, width, 2])
 
 
-@_formula(torch.gradient)
+@formula(torch.gradient)
 def _gradient(call: Call, input: torch.Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
     if (spacing is not None and type(spacing) not in (int, float)) or edge_order not in (1, 2) or input.dim() == 0:
         return None
@@ -201,7 +212,7 @@ def _linear(call: Call, input: Any, hx: Any, weights: Sequence[Any], biases: Seq
     ]
 
 
-@_formula(torch.gru_cell)
+@formula(torch.gru_cell)
 def _gru_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 3)
     if linear is None:
@@ -212,7 +223,7 @@ def _gru_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any =
     return call(torch.Tensor.add_, call(torch.Tensor.mul_, call(torch.sub, hx, new), update), new)
 
 
-@_formula(torch.lstm_cell)
+@formula(torch.lstm_cell)
 def _lstm_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     hidden, cell = hx
     if not isinstance(cell, torch.Tensor) or not isinstance(hidden, torch.Tensor) or cell.shape != hidden.shape:
@@ -229,7 +240,7 @@ def _lstm_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any 
 
 
 def _register_cell(function: Any, activation: Any) -> None:
-    @_formula(function)
+    @formula(function)
     def _cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 1)
         return None if linear is None else call(activation, call(torch.Tensor.add_, linear[1], linear[0]))

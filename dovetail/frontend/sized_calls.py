@@ -33,14 +33,19 @@ class SizedFunction:
         return sized(self.__name__, self.function, self.sizes, tensors)
 
 
-def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Call it in the program of an interpreter."""
+def record_call(interpreter: Any, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Call a function that is no torch function but is to be one call of the program of an interpreter."""
     recorder = interpreter.trace.recorder
     with recorder.paused():
         found = function(*tensors)
     recorder.record(function, tuple(tensors), {}, found)
-    wrapped: tuple[torch.Tensor, ...] = interpreter.values.wrap(found)
-    return wrapped
+    return interpreter.values.wrap(found)
+
+
+def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call it in the program of an interpreter."""
+    found: tuple[torch.Tensor, ...] = record_call(interpreter, function, tensors)
+    return found
 
 
 def _layers(
