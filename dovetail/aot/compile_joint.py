@@ -391,7 +391,7 @@ def compile_joint(
 
         derivatives = differentiable_backward(joint, compile_next, log, settings, spread)
     run = make_runtime_function(
-        dataclasses.replace(joint.spec, input_requires_grad=(*joint.spec.input_requires_grad, *[False] * len(given))),
+        joint.spec.with_further_inputs(len(given)),
         forward,
         backward_for,
         tangent_strides=tangent_strides,

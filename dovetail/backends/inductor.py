@@ -130,7 +130,7 @@ def compile_inductor(
         is_inference=kind == "inference",
         settings=settings,
     )
-    return guard_outputs(with_size_inputs(inner, places), strides)
+    return guard_outputs(with_size_inputs(inductor.straight_call(inner), places), strides)
 
 
 INDUCTOR = Backend(

@@ -166,3 +166,19 @@ def test_half_of_the_outputs_first() -> None:
             assert x.grad is not None and v.grad is not None
             found.append([x.grad, v.grad])
         close(*found)
+
+
+def test_a_gradient_penalty_on_the_parameters_of_a_module() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    model = model.double()
+    compiled = dovetail.compile(model, backend="aten", fullgraph=True)
+    for seed in range(3):
+        x = leaf(5, 2, seed=seed)
+        found = []
+        for function in (model, compiled):
+            model.zero_grad()
+            (gradient,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+            ((gradient.norm(dim=1) - 1).pow(2).mean() + function(x).pow(2).mean()).backward()
+            found.append([torch.zeros(1).double() if p.grad is None else p.grad for p in model.parameters()])
+        close(*found)
