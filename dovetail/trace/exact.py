@@ -131,7 +131,7 @@ def _exact(
 
     if any(map(private_sizes.has_symbols, (*values, tangent))):
         asked = [at for at, flag in enumerate(wanted) if flag]
-        made = dict(zip(asked, sized_gradients(name, call, values, [tangent], asked), strict=True))
+        made = dict(zip(asked, sized_gradients(name, call, values, [tangent], asked, keeps_strides=True), strict=True))
         found: tuple[torch.Tensor | None, ...] = tuple(made.get(at) for at in range(len(values)))
     else:
         found = gradients(trace, name, call, values, [tangent], wanted)

@@ -167,8 +167,11 @@ def sized_gradients(
     tensors: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
     wanted: Sequence[int],
+    keeps_strides: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Record the derivative of such a function as one such call: a gradient for each of the ``wanted`` arguments."""
+    """Record the derivative of such a function as one such call: a gradient for each of the ``wanted`` arguments, contiguous or
+    with the strides of the argument.
+    """
     defined = [at for at, tangent in enumerate(tangents) if tangent is not None]
     count = len(tensors)
 
@@ -191,8 +194,8 @@ def sized_gradients(
             )
         return list(found)
 
-    def rule(*values: torch.Tensor) -> list[torch.Tensor]:
-        return [values[at] for at in wanted]
+    def rule(*values: torch.Tensor) -> list[tuple[Sizes, torch.dtype] | torch.Tensor]:
+        return [values[at] if keeps_strides else (values[at].shape, values[at].dtype) for at in wanted]
 
     given = [*tensors, *[tangent for tangent in tangents if tangent is not None]]
     return sized("the gradient of " + name, gradients, rule, given)
