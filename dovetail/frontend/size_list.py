@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 
 
@@ -109,15 +108,20 @@ def _parts(index: slice) -> tuple[Any, Any, Any]:
 
 
 def _plain(count: Any) -> int:
-    if private_sizes.is_symbolic(count):
+    if type(count) is not int:
         raise _refusal()
-    return int(count)
+    return count
+
+
+def _is_symbolic(value: Any) -> bool:
+    # This module works without torch, as the machine of the interpreter does.
+    return type(value).__name__ == "SymInt"
 
 
 def _runs(value: Any) -> tuple[Run, ...]:
     if type(value) is SizeList:
         return value.runs
-    if type(value) is not list or any(type(item) is not int and not private_sizes.is_symbolic(item) for item in value):
+    if type(value) is not list or not all(type(item) is int or _is_symbolic(item) for item in value):
         raise _refusal()
     return tuple(Run(item, 1, 1) for item in value)
 
