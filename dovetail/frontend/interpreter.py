@@ -24,6 +24,7 @@ import dovetail.frontend.optimizers
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
+import dovetail.frontend.recurrent_cells
 import dovetail.frontend.scans
 import dovetail.frontend.sized_calls
 import dovetail.frontend.spectra  # noqa: F401  (their rules)

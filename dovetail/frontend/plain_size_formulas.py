@@ -1,8 +1,7 @@
 """More functions of torch whose C++ asks for plain sizes, as the operators that they are made of, in the same order.
 
-What :mod:`dovetail.frontend.plain_size_calls` is for poolings this is for statistics, products, grids and single steps of
-recurrent networks. Each formula is for the arguments that are common; for others, and with plain sizes, torch's own function
-is called (checked on torch 2.13).
+What :mod:`dovetail.frontend.plain_size_calls` is for poolings this is for statistics, products and grids. Each formula is for the
+arguments that are common; for others, and with plain sizes, torch's own function is called (checked on torch 2.13).
 """
 
 from __future__ import annotations
@@ -32,21 +31,28 @@ class Call:
             return RULES[function](self._interpreter, arguments, keywords)
         return self._interpreter.call_torch(function, arguments, keywords)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the graph is to be eager's to the last bit."""
+        found: bool = self._interpreter.trace.is_exact
+        return found
+
     def record(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """One of Dovetail's: the program has it as one call."""
         return record_call(self._interpreter, function, tensors)
 
 
-def formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
+def formula(*functions: Any, always: bool = False, when_exact: bool = False) -> Callable[[Any], Any]:
     """Register ``compute(call, *args, **kwargs)``, which returns None where torch's own function is to do it. ``always``: with
-    plain sizes too.
+    plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit.
     """
 
     def register(compute: Any) -> Any:
         def computed(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arguments = tuple(map(interpreter.values.for_native, args))
             tensors = [item for item in (*arguments, *kwargs.values()) if isinstance(item, torch.Tensor)]
-            if always or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
+            own = always or (when_exact and interpreter.trace.is_exact)
+            if own or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
                 return compute(Call(interpreter), *arguments, **kwargs)
             return None
 
@@ -194,57 +200,3 @@ def _differences(call: Call, input: torch.Tensor, dim: int, step: float, edge_or
     before, after = (call(torch.div, item, step) for item in (before, after))
     found: torch.Tensor = call(torch.cat, [before, call(torch.div, within, 2), after], dim)
     return found
-
-
-def _linear(call: Call, input: Any, hx: Any, weights: Sequence[Any], biases: Sequence[Any], parts: int) -> Any:
-    """Both linear maps of a step; None for what eager refuses, or computes in one kernel."""
-    tensors = (input, hx, *weights)
-    is_matrix = all(isinstance(item, torch.Tensor) and item.dim() == 2 for item in tensors)
-    if not is_matrix or input.device.type != "cpu" or private_compile.is_any_autocast_on():
-        return None
-    width = hx.shape[1]
-    fits = input.shape[0] == hx.shape[0] and input.shape[1] == weights[0].shape[1] and width == weights[1].shape[1]
-    if not fits or any(item.shape[0] != parts * width for item in weights):
-        return None
-    return [
-        call(_functional.linear, value, weight, bias)
-        for value, weight, bias in zip((input, hx), weights, biases, strict=True)
-    ]
-
-
-@formula(torch.gru_cell)
-def _gru_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 3)
-    if linear is None:
-        return None
-    given, kept = (call(torch.unsafe_split, item, hx.shape[1], 1) for item in linear)
-    reset, update = (call(torch.Tensor.sigmoid_, call(torch.Tensor.add_, kept[at], given[at])) for at in (0, 1))
-    new = call(torch.Tensor.tanh_, call(torch.add, given[2], call(torch.Tensor.mul_, kept[2], reset)))
-    return call(torch.Tensor.add_, call(torch.Tensor.mul_, call(torch.sub, hx, new), update), new)
-
-
-@formula(torch.lstm_cell)
-def _lstm_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    hidden, cell = hx
-    if not isinstance(cell, torch.Tensor) or not isinstance(hidden, torch.Tensor) or cell.shape != hidden.shape:
-        return None
-    linear = _linear(call, input, hidden, (w_ih, w_hh), (b_ih, b_hh), 4)
-    if linear is None:
-        return None
-    width = hidden.shape[1]
-    gates = call(torch.unsafe_split, call(torch.Tensor.add_, linear[1], linear[0]), width, 1)
-    activations = (torch.Tensor.sigmoid_, torch.Tensor.sigmoid_, torch.Tensor.tanh_, torch.Tensor.sigmoid_)
-    enter, forget, new, leave = (call(act, gate) for act, gate in zip(activations, gates, strict=True))
-    state = call(torch.Tensor.add_, call(torch.mul, forget, cell), call(torch.mul, enter, new))
-    return call(torch.mul, leave, call(torch.tanh, state)), state
-
-
-def _register_cell(function: Any, activation: Any) -> None:
-    @formula(function)
-    def _cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 1)
-        return None if linear is None else call(activation, call(torch.Tensor.add_, linear[1], linear[0]))
-
-
-_register_cell(torch.rnn_tanh_cell, torch.tanh)
-_register_cell(torch.rnn_relu_cell, torch.relu)

@@ -1,7 +1,8 @@
 """Recurrent networks whose batch and sequence have symbolic sizes, as one call.
 
 torch's C++ unrolls them: a graph would be held to one length. Called whole (:mod:`dovetail.trace.sized`), one graph does for
-all of them, and the numbers are those of torch's own kernels. With plain sizes nothing changes.
+all of them, and the numbers are those of torch's own kernels. With plain sizes they stay whole where a graph is to be eager's to
+the last bit: the C++ writes to slices in place, and its kernels round otherwise for slices than for whole tensors.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *arg
     if not all(isinstance(item, torch.Tensor) for item in tensors) or len(given) != states:
         return None
     drops = bool(dropout and training and layers > 1)
-    if not any(map(private_sizes.has_symbols, tensors)) or (drops and source.device.type != "cpu"):
+    stays_whole = interpreter.trace.is_exact or any(map(private_sizes.has_symbols, tensors))
+    if not stays_whole or (drops and source.device.type != "cpu"):
         return None
 
     def call(function: Any, *arguments: Any) -> Any:

@@ -109,10 +109,10 @@ class Steps(torch.nn.Module):
         self.cell = cell
 
     def forward(self, x: torch.Tensor) -> Any:
-        state = None
-        for at in range(3):
-            state = self.cell(x[at], state)
-        return state
+        states = [self.cell(x[0])]
+        for at in range(1, 3):
+            states.append(self.cell(x[at], states[-1]))
+        return states
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,8 @@ class Steps(torch.nn.Module):
     [
         lambda: torch.nn.GRUCell(4, 5),
         lambda: torch.nn.GRUCell(4, 5, bias=False),
+        lambda: torch.nn.GRUCell(4, 5, dtype=torch.float64),
+        lambda: torch.nn.LSTMCell(4, 5, dtype=torch.float64),
         lambda: torch.nn.LSTMCell(4, 5),
         lambda: torch.nn.LSTMCell(4, 5, bias=False),
         lambda: torch.nn.RNNCell(4, 5),
@@ -132,7 +134,7 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
     twin = copy.deepcopy(module)
     compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
     for rows, _ in SIZES:
-        x = torch.randn(3, rows, 4)
+        x = torch.randn(3, rows, 4, dtype=next(module.parameters()).dtype)
         same(step(module, module, x), step(compiled, twin, x))
     assert captures(compiled) == 2
 

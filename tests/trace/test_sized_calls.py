@@ -45,6 +45,8 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "deep GRU": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, bidirectional=True, batch_first=True)),
     "GRU with a state": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, dropout=0.3, bidirectional=True), True),
     "GRU without bias": lambda: Recurrent(torch.nn.GRU(4, 5, bias=False)),
+    "GRU of doubles": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2)).double(),
+    "LSTM of doubles": lambda: Recurrent(torch.nn.LSTM(4, 5, batch_first=True), True).double(),
     "LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, batch_first=True)),
     "LSTM with dropout": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=3, dropout=0.5)),
     "deep LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=2, bidirectional=True), True),
@@ -72,7 +74,7 @@ def test_a_recurrent_network_has_one_graph_for_all_sizes(name: str) -> None:
     twin = copy.deepcopy(module)
     compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
     for size in SIZES:
-        x = torch.randn(*size, 4)
+        x = torch.randn(*size, 4, dtype=next(module.parameters()).dtype)
         same(step(module, module, x), step(compiled, twin, x))
     assert captures(compiled) == 2
 
