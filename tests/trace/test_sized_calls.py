@@ -156,6 +156,42 @@ def test_inductor_takes_a_whole_call() -> None:
         same(step(module, module, x), step(compiled, module, x), exact=False)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+@pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}])
+@pytest.mark.filterwarnings("ignore")
+def test_a_packed_sequence(kind: Any, settings: dict[str, Any]) -> None:
+    # Traced into operators it ended the process: the C++ reads memory that a traced tensor has not.
+    torch.manual_seed(0)
+    network = kind(4, 5, **settings)
+    pack, pad = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        out, state = network(pack(x, lengths, enforce_sorted=False))
+        return pad(out)[0], state
+
+    compiled = dovetail.compile(program, backend="aten")
+    for length, batch in ((6, 3), (7, 4), (8, 5), (9, 2)):
+        x = torch.randn(length, batch, 4)
+        lengths = torch.randint(1, length + 1, (batch,))
+        lengths[0] = length
+        found = [step(lambda x, one=one: one(x, lengths), network, x) for one in (program, compiled)]
+        same(*found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_packed_sequence_under_autocast() -> None:
+    network = torch.nn.GRU(4, 5)
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return network(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[1]
+
+    compiled = dovetail.compile(program, backend="aten")
+    for length in (6, 7, 9):
+        x, lengths = torch.randn(length, 3, 4), torch.tensor([length, 3, 1])
+        same(program(x, lengths), compiled(x, lengths))
+
+
 def test_a_state_of_another_batch_is_eagers_error() -> None:
     network = torch.nn.GRU(4, 5)
 
