@@ -50,6 +50,7 @@ from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.size_changes import SizeChanges
+from dovetail.frontend.size_list import ListBreak
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
@@ -114,6 +115,7 @@ class CompiledFunction:
         # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
         self._sizes_change = False
         self._breaks_a_loop = False
+        self._takes_size_lists = True
         self._keeps_data_sizes = False
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
@@ -214,6 +216,7 @@ class CompiledFunction:
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
+        policy = dataclasses.replace(policy, size_lists=self._takes_size_lists)
         if self.backend.data_sizes:
             # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
             policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
@@ -238,7 +241,10 @@ class CompiledFunction:
                 ):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(raised, LoopBreak) and not following:
+                if isinstance(raised, ListBreak):
+                    self._takes_size_lists = False
+                    policy, following = dataclasses.replace(policy, size_lists=False), _FROM_THE_START
+                elif isinstance(raised, LoopBreak) and not following:
                     policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
                 elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START

@@ -23,6 +23,8 @@ import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
+import dovetail.frontend.plain_size_selections
+import dovetail.frontend.recurrent_cells
 import dovetail.frontend.scans
 import dovetail.frontend.sized_calls
 import dovetail.frontend.spectra

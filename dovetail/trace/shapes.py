@@ -88,6 +88,7 @@ class ShapePolicy:
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
     rounds: LoopRounds | None = None
+    size_lists: bool = False
     other_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
