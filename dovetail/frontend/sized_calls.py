@@ -128,3 +128,41 @@ def _register(function: Callable[..., Any], states: int) -> None:
 for _function in (torch.gru, torch.rnn_tanh, torch.rnn_relu):
     _register(_function, 1)
 _register(torch.lstm, 2)
+
+
+def _line(function: Callable[..., Any], start: Any, end: Any, settings: dict[str, Any]) -> SizedFunction:
+    def run(carrier: torch.Tensor) -> list[torch.Tensor]:
+        return [function(start, end, carrier.shape[0], **settings)]
+
+    def sizes(carrier: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
+        return [(carrier.shape, carrier.dtype)]
+
+    return SizedFunction(function.__name__, run, sizes)
+
+
+def _register_line(function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(("start", "end", "steps"), args, strict=False)), **kwargs}
+        steps, ends = given.get("steps"), (given.get("start"), given.get("end"))
+        is_plain = all(type(item) in (int, float) for item in ends) and len(args) <= 3
+        known = {"start", "end", "steps", "dtype", "device", "requires_grad", *names}
+        if (
+            type(steps) is not torch.SymInt
+            or private_sizes.is_data_number(steps)
+            or not is_plain
+            or not known.issuperset(given)
+            or given.get("requires_grad")
+        ):
+            return interpreter.call_torch(function, args, kwargs)
+        settings = {"dtype": given.get("dtype") or torch.get_default_dtype()}
+        settings["device"] = given.get("device") or torch.get_default_device()
+        # Its size is all that is read of it.
+        carrier = interpreter.call_torch(torch.empty, ([steps],), settings)
+        settings |= {name: given[name] for name in names if name in given}
+        return call_sized(interpreter, _line(function, *ends, settings), [carrier])[0]
+
+    rule(function)(handler)
+
+
+_register_line(torch.linspace, ())
+_register_line(torch.logspace, ("base",))

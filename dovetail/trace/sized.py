@@ -52,7 +52,7 @@ class SizedCall:
                     f"compiled for {tuple(sizes)}, {dtype}",
                     advice="keep this call out of the compiled function",
                 )
-            own = result.detach().contiguous()
+            own = result.detach().resolve_conj().resolve_neg().contiguous()
             own = own.clone() if own.untyped_storage()._cdata in taken else own
             taken.add(own.untyped_storage()._cdata)
             results.append(own)
