@@ -48,6 +48,7 @@ from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
@@ -113,6 +114,8 @@ class CompiledFunction:
         self._sizes_change = False
         self._breaks_a_loop = False
         self._keeps_data_sizes = False
+        #: Whether no capture has found that the program reads what a schedule of rates has just written.
+        self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -210,6 +213,7 @@ class CompiledFunction:
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
+        policy = dataclasses.replace(policy, schedules_wait=self._schedules_wait)
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
         if self.backend.data_sizes:
@@ -238,6 +242,9 @@ class CompiledFunction:
                     return functools.partial(original, *args, **kwargs)
                 if isinstance(raised, LoopBreak) and not following:
                     policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
+                elif isinstance(raised, ScheduleRead):
+                    self._schedules_wait = False
+                    policy, following = dataclasses.replace(policy, schedules_wait=False), _FROM_THE_START
                 elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):

@@ -40,6 +40,7 @@ from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_sl
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
+from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_trusted, plain_numbers
@@ -91,6 +92,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
+        self.waiting = self.values.waiting = Waiting(self.values)
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None

@@ -32,6 +32,8 @@ from dovetail.guards import (
     GradientForm,
     Guard,
     GuardSet,
+    HasNoKey,
+    HasNoSlot,
     Identity,
     InnerSource,
     ItemSource,
@@ -181,6 +183,8 @@ class Values:
         self._wrapper_sources: dict[int, Source] = {}
         self._sparse: dict[int, tuple[torch.Tensor, SparseValue, Source]] = {}
         self.effects: Any = None
+        #: Calls that are made when the graph has run; what they write may not be read before.
+        self.waiting: Any = None
         #: The types of the objects that were compared by identity.
         self.compared_kinds: set[type] = set()
         #: Whether an object was made by the trace; the interpreter knows.
@@ -223,6 +227,8 @@ class Values:
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
+        if self.waiting is not None and not isinstance(predicate, (TypeIs, HasNoKey, HasNoSlot)):
+            self.waiting.check_read(source)
         self.note_backward_read(source, predicate, reason)
         try:
             self.guards.add(source, predicate, self.where(), reason)
@@ -246,6 +252,8 @@ class Values:
 
         ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
         """
+        if self.waiting is not None and source is not None:
+            self.waiting.check_read(source)
         if is_impostor(value):
             if source is not None:
                 self.guard(source, TypeIs(type(value)), f"{source.name} was read")

@@ -76,7 +76,8 @@ class ShapePolicy:
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
     computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
-    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled.
+    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled. ``schedules_wait``: the
+    ``step()`` of a schedule of rates is called when the graph has run.
     """
 
     everything: bool = False
@@ -86,6 +87,7 @@ class ShapePolicy:
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
     rounds: LoopRounds | None = None
+    schedules_wait: bool = False
 
     @property
     def is_static(self) -> bool:
