@@ -496,7 +496,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         elif isinstance(target, (list, dict)):
             key = self.as_key(key, target)
             if isinstance(target, list):
-                self.values.whole(target)
+                # What stood at this place does not matter: a counter in a list may be another number at each call.
+                self.values.whole(target, but=key if type(key) is int and -len(target) <= key < len(target) else None)
                 if isinstance(key, slice):
                     value = self.drain(value)
             self.effects.set_item(target, key, value)

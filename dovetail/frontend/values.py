@@ -421,8 +421,8 @@ class Values:
             return None
         return ItemSource(source, key)
 
-    def whole(self, container: Any) -> None:
-        """Guard a container's length or keys, and read all of its items."""
+    def whole(self, container: Any, but: int | None = None) -> None:
+        """Guard a container's length or keys, and read all of its items; of a list all but the one that is about to be set."""
         source = self.source_of(container)
         if source is None or id(container) in self._whole:
             return
@@ -430,7 +430,7 @@ class Values:
         before = self.effects.before(container) if self.effects is not None else container
         self._whole.add(id(container))
         if isinstance(container, (list, tuple)):
-            self.read_items(container, source, before)
+            self.read_items(container, source, before, None if but is None else but % len(before))
         elif isinstance(container, dict):
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
@@ -494,12 +494,13 @@ class Values:
             if not isinstance(item, torch.Tensor) and not is_leaf_value(item) and self.source_of(item) is None:
                 self.note(item, self.pin(item, f"<{type(item).__qualname__}>"))
 
-    def read_items(self, container: Any, source: Source, items: Any) -> None:
+    def read_items(self, container: Any, source: Source, items: Any, but: int | None = None) -> None:
         """Guard the length of a list or tuple and read its items."""
         self._whole.add(id(container))
         self.guard(source, Length(len(items)), f"{source.name} was gone through")
         for position in range(len(items)):
-            self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
+            if position != but:
+                self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""
