@@ -1,9 +1,11 @@
 """Training steps with second derivatives: eager, torch.compile and Dovetail.
 
-The five programs of ``examples/`` are trained with each engine. For torch.compile the variants are tried from the fastest to
-the one that compiles least (``inductor``, ``aot_eager``, ``eager``); the first whose losses are eager's is measured, and what
-the others did is said (their error, or how far their losses are from eager's). Rounds of steps alternate between the engines in
-one process; medians are shown and all raw numbers saved. Run it with ``make bench-second-order``.
+The five programs of ``examples/`` are trained with each engine, in two ways. Compiled is either the ``part`` that the example is
+about (a model or a loss), so that derivatives are taken through it from outside, or the ``whole`` step: the same lines with their
+derivatives and their optimizer, in one call. Eager runs the same program in both. For torch.compile the variants are tried from
+the fastest to the one that compiles least (``inductor``, ``aot_eager``, ``eager``); the first whose losses are eager's is measured,
+and what the others did is said (their error, or how far their losses are from eager's). Rounds of steps alternate between the
+engines in one process; medians are shown and all raw numbers saved. Run it with ``make bench-second-order``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import dovetail
 from dovetail.report.curves import Table
 
 EXAMPLES = ("energy_and_forces", "pinn", "wgan_gp", "maml", "hessian_vector")
+#: What is compiled of a program.
+UNITS = ("part", "whole")
 VARIANTS = ("inductor", "aot_eager", "eager")
 FOLDER = Path(__file__).parents[1] / "examples"
 #: What the issue asks for where kernels are small: eager's time over Dovetail's.
@@ -42,19 +46,19 @@ def load(name: str) -> Any:
     return module
 
 
-def difference(module: Any, wrap: Callable[[Any], Any], expected: list[float]) -> float:
+def difference(module: Any, wrap: Callable[[Any], Any], expected: list[float], whole: bool) -> float:
     """How far the losses of a few steps are from eager's, relatively."""
-    actual = module.train(wrap)
+    actual = module.train(wrap, whole=whole)
     return max(abs(one - other) / max(abs(other), 1e-12) for one, other in zip(actual, expected, strict=True))
 
 
-def best_of_torch(module: Any, expected: list[float]) -> tuple[str | None, dict[str, str]]:
+def best_of_torch(module: Any, expected: list[float], whole: bool) -> tuple[str | None, dict[str, str]]:
     """The first variant of torch.compile that works, and what was the matter with those before it."""
     troubles: dict[str, str] = {}
     for variant in VARIANTS:
         torch.compiler.reset()
         try:
-            off = difference(module, lambda item: torch.compile(item, backend=variant), expected)  # noqa: B023
+            off = difference(module, lambda item: torch.compile(item, backend=variant), expected, whole)  # noqa: B023
         except Exception as error:  # noqa: BLE001  (any error of the other compiler is its result)
             lines = str(error).strip().splitlines()
             troubles[variant] = f"{type(error).__name__}: {lines[0][:150] if lines else ''}"
@@ -73,14 +77,14 @@ def seconds(step: Callable[[int], float], first: int, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def measure(name: str, backend: str, rounds: int, steps: int) -> dict[str, Any]:
+def measure(name: str, whole: bool, backend: str, rounds: int, steps: int) -> dict[str, Any]:
     """All numbers of one program."""
     module = load(name)
-    expected = module.train(lambda item: item)
+    expected = module.train(lambda item: item, whole=whole)
     result: dict[str, Any] = {}
-    off = difference(module, lambda item: dovetail.compile(item, backend=backend, fullgraph=True), expected)
+    off = difference(module, lambda item: dovetail.compile(item, backend=backend, fullgraph=True), expected, whole)
     result["dovetail_difference"] = off
-    variant, result["torch_troubles"] = best_of_torch(module, expected)
+    variant, result["torch_troubles"] = best_of_torch(module, expected, whole)
     result["torch_variant"] = variant
     engines: dict[str, Callable[[Any], Any]] = {
         "eager": lambda item: item,
@@ -89,7 +93,7 @@ def measure(name: str, backend: str, rounds: int, steps: int) -> dict[str, Any]:
     if variant is not None:
         torch.compiler.reset()
         engines["torch.compile"] = lambda item: torch.compile(item, backend=variant)
-    running = {engine: module.prepare(wrap) for engine, wrap in engines.items()}
+    running = {engine: module.prepare(wrap, whole) for engine, wrap in engines.items()}
     warm_up = max(8, steps)
     for engine, step in running.items():
         result[f"warm_up_{engine}"] = seconds(step, 0, warm_up) * warm_up
@@ -105,6 +109,7 @@ def main() -> int:
     """Measure, print the table, save the raw numbers; 0 if all losses are eager's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=list(EXAMPLES))
+    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=12)
@@ -117,13 +122,15 @@ def main() -> int:
     warnings.simplefilter("ignore")
     results: dict[str, dict[str, Any]] = {}
     rows = []
-    for name in options.examples:
-        result = results[name] = measure(name, options.backend, options.rounds, options.steps)
+    for unit, name in [(unit, name) for name in options.examples for unit in options.units]:
+        result = measure(name, unit == "whole", options.backend, options.rounds, options.steps)
+        results[f"{name}, {unit}"] = result
         medians = {engine: statistics.median(times) for engine, times in result["seconds_per_step"].items()}
         theirs = medians.get("torch.compile")
         rows.append(
             (
                 name,
+                unit,
                 f"{medians['eager'] * 1e3:.2f} ms",
                 "-" if theirs is None else f"{theirs * 1e3:.2f} ms ({result['torch_variant']})",
                 f"{medians['dovetail'] * 1e3:.2f} ms",
@@ -131,10 +138,10 @@ def main() -> int:
                 f"{result['dovetail_difference']:.0e}",
             )
         )
-        print(f"{name}: done", flush=True)
+        print(f"{name}, {unit}: done", flush=True)
         for variant, trouble in result["torch_troubles"].items():
             print(f"  torch.compile, {variant}: {trouble}", flush=True)
-    head = ("program", "eager", "torch.compile", f"Dovetail ({options.backend})", "speed-up", "off by")
+    head = ("program", "compiled", "eager", "torch.compile", f"Dovetail ({options.backend})", "speed-up", "off by")
     print(f"\nTime of a training step, {options.threads} threads, medians of {options.rounds} rounds (goal: {GOAL})")
     print(Table(head, tuple(rows)))
     now = datetime.now(UTC)

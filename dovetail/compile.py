@@ -25,7 +25,7 @@ from dovetail.aot.compile_joint import choose_backend, compile_joint, make_entry
 from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
-from dovetail.backends import Backend
+from dovetail.backends import Backend, put_off
 from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import (
     BackendError,
@@ -47,12 +47,14 @@ from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
+from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
+from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
 from dovetail.runtime.module import CompiledModule
 from dovetail.trace import ShapePolicy
@@ -301,7 +303,29 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
+        if policy.has_symbols and not plan:
+            self._add_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
+
+    def _add_other_sides(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> None:
+        """Compile what later calls with other sizes would need, where the program compares its sizes with something."""
+        keeps = self._keeps_data_sizes
+
+        def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
+            # The rounds of a loop at sizes that no call had are nothing to learn from.
+            chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
+            return self._compile(GuardSet(), args, kwargs, chosen, 0, by_parts)
+
+        limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
+        _inside.active = True
+        try:
+            others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
+        finally:
+            _inside.active, self._keeps_data_sizes = False, keeps
+        # Behind the entry of this call, before those that were there.
+        self.entries = [self.entries[0], *others, *self.entries[1:]]
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
@@ -378,8 +402,8 @@ class CompiledFunction:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
             return run_frontend(trace, guards, function, args, kwargs, stop_before)
 
-        with _collection_paused(), private.preserved_rng_state(), self.events.span("compile"):
-            with self.events.span("capture"), contextlib.ExitStack() as stack:
+        with private.preserved_rng_state(), self.events.span("compile"):
+            with _collection_paused(), self.events.span("capture"), contextlib.ExitStack() as stack:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
                 state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
@@ -388,18 +412,26 @@ class CompiledFunction:
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
                 self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
-            for graph_pass in self.options.passes:
-                joint = joint.apply(graph_pass)
-            compiled = compile_joint(
-                None,
-                joint,
-                self.backend,
-                options=self.options.backend_options,
-                events=self.events,
-                memory_budget=self.options.memory_budget,
-                numerics=self.options.numerics,
-            )
-            return make_entry(compiled)
+            backend = self.backend
+            ended = ended_assumption(guards.so_far(), joint.capture.effects) if backend.slow_to_compile else None
+            if ended is not None:
+                backend = put_off(backend)
+                self.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
+            # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 60 parameters: with
+            # collection paused, the process needed 100 MiB more.
+            with contextlib.nullcontext() if backend.slow_to_compile else _collection_paused():
+                for graph_pass in self.options.passes:
+                    joint = joint.apply(graph_pass)
+                compiled = compile_joint(
+                    None,
+                    joint,
+                    backend,
+                    options=self.options.backend_options,
+                    events=self.events,
+                    memory_budget=self.options.memory_budget,
+                    numerics=self.options.numerics,
+                )
+                return make_entry(compiled)
 
     def _after_exception(
         self, error: Exception, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]

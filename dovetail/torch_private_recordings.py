@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._thunk import Thunk
 
 from dovetail.torch_private_sizes import is_symbolic
@@ -144,6 +145,23 @@ def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
 
 scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
 """What a ``GradScaler`` calls to take a step, or to leave it out where a gradient is not finite. Torch 2.11 to 2.13."""
+
+
+_METADATA_DEPTH = 12
+
+
+def is_for_node_metadata(frame: types.FrameType | None) -> bool:
+    """Whether a size is compared only to note a memory format beside a node, which nothing reads. Torch 2.13.
+
+    Recording a slice of a window would guard on the window being all of the tensor, say.
+    """
+    for _ in range(_METADATA_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code is _extract_tensor_metadata.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class QuickShapeEnv(ShapeEnv):

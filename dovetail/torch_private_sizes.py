@@ -21,8 +21,10 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SymT,
+    statically_known_true,
     symbol_is_type,
 )
+from torch.utils._sympy.functions import Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -243,3 +245,54 @@ def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
 def assume(condition: torch.SymBool) -> None:
     """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
     torch._check(condition)
+
+
+def greater(left: Any, right: Any) -> Any:
+    """The greater of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left >= right):
+        return left
+    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
+
+
+def lesser(left: Any, right: Any) -> Any:
+    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left <= right):
+        return left
+    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
+
+
+def is_equality(expression: Any) -> bool:
+    """Whether a condition says that two numbers are the same."""
+    return isinstance(expression, sympy.Eq)
+
+
+def divides_sizes(expression: Any) -> bool:
+    """Whether a condition holds for many sizes and for many others does not: one of order, or of a remainder.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0))]
+    [True, False, True]
+    """
+    if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        return True
+    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
+
+
+def compares_bound(expression: Any) -> bool:
+    """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
+    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)
+
+
+def is_truth(expression: Any) -> bool:
+    """Whether a condition is one no longer: it has been found to be true or false."""
+    return isinstance(expression, (bool, sympy.logic.boolalg.BooleanAtom))
+
+
+def whole_numbers_of(expression: Any) -> list[int]:
+    """The whole numbers in an expression, without their signs.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> whole_numbers_of(size - 7 < 3 * size)
+    [3, 7]
+    """
+    return sorted({abs(int(item)) for item in expression.atoms(sympy.Integer)})

@@ -17,10 +17,11 @@ from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.dropped import droppable, taking, without_inputs
+from dovetail.aot.given import EarlierOrder, find_given
 from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
-from dovetail.aot.partition import PartitionedGraph, partition
+from dovetail.aot.partition import PartitionedGraph, Strategy, partition
 from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
@@ -43,7 +44,10 @@ Callable_ = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True, eq=False)
 class CompiledGraph:
-    """Stage 2's result: ``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from."""
+    """Stage 2's result: ``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from.
+
+    ``given`` are places among what the order before has saved: those values are taken as further inputs.
+    """
 
     joint: JointGraph
     partitioned: PartitionedGraph | None
@@ -52,6 +56,7 @@ class CompiledGraph:
     events: EventLog = field(default_factory=EventLog)
     measured: list[int] = field(default_factory=list)
     dropped: tuple[tuple[int, int], ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def memory(self) -> MemoryReport | None:
@@ -278,12 +283,13 @@ def compile_joint(
     events: EventLog | None = None,
     memory_budget: float | int | None = None,
     numerics: str = "fast",
+    earlier: EarlierOrder | None = None,
 ) -> CompiledGraph:
     """Compile a joint graph with a backend, by name or as a callable.
 
     ``state`` may be None or closed: a joint graph stands on its own. ``memory_budget`` and ``numerics`` are those of
-    :class:`dovetail.options.Options`. Raises :class:`BackendError` if the backend fails, :class:`GraphInvalidError` if the
-    graph does not lint, and :class:`OptionError` for a budget that cannot be kept.
+    :class:`dovetail.options.Options`; ``earlier`` is what the graph is the next order of. Raises :class:`BackendError` if the
+    backend fails, :class:`GraphInvalidError` if the graph does not lint, and :class:`OptionError` for a budget that cannot be kept.
     """
     check_budget(memory_budget)
     check_numerics(numerics)
@@ -322,7 +328,11 @@ def compile_joint(
             joint = joint.with_graph(module)
     with log.span("partition") as details:
         # Without fusion, computing twice costs time and saves only memory; a bitwise backend keeps eager's trade.
-        parts = partition(joint, "save_all" if chosen.numerics == "bitwise" else "minimum_cut", memory_budget)
+        strategy: Strategy = "save_all" if chosen.numerics == "bitwise" else "minimum_cut"
+        places = {} if earlier is None else find_given(earlier, joint)
+        parts = partition(joint, strategy, memory_budget, list(places))
+        place_of = {node.name: place for node, place in places.items()}
+        given = tuple(place_of[name] for name in parts.given)
         details["saved_bytes"] = parts.saved_bytes
         if parts.memory is not None:
             details["memory"] = str(parts.memory)
@@ -346,9 +356,9 @@ def compile_joint(
         }
         # What is assumed about the data must hold before anything is written.
         if chosen.writes_back and not training and not any(map(assumes, joint.graph.nodes)):
-            places = {index: place for place, index in enumerate(left)}
+            left_at = {index: place for place, index in enumerate(left)}
             forward_settings["write_backs"] = {
-                output: places[index] for output, index in _write_backs(joint.spec).items()
+                output: left_at[index] for output, index in _write_backs(joint.spec).items()
             }
         forward = compile_with(chosen, source, examples, "forward" if training else "inference", forward_settings)
         if dropped:
@@ -360,7 +370,7 @@ def compile_joint(
     backward_for = None
     if training:
         visible = {**settings, "user_visible_outputs": list(range(joint.num_primals))}
-        backward_for = _Backward(parts, chosen, visible, log, joint.num_primals)
+        backward_for = _Backward(parts, chosen, visible, log, joint.num_primals + len(given))
         if parts.backward is not None:
             backward_for(default_pattern(joint))
         backward_for.sealed = True
@@ -370,12 +380,18 @@ def compile_joint(
     spread = spread_strides([None if node is None else node.meta["val"] for node in gradients])
     if training:
 
-        def compile_next(following: JointGraph) -> Callable_:
-            return compile_joint(None, following, chosen, options=options, events=log, numerics=numerics).run
+        def compile_next(following: JointGraph, primals: Sequence[int]) -> tuple[Callable_, tuple[int, ...]]:
+            # What is saved for several independent outputs may be freed for some of them by then.
+            frees_in_parts = joint.spec.freed_together is not None
+            before = None if frees_in_parts else EarlierOrder(joint, parts.saved, tuple(primals))
+            compiled = compile_joint(
+                None, following, chosen, options=options, events=log, numerics=numerics, earlier=before
+            )
+            return compiled.run, compiled.given
 
         derivatives = differentiable_backward(joint, compile_next, log, settings, spread)
     run = make_runtime_function(
-        joint.spec,
+        joint.spec.with_further_inputs(len(given)),
         forward,
         backward_for,
         tangent_strides=tangent_strides,
@@ -387,7 +403,7 @@ def compile_joint(
         ],
         spread=spread,
     )
-    return CompiledGraph(joint, parts, chosen, run, log, measured, dropped)
+    return CompiledGraph(joint, parts, chosen, run, log, measured, dropped, given)
 
 
 def _measuring(forward: Callable_, joint: JointGraph, measured: list[int]) -> Callable_:

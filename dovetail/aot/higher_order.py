@@ -40,7 +40,10 @@ from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
-CompileJoint = Callable[[JointGraph], Callable[[list[torch.Tensor]], list[torch.Tensor]]]
+#: Takes the next order and which inputs of this one its first inputs are; says which saved values it takes besides.
+CompileJoint = Callable[
+    [JointGraph, Sequence[int]], tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], tuple[int, ...]]
+]
 
 
 class _NoGuards(GuardSet):
@@ -116,7 +119,8 @@ def differentiable_backward(
             events.note("attention by its parts", reason=str(error))
             with private_compile.math_attention():
                 captured, present = capture_backward(joint, request, policy)
-        run = _with_gaps(compile_next(captured), present)
+        compiled, given = compile_next(captured, tuple(request.primals))
+        run = _with_gaps(compiled, present)
         if spread:
             nodes = captured.results[captured.num_forward_outputs :][: len(request.primals)]
             keep_common(spread, list(request.primals), [None if node is None else node.meta["val"] for node in nodes])
@@ -124,7 +128,7 @@ def differentiable_backward(
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
         return CapturedBackward(
-            run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed)
+            run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed), given=given
         )
 
     def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:

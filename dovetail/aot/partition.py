@@ -9,7 +9,7 @@ computed twice, so the numbers never change.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class PartitionedGraph:
     """Forward and backward graph. ``saved`` describes what goes between them, in the order of the backward's inputs.
 
     ``saved_bytes`` counts memory that is kept for the backward and is neither a parameter nor a buffer, each storage once.
-    ``memory`` is there where a budget was given.
+    ``memory`` is there where a budget was given. ``given`` are the names of the values that the forward takes after its inputs.
     """
 
     forward: torch.fx.GraphModule
@@ -87,6 +87,7 @@ class PartitionedGraph:
     saved_bytes: int
     recomputed_nodes: tuple[str, ...]
     memory: MemoryReport | None = None
+    given: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = (
@@ -188,19 +189,24 @@ def memory_of(node: torch.fx.Node | None) -> int | None:
 
 
 def partition(
-    joint: JointGraph, strategy: Strategy = "minimum_cut", memory_budget: float | int | None = None
+    joint: JointGraph,
+    strategy: Strategy = "minimum_cut",
+    memory_budget: float | int | None = None,
+    given: Sequence[torch.fx.Node] = (),
 ) -> PartitionedGraph:
     """Split a joint graph. ``"save_all"`` saves what the backward reads and computes nothing twice.
+
+    Nodes that are ``given`` are not computed: the forward takes their values after its other inputs.
 
     With a ``memory_budget`` below 1 as much is computed again as it takes to stay within it, whatever the strategy: see
     :mod:`dovetail.aot.memory_budget`. Raises :class:`OptionError` for a budget that cannot be kept.
     """
     split = _Split(joint)
     if not any(node is not None for node in split.gradients):
-        forward = _extract(joint, split.primals, split.forward_outputs, split.nodes, split.forward_staying)
+        forward = _extract(joint, [*split.primals, *given], split.forward_outputs, split.nodes, split.forward_staying)
         memory = None if memory_budget is None else MemoryReport(0, 0, 0, 0, 0)
-        return PartitionedGraph(forward, None, (), 0, (), memory)
-    saved = _tidy(list(split.read) if strategy == "save_all" else minimum_cut(split.read))
+        return PartitionedGraph(forward, None, (), 0, (), memory, _read_of(forward, joint.num_primals, given))
+    saved = _tidy(list(split.read) if strategy == "save_all" else minimum_cut(split.read, given=given))
     largest = saved_bytes(saved)
     smallest, allowed = 0, largest
     if memory_budget is not None:
@@ -212,8 +218,12 @@ def partition(
             saved = _tidy(solve(candidates, allowed)) if allowed > smallest else least
     order = {node: position for position, node in enumerate(split.nodes)}
     saved.sort(key=lambda node: order[node])
-    forward = _extract(joint, split.primals, [*split.forward_outputs, *saved], split.nodes, split.forward_staying)
-    backward = _extract(joint, [*saved, *split.tangents], split.gradients, split.nodes, split.backward_staying)
+    forward = _extract(
+        joint, [*split.primals, *given], [*split.forward_outputs, *saved], split.nodes, split.forward_staying
+    )
+    read = _read_of(forward, joint.num_primals, given)
+    gradients = [*split.gradients, *[None] * len(read)]
+    backward = _extract(joint, [*saved, *split.tangents], gradients, split.nodes, split.backward_staying)
     described = tuple(_describe(node) for node in saved)
     forward_names = {node.name for node in forward.graph.nodes}
     again = tuple(
@@ -226,7 +236,18 @@ def partition(
     memory = None
     if memory_budget is not None:
         memory = MemoryReport(allowed, predicted, min(smallest, largest), largest, len(again))
-    return PartitionedGraph(forward, backward, described, predicted, again, memory)
+    return PartitionedGraph(forward, backward, described, predicted, again, memory, read)
+
+
+def _read_of(forward: torch.fx.GraphModule, count: int, given: Sequence[torch.fx.Node]) -> tuple[str, ...]:
+    """The given values that the forward reads; the others are taken out of its inputs, the first ``count`` of which stay."""
+    names = []
+    for placeholder, node in zip(forward.graph.find_nodes(op="placeholder")[count:], given, strict=True):
+        if placeholder.users:
+            names.append(node.name)
+        else:
+            forward.graph.erase_node(placeholder)
+    return tuple(names)
 
 
 def _tidy(saved: list[torch.fx.Node]) -> list[torch.fx.Node]:
@@ -264,11 +285,13 @@ def _describe(node: torch.fx.Node) -> Descriptor:
 
 
 def minimum_cut(
-    read: Collection[torch.fx.Node], cost: Callable[[torch.fx.Node], int] | None = None
+    read: Collection[torch.fx.Node],
+    cost: Callable[[torch.fx.Node], int] | None = None,
+    given: Collection[torch.fx.Node] = (),
 ) -> list[torch.fx.Node]:
     """The cheapest set of values from which all that the backward reads can be computed without expensive operators.
 
-    ``cost`` says what it costs to keep a value: its bytes, unless given.
+    ``cost`` says what it costs to keep a value: its bytes, unless given. Nodes that are ``given`` are inputs.
     """
     cost = cost or cost_of_keeping
     network: Any = networkx.DiGraph()
@@ -285,7 +308,7 @@ def minimum_cut(
             network.add_edge((node.name, "in"), (node.name, "out"))
         else:
             network.add_edge((node.name, "in"), (node.name, "out"), capacity=cost(node))
-        if node.op in ("placeholder", "get_attr") or (not _is_cheap(node) and not is_tuple):
+        if node in given or node.op in ("placeholder", "get_attr") or (not _is_cheap(node) and not is_tuple):
             network.add_edge("source", (node.name, "in"))
             continue
         if is_tuple and not _is_cheap(node):

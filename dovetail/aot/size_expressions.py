@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private_sizes as private_sizes
-from dovetail.errors import ArtefactError
+from dovetail.errors import ArtefactError, CaptureError
 
 MAXIMUM_EXPONENT = 8
 
@@ -97,3 +97,42 @@ def evaluate(data: Any, symbols: Sequence[Any]) -> Any:
     if function is _power and len(items) != 2:
         raise ArtefactError("a size in the artefact is a power of something else than two numbers")
     return function(*items)
+
+
+def size_in_graph(graph: torch.fx.Graph, size: Any, known: Sequence[torch.fx.Node]) -> Any:
+    """A size of a fake tensor as an argument of a node at the end of a graph, computed from the values of ``known`` nodes.
+
+    Raises :class:`CaptureError` for a size that does not follow from them.
+    """
+    if not private_sizes.is_symbolic(size):
+        return int(size)
+    sources: dict[Any, tuple[torch.fx.Node, int | None]] = {}
+    for node in known:
+        value = node.meta.get("val")
+        parts = value.shape if isinstance(value, torch.Tensor) else (value,)
+        for dim, part in enumerate(parts):
+            if private_sizes.is_symbolic(part):
+                expression = private_sizes.expression_of(part)
+                sources.setdefault(expression, (node, dim if isinstance(value, torch.Tensor) else None))
+
+    def call(function: Callable[..., Any], *items: Any) -> torch.fx.Node:
+        values = [item.meta["val"] if isinstance(item, torch.fx.Node) else item for item in items]
+        node = graph.call_function(function, items)
+        node.meta = {"val": values[0].shape[items[1]] if function is torch.ops.aten.sym_size.int else function(*values)}
+        return node
+
+    def made(expression: Any) -> Any:
+        if getattr(expression, "is_Integer", False):
+            return int(expression)
+        if expression in sources:
+            node, dim = sources[expression]
+            return node if dim is None else call(torch.ops.aten.sym_size.int, node, dim)
+        name = type(expression).__name__
+        if private_sizes.is_symbol(expression) or name not in _FUNCTIONS:
+            raise CaptureError(
+                f"a backward for some of the gradients needs the size {expression}, which follows from nothing that is saved",
+                advice="use all results of the compiled function, or keep this size as it is from call to call",
+            )
+        return call(_FUNCTIONS[name], *map(made, expression.args))
+
+    return made(private_sizes.expression_of(size))

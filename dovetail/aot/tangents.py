@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.size_expressions import size_in_graph
+
 _SUMS = (torch.ops.aten.add.Tensor,)
 
 # Marks in a node's ``meta``, for gradients that are packed into one tensor and taken out again. PACK: its first argument is the
@@ -41,7 +43,9 @@ def specialise_tangents(
     def zeros_like(node: torch.fx.Node) -> torch.fx.Node:
         value = node.meta["val"]
         made = graph.call_function(
-            torch.ops.aten.zeros.default, (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+            torch.ops.aten.zeros.default,
+            ([size_in_graph(graph, size, list(copies.values())) for size in value.shape],),
+            {"dtype": value.dtype, "device": value.device},
         )
         made.meta = {"val": value.new_zeros(value.shape), "phase": "backward"}
         return made

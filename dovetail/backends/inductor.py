@@ -132,7 +132,7 @@ def compile_inductor(
         is_inference=kind == "inference",
         settings=settings,
     )
-    return guard_outputs(with_size_inputs(inner, places), strides)
+    return guard_outputs(with_size_inputs(inductor.straight_call(inner), places), strides)
 
 
 INDUCTOR = Backend(
@@ -141,6 +141,7 @@ INDUCTOR = Backend(
     decompositions=wanted_decompositions,
     data_sizes=True,
     writes_back=True,
+    slow_to_compile=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )

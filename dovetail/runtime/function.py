@@ -163,11 +163,11 @@ def _autograd_function(
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
                 # As in the ordinary backward: raises for what is freed, and for what was written to.
-                saved_values(ctx)
+                saved = saved_values(ctx)
                 ctx.in_parts = True
                 with reads_of(ctx.reads):
                     found = derivatives.run(
-                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, tangents)
+                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, tangents), saved
                     )
                 return tuple(arranged(found))
             defined = tuple(tangent is not None for tangent in tangents)

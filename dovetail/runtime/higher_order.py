@@ -212,19 +212,21 @@ Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
     """What of the tensors differs from call to call in a program whose shapes change."""
-    return tuple((value.shape, value.stride()) for value in values)
+    return tuple([(value.shape, value.stride()) for value in values])
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedBackward:
     """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
-    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others.
+    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others. ``given`` are the
+    places of what it takes, after the tangents, of the values that the forward has saved.
     """
 
     run: BackwardFunction
     sizes: Sizes
     holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
     key: Sizes = ()
+    given: tuple[int, ...] = ()
 
     def fits(self, key: Sizes, flat: Sequence[torch.Tensor]) -> bool:
         """Whether it may run on these tensors."""
@@ -275,8 +277,11 @@ class DifferentiableBackward:
         edges: Sequence[tuple[Any, int]],
         tangents: Sequence[torch.Tensor | None],
         plain: Callable[[], list[torch.Tensor | None]],
+        saved: Sequence[Any] = (),
     ) -> tuple[torch.Tensor | None, ...]:
-        """One gradient for each input, connected to inputs and tangents. ``plain()`` is the ordinary backward."""
+        """One gradient for each input, connected to inputs and tangents. ``plain()`` is the ordinary backward, ``saved`` what the
+        forward has saved for it.
+        """
         if kept is None:
             raise RuntimeError(FREED)
         primals = kept.unpack(edges)
@@ -284,53 +289,68 @@ class DifferentiableBackward:
         defined = tuple(tangent is not None for tangent in tangents)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
-        values = iter(flat)
-        request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
-        found = self._find(request, flat)
+        found = self._find(defined, wanted, primals, flat)
         if isinstance(found, HigherOrderGradientError):
             return self._refused(found, flat, plain)
+        # Detached: one that is a result of the forward's node would lead back to it.
+        inputs = [*flat, *[saved[place].detach() for place in found.given]]
         if kept.states is None:
-            gradients = found.run(list(flat))
+            gradients = found.run(inputs)
         else:
             with private_compile.random_states_set(kept.states, self._needed.cuda_devices):
-                gradients = found.run(list(flat))
+                gradients = found.run(inputs)
         if found not in self._compared:
             with torch.no_grad():
                 expected = plain()
             if not all(_agree(gradient, expected[index]) for index, gradient in zip(wanted, gradients, strict=True)):
-                return self._refused(self._disagrees(request, flat), flat, lambda: expected)
+                error = self._disagrees(self._key(defined, wanted, primals, flat))
+                return self._refused(error, flat, lambda: expected)
             self._compared.add(found)
         result: list[torch.Tensor | None] = [None] * len(edges)
         for index, gradient in zip(wanted, gradients, strict=True):
             result[index] = gradient
         return tuple(result)
 
-    def _disagrees(self, request: Request, flat: list[torch.Tensor]) -> HigherOrderGradientError:
+    def _disagrees(self, key: tuple[Any, Sizes]) -> HigherOrderGradientError:
         error = refusal(
             "replayed, the program has other gradients than when it was captured",
             "what a custom autograd.Function reads may have changed since; take both derivatives inside the function",
         )
         with self._lock:
-            pattern = self._pattern(request)
-            self._refusals[pattern, self._sizes(request)] = error
-            self._compiled[pattern] = []
+            self._refusals[key] = error
+            self._compiled[key[0]] = []
         return error
 
-    @staticmethod
-    def _pattern(request: Request) -> Any:
+    def _key(
+        self,
+        defined: tuple[bool, ...],
+        wanted: tuple[int, ...],
+        primals: Mapping[int, torch.Tensor],
+        flat: list[torch.Tensor],
+    ) -> tuple[Any, Sizes]:
+        """The pattern and the sizes of a call; ``flat`` are the needed inputs, then the defined tangents."""
         autocast = autocast_state() if private_compile.is_any_autocast_on() else None
-        return (request.defined, request.wanted, autocast, tuple(map(_kind, request.tangents)))
+        tangents = flat[len(primals) :]
+        pattern = (defined, wanted, autocast, tuple([_kind(value) for value in tangents]))
+        varying = self._needed.varying
+        return pattern, sizes_and_strides([*[primals[index] for index in varying], *tangents] if varying else tangents)
 
-    def _sizes(self, request: Request) -> Sizes:
-        return sizes_and_strides([*[request.primals[index] for index in self._needed.varying], *request.tangents])
-
-    def _find(self, request: Request, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError:
-        pattern = self._pattern(request)
-        sizes = self._sizes(request)
+    def _find(
+        self,
+        defined: tuple[bool, ...],
+        wanted: tuple[int, ...],
+        primals: Mapping[int, torch.Tensor],
+        flat: list[torch.Tensor],
+    ) -> CapturedBackward | HigherOrderGradientError:
+        pattern, sizes = self._key(defined, wanted, primals, flat)
         found = self._look(pattern, sizes, flat)
         if found is None:
             with self._lock:
-                found = self._look(pattern, sizes, flat) or self._add(request, pattern, sizes)
+                found = self._look(pattern, sizes, flat)
+                if found is None:
+                    values = iter(flat)
+                    request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
+                    found = self._add(request, pattern, sizes)
         return found
 
     def _look(

@@ -6,7 +6,7 @@ returned view, an input written to) is described here and done by :mod:`dovetail
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.trace.metadata import MetadataChange
@@ -94,3 +94,9 @@ class RuntimeSpec:
     metadata_changes: tuple[MetadataChange, ...] = ()
     freed_together: tuple[frozenset[int], ...] | None = None
     arrangement: tuple[int, ...] = ()
+
+    def with_further_inputs(self, count: int) -> RuntimeSpec:
+        """The same with inputs after the others that get no gradient."""
+        before = len(self.input_requires_grad)
+        order = (*self.arrangement, *range(before, before + count)) if self.arrangement else ()
+        return replace(self, input_requires_grad=(*self.input_requires_grad, *[False] * count), arrangement=order)

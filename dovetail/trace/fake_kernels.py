@@ -8,6 +8,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_sizes as private_sizes
+from dovetail.trace.clamped_slices import clamped_slice
 
 _aten = torch.ops.aten
 # All of the next four tables: the fake kernel keeps strides that the kernel does not keep, and a view of such a result would
@@ -74,6 +75,10 @@ class SymbolicFakeMode(FakeMode):
         """See the base class."""
         if func in _IMAGE_GRADIENTS:
             func, args, kwargs = _aten.new_empty.default, (args[0], args[2]), {}
+        if func is _aten.slice.Tensor:
+            clamped = clamped_slice(*args, **(kwargs or {}))
+            if clamped is not None:
+                return clamped
         with private.enable_python_dispatcher():
             return super().dispatch(func, types, args, kwargs)
 

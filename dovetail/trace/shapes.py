@@ -8,6 +8,7 @@ backward, a decomposition or a backend was traced) can be checked there too: :cl
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -76,8 +77,9 @@ class ShapePolicy:
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
     computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
-    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled. ``schedules_wait``: the
-    ``step()`` of a schedule of rates is called when the graph has run.
+    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled. ``other_sizes`` take the
+    place of the sizes that tensors have at this call: see ``other_sides``. ``schedules_wait``: the ``step()`` of a schedule of
+    rates is called when the graph has run.
     """
 
     everything: bool = False
@@ -87,6 +89,7 @@ class ShapePolicy:
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
     rounds: LoopRounds | None = None
+    other_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     schedules_wait: bool = False
 
     @property
@@ -138,10 +141,11 @@ def can_be_symbolic(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One guard of the shape environment, with the user's line that it came from."""
+    """One guard of the shape environment, with the user's line that it came from, and whether an operator made it there."""
 
     expression: Any
     location: UserLocation | None
+    by_operator: bool = True
 
 
 class RecordingShapeEnv(private_recordings.QuickShapeEnv):
@@ -151,19 +155,22 @@ class RecordingShapeEnv(private_recordings.QuickShapeEnv):
         # Each size is a symbol of its own: two that are equal today may differ tomorrow.
         super().__init__(duck_shape=False)
         self.locate: Callable[[], UserLocation | None] = lambda: None
-        self.locations: list[UserLocation | None] = []
+        self.is_in_operator: Callable[[], bool] = lambda: True
+        self._places: list[tuple[UserLocation | None, bool]] = []
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
         """See the base class."""
+        if private_recordings.is_for_node_metadata(sys._getframe(1)) and args[0].has_hint():
+            return args[0].hint
         result = super().evaluate_sym_node(*args, **kwargs)
-        if len(self.locations) < len(self.guards):
-            self.locations += [self.locate()] * (len(self.guards) - len(self.locations))
+        if len(self._places) < len(self.guards):
+            self._places += [(self.locate(), self.is_in_operator())] * (len(self.guards) - len(self._places))
         return result
 
     def recorded(self) -> list[Recorded]:
         """All guards so far."""
-        places = self.locations + [None] * (len(self.guards) - len(self.locations))
-        return [Recorded(guard.expr, place) for guard, place in zip(self.guards, places, strict=True)]
+        places = self._places + [(None, True)] * (len(self.guards) - len(self._places))
+        return [Recorded(guard.expr, *place) for guard, place in zip(self.guards, places, strict=True)]
 
 
 class Bindings:

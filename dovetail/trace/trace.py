@@ -25,6 +25,7 @@ from dovetail.guards import AmbientState
 from dovetail.torch_private import tree_leaves
 from dovetail.trace.fake_kernels import FakeMode, SymbolicFakeMode
 from dovetail.trace.metadata import MetadataChange
+from dovetail.trace.other_sides import stand_in
 from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
@@ -274,11 +275,15 @@ class Trace:
             stack.enter_context(private.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self._begin_call))
+        if isinstance(self.shape_env, RecordingShapeEnv):
+            # A mode is left for as long as it handles an operator.
+            modes = private.dispatch_mode_count()
+            self.shape_env.is_in_operator = lambda: private.dispatch_mode_count() < modes
         return self
 
     def _forget_location(self) -> None:
         if isinstance(self.shape_env, RecordingShapeEnv):
-            self.shape_env.locate = lambda: None
+            self.shape_env.locate, self.shape_env.is_in_operator = lambda: None, lambda: True
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
@@ -313,7 +318,9 @@ class Trace:
                 fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
-                fake = private_sizes.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
+                sizes = self.policy.other_sizes.get(name)
+                shown = stand_in(real, sizes) if sizes else real.detach()
+                fake = private_sizes.symbolic_fake(self.fake_mode, shown, f"input_{len(self.inputs)}", bounds)
             else:
                 fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})

@@ -26,12 +26,13 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
 @pytest.mark.parametrize("name", NAMES)
-def test_example(name: str, backend: str) -> None:
+def test_example(name: str, whole: bool, backend: str) -> None:
     module = load(name)
-    expected = module.train(lambda function: function)
+    expected = module.train(lambda function: function, whole=whole)
     with warnings.catch_warnings():
         warnings.simplefilter("error", EagerFallbackWarning)
-        actual = module.train(lambda function: dovetail.compile(function, backend=backend, fullgraph=True))
+        actual = module.train(lambda function: dovetail.compile(function, backend=backend, fullgraph=True), whole=whole)
     # After some steps of an optimizer, rounding has grown a little.
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=1e-5, atol=1e-7)

@@ -1,10 +1,12 @@
-"""Hugging Face models with changing batch sizes and sequence lengths: at most one more graph, and eager's numbers each time.
+"""Hugging Face models with changing batch sizes and sequence lengths: one more call that compiles, and eager's numbers each time.
 
-``python -m tests.conformance.dynamic_runner --models bert,gpt2``; ``all`` takes every family of the model runner.
+``python -m tests.conformance.dynamic_runner --models bert,gpt2``; ``all`` takes every family of the model runner. Shown are
+the graphs after each of the first sizes, and after all.
 
-A model that has more than two graphs after the first sizes is then called with every length of a range, twice. ``branches``
-is the verdict where that ends: the program compares its sizes with a number of its own (a window of attention), so that each
-side of that comparison is a graph of its own, and the second round has compiled none. ``grows`` is the verdict where it does not.
+A model that has more than two graphs after the first sizes is then called with every length of a range, twice. It has
+``passed`` where the graphs were all there after the second call that compiled: a program that compares its sizes with a
+number of its own (a window of attention) has a graph for each side of that comparison. ``branches`` is the verdict where
+later calls compiled a side, but the second round of lengths nothing; ``grows`` where that did too.
 
 A model that is refused in one graph, or grows in one, is tried once more with graph breaks: ``breaks`` is the verdict where the
 numbers are eager's at all sizes and the second round has compiled nothing; the captures are those of all its parts.
@@ -120,10 +122,13 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     if not fullgraph:
         events = [event for event in dovetail.events_of(compiled).events if event.name == "graph break"]
     settled = outcome.entries[max(0, len(outcome.entries) - len(SWEEP) - 1)]
+    compiling = len(set(outcome.entries) - {0})
     outcome.entries, final = outcome.entries[: len(SHAPES)], outcome.entries[-1]
     if final > 2:
         outcome.entries.append(final)
         outcome.verdict = "branches" if settled == final < len(SWEEP) // 3 else "grows"
+        if fullgraph and compiling <= 2:
+            outcome.verdict = "passed"
         call = compiled.compiled_call
         parts = [call, *call.continuations()]
         # A part at its limit runs eagerly from then on: that it compiles nothing more is no merit.

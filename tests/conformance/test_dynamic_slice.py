@@ -1,4 +1,4 @@
-"""Models of the dynamic runner: one with two graphs for all sizes, one with tensors made of sizes, one with branches on sizes."""
+"""Models of the dynamic runner: one with two graphs for all sizes, one with tensors made of sizes, one with a branch on a size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance import dynamic_runner
     [
         pytest.param("gpt2", "passed"),
         pytest.param("deberta", "passed", marks=pytest.mark.slow),
-        pytest.param("mistral", "branches", marks=pytest.mark.slow),
+        pytest.param("mistral", "passed", marks=pytest.mark.slow),
     ],
 )
 def test_model(name: str, verdict: str) -> None:

@@ -1,0 +1,168 @@
+"""Recurrent networks whose batch and sequence have symbolic sizes, as one call.
+
+torch's C++ unrolls them: a graph would be held to one length. Called whole (:mod:`dovetail.trace.sized`), one graph does for
+all of them, and the numbers are those of torch's own kernels. With plain sizes nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail import torch_private_sizes as private_sizes
+from dovetail import torch_private_torch_compile as private_compile
+from dovetail.frontend.call_tables import rule
+from dovetail.trace.sized import FlatFunction, SizesRule, sized
+from dovetail.trace.trace import open_trace
+
+
+class SizedFunction:
+    """A function that is called whole, with a rule for the sizes of its results; so also where the program is traced again."""
+
+    def __init__(self, name: str, function: FlatFunction, sizes: SizesRule) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.function = function
+        self.sizes = sizes
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call it, as one operator while tracing."""
+        if open_trace() is None:
+            return tuple(self.function(*tensors))
+        return sized(self.__name__, self.function, self.sizes, tensors)
+
+
+def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call it in the program of an interpreter."""
+    recorder = interpreter.trace.recorder
+    with recorder.paused():
+        found = function(*tensors)
+    recorder.record(function, tuple(tensors), {}, found)
+    wrapped: tuple[torch.Tensor, ...] = interpreter.values.wrap(found)
+    return wrapped
+
+
+def _layers(
+    function: Callable[..., Any], states: int, has_biases: bool, layers: int, training: bool, bidirectional: bool
+) -> SizedFunction:
+    """Layers of a recurrent network, in all its directions, as a function of (input, *states, *weights)."""
+
+    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        source, given, weights = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
+        initial = given if states > 1 else given[0]
+        settings = (has_biases, layers, 0.0, training, bidirectional, False)
+        found: Sequence[torch.Tensor] = function(source, initial, weights, *settings)
+        return found
+
+    def sizes(*tensors: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
+        source, given = tensors[0], tensors[1 : 1 + states]
+        width = given[0].shape[2] * (2 if bidirectional else 1)
+        whole = ((source.shape[0], source.shape[1], width), source.dtype)
+        return [whole, *[(item.shape, item.dtype) for item in given]]
+
+    return SizedFunction(function.__name__, run, sizes)
+
+
+def _fits(source: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rows: int) -> bool:
+    """Whether eager takes these; what it does not take it refuses in words of its own."""
+    if any(item.dtype != source.dtype or item.device != source.device for item in (*states, *weights)):
+        return False
+    if source.dim() != 3 or any(item.dim() != 3 for item in states):
+        return False
+    if any(item.shape[0] != rows or item.shape[1] != source.shape[1] for item in states):
+        return False
+    return bool(source.shape[2] == weights[0].shape[1] and states[0].shape[2] == weights[1].shape[1])
+
+
+def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *args: Any) -> Any:
+    """The whole call, layer by layer where there is dropout in between; None where torch's own function does it, or refuses it."""
+    if len(args) != 9 or not isinstance(args[3], bool) or private_compile.is_any_autocast_on():
+        # Nine arguments there are also with packed sequences.
+        return None
+    source, initial, weights, has_biases, layers, dropout, training, bidirectional, batch_first = args
+    initial, weights = (interpreter.values.for_native(item) for item in (initial, weights))
+    given = list(initial) if states > 1 else [initial]
+    tensors = [source, *given, *weights]
+    if not all(isinstance(item, torch.Tensor) for item in tensors) or len(given) != states:
+        return None
+    drops = bool(dropout and training and layers > 1)
+    if not any(map(private_sizes.has_symbols, tensors)) or (drops and source.device.type != "cpu"):
+        return None
+
+    def call(function: Any, *arguments: Any) -> Any:
+        return interpreter.call_torch(function, arguments, {})
+
+    directions = 2 if bidirectional else 1
+    rows = layers * directions
+    value = call(torch.transpose, source, 0, 1) if batch_first else source
+    if not weights or len(weights) % rows or not _fits(value, given, weights, rows):
+        return None
+    if drops:
+        each = len(weights) // layers
+        kept = _layers(function, states, has_biases, 1, training, bidirectional)
+        splits = [call(torch.split, item, directions) for item in given]
+        reached: list[list[torch.Tensor]] = [[] for _ in given]
+        for at in range(layers):
+            own = [*[split[at] for split in splits], *weights[at * each : (at + 1) * each]]
+            value, *states_reached = call_sized(interpreter, kept, [value, *own])
+            for layer, item in zip(reached, states_reached, strict=True):
+                layer.append(item)
+            if at < layers - 1:
+                value = call(torch.dropout, value, dropout, True)
+        finals = [call(torch.cat, layer) for layer in reached]
+    else:
+        kept = _layers(function, states, has_biases, layers, training, bidirectional)
+        value, *finals = call_sized(interpreter, kept, [value, *given, *weights])
+    return (call(torch.transpose, value, 0, 1) if batch_first else value, *finals)
+
+
+def _register(function: Callable[..., Any], states: int) -> None:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = None if kwargs else _recurrent(interpreter, function, states, *args)
+        return interpreter.call_torch(function, args, kwargs) if result is None else result
+
+    rule(function)(handler)
+
+
+for _function in (torch.gru, torch.rnn_tanh, torch.rnn_relu):
+    _register(_function, 1)
+_register(torch.lstm, 2)
+
+
+def _line(function: Callable[..., Any], start: Any, end: Any, settings: dict[str, Any]) -> SizedFunction:
+    def run(carrier: torch.Tensor) -> list[torch.Tensor]:
+        return [function(start, end, carrier.shape[0], **settings)]
+
+    def sizes(carrier: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
+        return [(carrier.shape, carrier.dtype)]
+
+    return SizedFunction(function.__name__, run, sizes)
+
+
+def _register_line(function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(("start", "end", "steps"), args, strict=False)), **kwargs}
+        steps, ends = given.get("steps"), (given.get("start"), given.get("end"))
+        is_plain = all(type(item) in (int, float) for item in ends) and len(args) <= 3
+        known = {"start", "end", "steps", "dtype", "device", "requires_grad", *names}
+        if (
+            type(steps) is not torch.SymInt
+            or private_sizes.is_data_number(steps)
+            or not is_plain
+            or not known.issuperset(given)
+            or given.get("requires_grad")
+        ):
+            return interpreter.call_torch(function, args, kwargs)
+        settings = {"dtype": given.get("dtype") or torch.get_default_dtype()}
+        settings["device"] = given.get("device") or torch.get_default_device()
+        # Its size is all that is read of it.
+        carrier = interpreter.call_torch(torch.empty, ([steps],), settings)
+        settings |= {name: given[name] for name in names if name in given}
+        return call_sized(interpreter, _line(function, *ends, settings), [carrier])[0]
+
+    rule(function)(handler)
+
+
+_register_line(torch.linspace, ())
+_register_line(torch.logspace, ("base",))

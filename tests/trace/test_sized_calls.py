@@ -1,0 +1,168 @@
+"""Calls that stay whole in a graph for all sizes: two captures, and eager's numbers and gradients to the last bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from tests.differential import same
+
+SIZES = ((2, 6), (3, 9), (5, 8), (4, 11))
+
+
+def captures(compiled: Any) -> int:
+    return sum(event.name == "compile" for event in dovetail.events_of(compiled).events)
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent network with something before and after it, and perhaps with a state that requires a gradient."""
+
+    def __init__(self, network: torch.nn.Module, has_state: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.before = torch.nn.Linear(4, 4)
+        self.states = torch.nn.Parameter(torch.randn(4, 1, 5)) if has_state else None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        value = self.before(x)
+        if self.states is None:
+            out, final = self.network(value)
+        else:
+            network: Any = self.network
+            batch = x.shape[0] if network.batch_first else x.shape[1]
+            state = self.states[: network.num_layers * (1 + network.bidirectional)].expand(-1, batch, -1).contiguous()
+            out, final = self.network(value, (state, state * 2) if isinstance(network, torch.nn.LSTM) else state)
+        return torch.tanh(out), final
+
+
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
+    "GRU": lambda: Recurrent(torch.nn.GRU(4, 5)),
+    "deep GRU": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, bidirectional=True, batch_first=True)),
+    "GRU with a state": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, dropout=0.3, bidirectional=True), True),
+    "GRU without bias": lambda: Recurrent(torch.nn.GRU(4, 5, bias=False)),
+    "LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, batch_first=True)),
+    "LSTM with dropout": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=3, dropout=0.5)),
+    "deep LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=2, bidirectional=True), True),
+    "LSTM with a projection": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=2, proj_size=3)),
+    "RNN": lambda: Recurrent(torch.nn.RNN(4, 5, batch_first=True), True),
+    "RNN with relu": lambda: Recurrent(torch.nn.RNN(4, 5, nonlinearity="relu", num_layers=2)),
+}
+
+
+def step(function: Any, module: torch.nn.Module, x: torch.Tensor) -> Any:
+    """Results and gradients of one call, from one seed."""
+    torch.manual_seed(1)
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    found = function(x)
+    leaves = [item for item in torch.utils._pytree.tree_leaves(found) if item.requires_grad]
+    sum(((item * 1.5).sin().sum() for item in leaves), torch.zeros(())).backward()
+    return found, x.grad, {name: value.grad for name, value in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_recurrent_network_has_one_graph_for_all_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    module = NETWORKS[name]()
+    twin = copy.deepcopy(module)
+    compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
+    for size in SIZES:
+        x = torch.randn(*size, 4)
+        same(step(module, module, x), step(compiled, twin, x))
+    assert captures(compiled) == 2
+
+
+def test_a_recurrent_network_in_inference() -> None:
+    module = torch.nn.LSTM(4, 5, num_layers=2, dropout=0.5).eval()
+    compiled = dovetail.compile(module, backend="aten", fullgraph=True)
+    with torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(*size, 4)
+            same(module(x), compiled(x))
+    assert captures(compiled) == 2
+
+
+def test_a_second_derivative_through_a_recurrent_network() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.GRU(4, 5)
+
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(network(x)[0].square().sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    def outer(function: Any, x: torch.Tensor) -> Any:
+        network.zero_grad()
+        value = function(x)
+        value.backward()
+        return value, x.grad, [item.grad for item in network.parameters()]
+
+    compiled = dovetail.compile(penalty, backend="aten", fullgraph=True)
+    for size in SIZES:
+        x = torch.randn(*size, 4)
+        expected = outer(penalty, x.clone().requires_grad_())
+        # The two terms of each gradient are added up in another order.
+        same(expected, outer(compiled, x.clone().requires_grad_()), exact=False)
+    assert captures(compiled) == 2
+
+
+def test_a_second_derivative_over_a_recurrent_network() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.GRU(4, 5, batch_first=True)
+    compiled = dovetail.compile(network, backend="aten", fullgraph=True)
+
+    def penalty(function: Any, x: torch.Tensor) -> Any:
+        network.zero_grad()
+        (gradient,) = torch.autograd.grad(function(x)[0].square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return gradient, x.grad, [item.grad for item in network.parameters()]
+
+    for size in SIZES[:3]:
+        x = torch.randn(*size, 4)
+        expected = penalty(network, x.clone().requires_grad_())
+        same(expected, penalty(compiled, x.clone().requires_grad_()), exact=False)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_a_result_without_a_gradient_has_symbolic_zeros(backend: str) -> None:
+    def program(x: torch.Tensor) -> Any:
+        first, second = torch.cat([x, x * 2]).sin().split([x.shape[0], x.shape[0]])
+        return first * 1, second * 1
+
+    compiled = dovetail.compile(program, backend=backend, fullgraph=True, dynamic=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        gradients = []
+        for function in (program, compiled):
+            leaf = x.clone().requires_grad_()
+            function(leaf)[1].sum().backward()
+            gradients.append(leaf.grad)
+        same(*gradients, exact=backend == "aten")
+
+
+def test_inductor_takes_a_whole_call() -> None:
+    torch.manual_seed(0)
+    module = NETWORKS["GRU with a state"]()
+    module.eval()
+    compiled = dovetail.compile(module, backend="inductor", fullgraph=True)
+    for size in SIZES[:2]:
+        x = torch.randn(*size, 4)
+        same(step(module, module, x), step(compiled, module, x), exact=False)
+
+
+def test_a_state_of_another_batch_is_eagers_error() -> None:
+    network = torch.nn.GRU(4, 5)
+
+    def program(x: torch.Tensor, state: torch.Tensor) -> Any:
+        return torch.gru(x, state, list(network.parameters()), True, 1, 0.0, True, False, False)
+
+    compiled = dovetail.compile(program, backend="aten", dynamic=True)
+    x, state = torch.randn(6, 3, 4), torch.randn(1, 3, 5)
+    same(program(x, state), compiled(x, state))
+    for function in (program, compiled):
+        with pytest.raises(RuntimeError, match="must match"):
+            function(torch.randn(6, 3, 4), torch.randn(1, 2, 5))
