@@ -113,6 +113,11 @@ class Waiting:
             if at in hidden:
                 raise ScheduleRead(f"{source.name} is read after the step() of a schedule")
 
+    def check_native(self, value: Any) -> None:
+        """Refuse to hand a schedule, or what it writes, to native code, which reads what it likes."""
+        if self._calls and any(value is item for item in (*self._objects, *self._containers)):
+            raise ScheduleRead("native code gets a schedule after its step()")
+
     def effects(self, journal: Any) -> list[Effect]:
         """The calls, in their order."""
         if self._calls and any(map(journal.written, self._containers)):

@@ -517,6 +517,8 @@ class Values:
 
     def for_native(self, value: Any) -> Any:
         """An argument for native code: real tensors inside containers replaced, contents guarded."""
+        if self.waiting is not None:
+            self.waiting.check_native(value)
         if isinstance(value, torch.Tensor):
             return value if is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
