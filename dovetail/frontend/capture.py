@@ -302,7 +302,8 @@ def capture(
         guard_distinct(values, interpreter.effects)
         effects = []
         dropped = interpreter.gradients.dropped()
-        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects()):
+        waiting = interpreter.waiting.effects(interpreter.effects)
+        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects(), *waiting):
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
         result_recipe = outputs.builder.build(result)
