@@ -49,7 +49,9 @@ from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
+from dovetail.frontend.size_list import ListBreak
 from dovetail.frontend.suspend import Resumption
 from dovetail.guards import AmbientState, GuardSet, compile_checker
 from dovetail.options import Options, make_options
@@ -114,7 +116,10 @@ class CompiledFunction:
         # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
         self._sizes_change = False
         self._breaks_a_loop = False
+        self._takes_size_lists = True
         self._keeps_data_sizes = False
+        #: Whether no capture has found that the program reads what a schedule of rates has just written.
+        self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
@@ -212,8 +217,10 @@ class CompiledFunction:
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
+        policy = dataclasses.replace(policy, schedules_wait=self._schedules_wait)
         if not self.options.fullgraph:
             policy = dataclasses.replace(policy, rounds=self._rounds)
+        policy = dataclasses.replace(policy, size_lists=self._takes_size_lists)
         if self.backend.data_sizes:
             # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
             policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
@@ -238,8 +245,14 @@ class CompiledFunction:
                 ):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(raised, LoopBreak) and not following:
+                if isinstance(raised, ListBreak):
+                    self._takes_size_lists = False
+                    policy, following = dataclasses.replace(policy, size_lists=False), _FROM_THE_START
+                elif isinstance(raised, LoopBreak) and not following:
                     policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
+                elif isinstance(raised, ScheduleRead):
+                    self._schedules_wait = False
+                    policy, following = dataclasses.replace(policy, schedules_wait=False), _FROM_THE_START
                 elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
                 elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):

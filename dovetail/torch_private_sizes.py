@@ -296,3 +296,13 @@ def whole_numbers_of(expression: Any) -> list[int]:
     [3, 7]
     """
     return sorted({abs(int(item)) for item in expression.atoms(sympy.Integer)})
+
+
+def is_known(condition: Any) -> bool:
+    """Whether a condition on sizes holds whatever they are; nothing is guarded."""
+    return bool(statically_known_true(condition))
+
+
+def is_polynomial(size: Any) -> bool:
+    """Whether a size is made of symbols by sums and products alone."""
+    return not size.node.expr.has(sympy.Function)

@@ -16,6 +16,9 @@ from dovetail.errors import GraphInvalidError
 # Facts about one value, not about where it comes from.
 _VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
 
+# What these give depends on the strides of what they are given, or they refuse other ones.
+_READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
+
 
 class _Tracer(private.PythonKeyTracer):
     """Gives each new node the meta of the node that is being decomposed."""
@@ -52,7 +55,17 @@ class _Decomposer(torch.fx.Interpreter):
             if callable(n.target) and not kwargs and any(map(private_sizes.is_data_number, args)):
                 # ``max`` or a square root would ask a symbol for its value.
                 return private_recordings.recorded_number(n.target, args, self.tracer)
+        if n.target in _READ_STRIDES and isinstance(n.args[0], torch.fx.Node):
+            return self._on_old_strides(n, n.args[0])
         return super().run_node(n)
+
+    def _on_old_strides(self, n: torch.fx.Node, base: torch.fx.Node) -> Any:
+        """A view that was recorded for the strides that its base had; a decomposition may have laid the base out anew."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        laid_out = self._as_laid_out(args[0], base)
+        self.tracer.origin = n
+        target: Any = n.target
+        return target(laid_out, *args[1:], **kwargs)
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Keep the strides that the old outputs had; a decomposition may lay its result out in another way."""

@@ -7,7 +7,7 @@ operator and input for input, one whose result the forward keeps for its backwar
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,8 @@ from dovetail.aot.descriptors import Descriptor, SavedForBackward
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, JointGraph
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-# Twice the same operator may give two results.
-_VARYING = {
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.nondeterministic_bitwise,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-}
+#: A part of a result, and arithmetic of sizes.
+_PLAIN_TARGETS = {operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
 
 
 class _NoKeyError(Exception):
@@ -62,8 +57,11 @@ def find_given(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node, 
             if node is not None and node in numbers:
                 places.setdefault(numbers[node], (place, node))
     inputs = joint.graph_module.graph.find_nodes(op="placeholder")[: len(earlier.primals)]
+    sizes = _sizes_of_inputs(inputs, [placeholders[index] for index in earlier.primals])
     same = {
-        node: index for node, index in zip(inputs, earlier.primals, strict=True) if _is_alike(node, placeholders[index])
+        node: index
+        for node, index in zip(inputs, earlier.primals, strict=True)
+        if _is_alike(node, placeholders[index], sizes)
     }
     found: dict[torch.fx.Node, int] = {}
     for node in joint.graph_module.graph.nodes:
@@ -73,7 +71,7 @@ def find_given(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node, 
             continue
         same[node] = numbers[twin]
         saved = places.get(numbers[twin])
-        if saved is not None and _is_alike(node, saved[1]):
+        if saved is not None and _is_alike(node, saved[1], sizes):
             found[node] = saved[0]
     return found
 
@@ -84,9 +82,10 @@ def _key(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> Hashable 
     if node.op != "call_function" or node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD):
         return None
     if isinstance(target, private.OpOverload):
-        if target._schema.is_mutable or not _VARYING.isdisjoint(target.tags):
+        # What draws random numbers stays: what is drawn after it would be other numbers.
+        if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
             return None
-    elif target is not operator.getitem:
+    elif target not in _PLAIN_TARGETS:
         return None
     try:
         return (target, _frozen(node.args, numbers), _frozen(node.kwargs, numbers))
@@ -110,16 +109,44 @@ def _frozen(value: Any, numbers: Mapping[torch.fx.Node, int]) -> Hashable:
     return (type(value), repr(value))
 
 
-def _is_alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two values are laid out alike in memory, with sizes that are known."""
+def _sizes_of_inputs(inputs: Sequence[torch.fx.Node], before: Sequence[torch.fx.Node]) -> dict[Any, Any]:
+    """The symbols of the next order's sizes in terms of those of the order before, of which it takes the same inputs."""
+    found: dict[Any, Any] = {}
+    for pair in zip(inputs, before, strict=True):
+        one, other = [node.meta.get("val") for node in pair]
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        if not (one.layout is other.layout is torch.strided):
+            continue
+        for size, known in zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=False):
+            expression = _expression(size)
+            if private_sizes.is_symbol(expression):
+                found.setdefault(expression, _expression(known))
+    return found
+
+
+def _is_alike(one: torch.fx.Node, other: torch.fx.Node, sizes: Mapping[Any, Any]) -> bool:
+    """Whether two values are laid out alike in memory; ``sizes`` translates the symbols of the first one."""
     first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    if not (first.layout is second.layout is torch.strided) or first.dim() != second.dim():
+        return False
     return (
-        isinstance(first, torch.Tensor)
-        and isinstance(second, torch.Tensor)
-        and first.layout is second.layout is torch.strided
-        and not private_sizes.has_symbols(first)
-        and not private_sizes.has_symbols(second)
-        and (first.dtype, first.device, first.shape, first.stride())
-        == (second.dtype, second.device, second.shape, second.stride())
+        (first.dtype, first.device) == (second.dtype, second.device)
         and (first.is_conj(), first.is_neg()) == (second.is_conj(), second.is_neg())
+        and all(_is_same_size(size, known, sizes) for size, known in zip(first.shape, second.shape, strict=True))
+        and all(_is_same_size(step, known, sizes) for step, known in zip(first.stride(), second.stride(), strict=True))
     )
+
+
+def _is_same_size(size: Any, known: Any, sizes: Mapping[Any, Any]) -> bool:
+    expression = _expression(size)
+    symbols = private_sizes.symbols_of(expression)
+    if not symbols:
+        return bool(expression == _expression(known))
+    return all(symbol in sizes for symbol in symbols) and bool(expression.xreplace(sizes) == _expression(known))
+
+
+def _expression(size: Any) -> Any:
+    return private_sizes.expression_of(size) if private_sizes.is_symbolic(size) else size

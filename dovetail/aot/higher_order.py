@@ -93,7 +93,25 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if private_sizes.has_symbols(placeholders[index].meta["val"]))
-    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying)
+    of_outputs = () if symbolic or joint.spec.freed_together is None else _inputs_of_outputs(joint, placeholders)
+    return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying, of_outputs)
+
+
+def _inputs_of_outputs(joint: JointGraph, placeholders: Sequence[torch.fx.Node]) -> tuple[frozenset[int], ...]:
+    """The inputs that each differentiable output is computed from."""
+    number_of = {node: index for index, node in enumerate(placeholders)}
+    found = []
+    for result, flag in zip(joint.results, joint.spec.output_differentiable, strict=False):
+        if flag:
+            reached: set[torch.fx.Node] = set()
+            stack = [] if result is None else [result]
+            while stack:
+                node = stack.pop()
+                if node not in reached:
+                    reached.add(node)
+                    stack += node.all_input_nodes
+            found.append(frozenset(number_of[node] for node in reached if node in number_of))
+    return tuple(found)
 
 
 def differentiable_backward(

@@ -74,7 +74,7 @@ def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
             number = tensors[scalar]
             if scalar.target is _aten._local_scalar_dense.default:
                 number = scalar.args[0]  # type: ignore[assignment]
-            _rewrite(graph.graph, user, scalar, number)
+            number = _rewrite(graph.graph, user, scalar, number)
             user.replace_input_with(scalar, number)
     for scalar in reversed(scalars):
         graph.graph.erase_node(scalar)
@@ -126,40 +126,53 @@ def _with_value(made: torch.fx.Node, scalar: torch.fx.Node, value: torch.Tensor)
     return made
 
 
-def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> None:
+def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:
+    """Let ``user`` take the tensor; returns what takes the number's place among its arguments."""
     if user.target is _aten.add.Tensor and user.kwargs.get("alpha") is number and number not in user.args:
         with graph.inserting_before(user):
             product = graph.call_function(_aten.mul.Tensor, (user.args[1], tensor))
         product.meta = {**user.meta, "val": user.args[1].meta["val"]}  # type: ignore[union-attr]
-        _check(user, number, user.args[1])
+        _check(user, number, user.args[1], dimensions=True)
         user.args = (user.args[0], product)
         user.kwargs = {}
-        return
+        return tensor
     if user.target in _SCALED and user.kwargs == {"value": number} and number not in user.args:
-        _check(user, number, user.args[1])
+        _check(user, number, user.args[1], dimensions=True)
         value = user.args[1].meta["val"]  # type: ignore[union-attr]
         with graph.inserting_before(user):
             inner = graph.call_function(_SCALED[user.target], user.args[1:])
             product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
         inner.meta = product.meta = {**user.meta, "val": value}
         user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
-        return
+        return tensor
     if user.target is _aten.scalar_tensor.default and user.args == (number,):
         dtype = user.kwargs.get("dtype") or torch.get_default_dtype()
         user.target, user.args, user.kwargs = _CONVERT, (tensor, dtype), {}
-        return
+        return tensor
     target = _BINARY.get(user.target)
     others = [item for item in user.args if item is not number]
     if target is None or user.kwargs or len(others) != 1:
         raise _refusal(user, number)
-    _check(user, number, others[0])
+    value = _check(user, number, others[0])
     user.target = target
+    if value.dim() == 0:
+        # Beside a tensor with dimensions, the number's type does not count; here it would.
+        with graph.inserting_before(user):
+            converted = graph.call_function(_CONVERT, (tensor, value.dtype))
+        converted.meta = {**user.meta, "val": value}
+        return converted
+    return tensor
 
 
-def _check(user: torch.fx.Node, number: torch.fx.Node, other: Any) -> None:
+def _check(user: torch.fx.Node, number: torch.fx.Node, other: Any, dimensions: bool = False) -> torch.Tensor:
     value = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 or not (value.is_floating_point() or value.is_complex()):
+    if (
+        not isinstance(value, torch.Tensor)
+        or (dimensions and value.dim() == 0)
+        or not (value.is_floating_point() or value.is_complex())
+    ):
         raise _refusal(user, number)
+    return value
 
 
 def _refusal(user: torch.fx.Node, number: torch.fx.Node) -> BackendError:

@@ -12,6 +12,7 @@ from dovetail import torch_private as private
 from dovetail import torch_private_inductor as inductor
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.backends import convolution_layouts
+from dovetail.backends.changing_numbers import changing_numbers
 from dovetail.backends.float_inputs import floats_as_tensors
 from dovetail.backends.fused_optimizers import fused_optimizers
 from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
@@ -32,6 +33,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
     A decomposed random operator draws other numbers than eager's kernel does.
     """
     table = {**private.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
+    table |= changing_numbers(table)
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
 

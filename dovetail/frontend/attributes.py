@@ -13,6 +13,7 @@ import torch
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import refuse_sparse_target, sparse_attribute
 from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.values import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
@@ -87,6 +88,8 @@ class Attributes:
             return self._load_tensor_attribute(target, name)
         if type(target) is SparseValue:
             return sparse_attribute(target, name)
+        if type(target) is SizeList:
+            return list if name == "__class__" else target.refuse()
         if private_sizes.is_symbolic(target):
             # A program sees a plain number: its class, and its methods.
             return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)

@@ -25,6 +25,7 @@ from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
 from dovetail.frontend.points import FramePoint, ResumePoint, flatten
+from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.suspend import Resumption
 from dovetail.frontend.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
@@ -157,6 +158,8 @@ class _Outputs:
 
     def _classify(self, value: Any) -> Recipe | None:
         values = self._interpreter.values
+        if type(value) is SizeList:
+            value.refuse()
         if type(value) is SparseValue:
             source = values.source_of(value)
             return SourceItem(source.fetch) if source is not None else self.builder.made(value, redeem, [value.ticket])
@@ -299,7 +302,8 @@ def capture(
         guard_distinct(values, interpreter.effects)
         effects = []
         dropped = interpreter.gradients.dropped()
-        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects()):
+        waiting = interpreter.waiting.effects(interpreter.effects)
+        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects(), *waiting):
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
         result_recipe = outputs.builder.build(result)

@@ -14,6 +14,7 @@ import torch
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
+from dovetail.frontend.size_list import Run, SizeList
 
 
 class LoopBreak(Break):
@@ -24,13 +25,20 @@ class LoopBreak(Break):
 def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     whole = bool(args) and len(args) < 4 and not kwargs and all(type(item) in (int, torch.SymInt) for item in args)
     frame = interpreter.frames[-1]
-    if not whole or frame.decoded.instructions[frame.position + 1].opname != "GET_ITER":
+    following = frame.decoded.instructions[frame.position + 1]
+    takes_one = following.opname in ("PRECALL", "CALL") and following.arg == 1
+    is_list = takes_one and any(item is list for item in frame.stack[-2:])
+    if not whole or not (following.opname == "GET_ITER" or is_list):
         return interpreter.call_native(range, args, kwargs)
     if any(map(private_sizes.is_data_number, args)):
         return interpreter.call_native(range, args, kwargs)
     start, stop = (0, args[0]) if len(args) == 1 else args[:2]
     step = args[2] if len(args) == 3 else 1
     is_symbolic = any(type(item) is torch.SymInt for item in args)
+    if is_list:
+        if not is_symbolic or not interpreter.trace.policy.size_lists:
+            return interpreter.call_native(range, args, kwargs)
+        return SizeList((Run(start, step, _rounds(start, stop, step)),))
     count = _rounds(start, stop, step) if is_symbolic else len(range(*args))
     rounds = interpreter.trace.policy.rounds
     if rounds is not None:

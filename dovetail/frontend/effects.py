@@ -6,6 +6,7 @@ end of the trace :meth:`Effects.undo` puts every copy back and :meth:`Effects.co
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -28,8 +29,8 @@ def dict_base(container: dict[Any, Any]) -> Any:
 class Record:
     """One container that was written to: its state before, and the keys written (dictionaries).
 
-    ``assigned`` are those of them that were written without a guard on what was there before: at another call that may be
-    something else, so that these are written again even where the value is the one that was there.
+    ``assigned`` are those of them (and the places of a list) that were written without a guard on what was there before: at
+    another call that may be something else, so that these are written again even where the value is the one that was there.
 
     A list that was only appended to is ``append_only``: ``before`` is then its length, and none of its items was read.
     """
@@ -192,6 +193,8 @@ class Effects:
                 record.assigned.add(key)
             dict_base(container).__setitem__(container, key, value)
         else:
+            if record is not None:
+                record.assigned.add(key if type(key) is int else MISSING)
             list.__setitem__(container, key, value)
 
     def delete_item(self, container: Any, key: Any) -> None:
@@ -287,7 +290,8 @@ class Effects:
             elif record.append_only:
                 effects.append(Effect(record.source, "append", container[before:]))
             elif isinstance(container, list):
-                if len(before) != len(container) or any(a is not b for a, b in zip(before, container, strict=True)):
+                changed_items = len(before) != len(container) or any(map(operator.is_not, before, container))
+                if record.assigned or changed_items:
                     effects.append(Effect(record.source, "list", list(container)))
             elif isinstance(container, deque):
                 effects.append(Effect(record.source, "deque", list(container)))

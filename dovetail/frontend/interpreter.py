@@ -23,9 +23,12 @@ import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
+import dovetail.frontend.plain_size_selections
+import dovetail.frontend.recurrent_cells
 import dovetail.frontend.scans
 import dovetail.frontend.sized_calls
-import dovetail.frontend.spectra  # noqa: F401  (their rules)
+import dovetail.frontend.spectra
+import dovetail.frontend.tensor_sizes  # noqa: F401  (their rules)
 from dovetail import torch_private as private
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
@@ -44,6 +47,7 @@ from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_sl
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
+from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
@@ -96,6 +100,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
+        self.waiting = self.values.waiting = Waiting(self.values)
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
@@ -502,7 +507,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         elif isinstance(target, (list, dict)):
             key = self.as_key(key, target)
             if isinstance(target, list):
-                self.values.whole(target)
+                # What stood at this place does not matter: a counter in a list may be another number at each call.
+                self.values.whole(target, but=key if type(key) is int and -len(target) <= key < len(target) else None)
                 if isinstance(key, slice):
                     value = self.drain(value)
             self.effects.set_item(target, key, value)

@@ -44,6 +44,7 @@ from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -473,6 +474,10 @@ class NativeCalls:
 
     def _check_opaque(self, function: Any, value: Any) -> None:
         """An object of the user's with a source must not reach native code that could read it unguarded."""
+        if type(value) is SizeList:
+            is_formula = function is operator.add or getattr(function, "__module__", None) == SizeList.__module__
+            if not is_formula:
+                value.refuse()
         if type(value).__module__.startswith("torch.") and not isinstance(
             value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
         ):

@@ -70,14 +70,3 @@ def _line_search(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     raise Break(
         "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"
     )
-
-
-@rule(torch.optim.lr_scheduler.ReduceLROnPlateau.step)
-def _plateau(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """It compares the loss as a Python number with the best one so far, and keeps it: eager does that, between two graphs."""
-    metrics = args[1] if len(args) > 1 else kwargs.get("metrics")
-    if isinstance(metrics, torch.Tensor):
-        raise Break(
-            "ReduceLROnPlateau decides from the value of a tensor", "call its step() outside of the compiled function"
-        )
-    return interpreter.run_function(torch.optim.lr_scheduler.ReduceLROnPlateau.step, args, kwargs)

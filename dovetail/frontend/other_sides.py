@@ -10,6 +10,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.events import EventLog
+from dovetail.frontend.frame import Break
 from dovetail.guards import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
 from dovetail.trace.other_sides import OtherSide, Proposals, stand_in
@@ -71,7 +72,7 @@ class OtherSides:
     def _try(self, side: OtherSide, sizes: Sizes) -> Entry | None:
         try:
             found = self._compile_at(sizes)
-        except Exception as error:  # noqa: BLE001  (capture is a transaction; nobody has asked for this one)
+        except (Break, Exception) as error:  # noqa: BLE001  (capture is a transaction; nobody has asked for this one)
             self._note("no entry for another side", side, because=f"{type(error).__name__}: {str(error)[:300]}")
             return None
         if not self._serves(found, sizes):

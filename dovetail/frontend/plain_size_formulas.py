@@ -1,8 +1,7 @@
 """More functions of torch whose C++ asks for plain sizes, as the operators that they are made of, in the same order.
 
-What :mod:`dovetail.frontend.plain_size_calls` is for poolings this is for statistics, products, grids and single steps of
-recurrent networks. Each formula is for the arguments that are common; for others, and with plain sizes, torch's own function
-is called (checked on torch 2.13).
+What :mod:`dovetail.frontend.plain_size_calls` is for poolings this is for statistics, products and grids. Each formula is for the
+arguments that are common; for others, and with plain sizes, torch's own function is called (checked on torch 2.13).
 """
 
 from __future__ import annotations
@@ -15,28 +14,46 @@ import torch
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.frontend.call_tables import METHOD_RULES, RULES, rule
+from dovetail.frontend.sized_calls import record_call
 
 _functional = torch.nn.functional
-Call = Callable[..., Any]
-"""Calls a function of torch in the program of the interpreter."""
 
 
-def _formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
-    """Register ``formula(call, *args, **kwargs)``, which returns None where torch's own function is to do it. ``always``: with
-    plain sizes too.
+class Call:
+    """Calls functions of torch in the program of an interpreter."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
+
+    def __call__(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        """One of torch's own."""
+        if function is torch.linspace:
+            return RULES[function](self._interpreter, arguments, keywords)
+        return self._interpreter.call_torch(function, arguments, keywords)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the graph is to be eager's to the last bit."""
+        found: bool = self._interpreter.trace.is_exact
+        return found
+
+    def record(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """One of Dovetail's: the program has it as one call."""
+        return record_call(self._interpreter, function, tensors)
+
+
+def formula(*functions: Any, always: bool = False, when_exact: bool = False) -> Callable[[Any], Any]:
+    """Register ``compute(call, *args, **kwargs)``, which returns None where torch's own function is to do it. ``always``: with
+    plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit.
     """
 
-    def register(formula: Any) -> Any:
+    def register(compute: Any) -> Any:
         def computed(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            def call(operator: Any, *arguments: Any, **keywords: Any) -> Any:
-                if operator is torch.linspace:
-                    return RULES[operator](interpreter, arguments, keywords)
-                return interpreter.call_torch(operator, arguments, keywords)
-
             arguments = tuple(map(interpreter.values.for_native, args))
             tensors = [item for item in (*arguments, *kwargs.values()) if isinstance(item, torch.Tensor)]
-            if always or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
-                return formula(call, *arguments, **kwargs)
+            own = always or (when_exact and interpreter.trace.is_exact)
+            if own or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
+                return compute(Call(interpreter), *arguments, **kwargs)
             return None
 
         for function in functions:
@@ -56,7 +73,7 @@ def _formula(*functions: Any, always: bool = False) -> Callable[[Any], Any]:
 
         if hasattr(torch.Tensor, functions[0].__name__):
             METHOD_RULES[functions[0].__name__] = method
-        return formula
+        return compute
 
     return register
 
@@ -66,7 +83,7 @@ def _items(arguments: Sequence[Any]) -> list[Any]:
 
 
 # Its C++ compares numbers in tensors, which a trace does not always know.
-@_formula(torch.cov, always=True)
+@formula(torch.cov, always=True)
 def _cov(call: Call, input: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     if fweights is not None or aweights is not None or not 0 < input.dim() < 3 or type(correction) is not int:
         return None
@@ -82,7 +99,7 @@ def _cov(call: Call, input: torch.Tensor, *, correction: int = 1, fweights: Any 
     return call(torch.squeeze, call(torch.true_divide, products, call(torch.sub, count, correction)))
 
 
-@_formula(torch.corrcoef, always=True)
+@formula(torch.corrcoef, always=True)
 def _corrcoef(call: Call, input: torch.Tensor) -> Any:
     covariance = None if input.is_complex() else _cov(call, input)
     if covariance is None or covariance.dim() != 2:
@@ -92,7 +109,7 @@ def _corrcoef(call: Call, input: torch.Tensor) -> Any:
     return call(torch.clip, call(torch.div, scaled, call(torch.Tensor.view, deviation, [1, -1])), -1, 1)
 
 
-@_formula(torch.kron)
+@formula(torch.kron)
 def _kron(call: Call, input: torch.Tensor, other: torch.Tensor) -> Any:
     if not isinstance(other, torch.Tensor):
         return None
@@ -104,7 +121,7 @@ def _kron(call: Call, input: torch.Tensor, other: torch.Tensor) -> Any:
     return call(torch.Tensor.reshape, call(torch.mul, outer, inner), [a * b for a, b in zip(left, right, strict=True)])
 
 
-@_formula(torch.block_diag)
+@formula(torch.block_diag)
 def _block_diag(call: Call, *tensors: torch.Tensor) -> Any:
     first = tensors[0]
     if not all(isinstance(item, torch.Tensor) and item.dim() == 2 for item in tensors):
@@ -126,7 +143,7 @@ def _from_minus_one(call: Call, theta: torch.Tensor, steps: Any, align_corners: 
     return line if align_corners else call(torch.div, call(torch.mul, line, steps - 1), steps)
 
 
-@_formula(_functional.affine_grid)
+@formula(_functional.affine_grid)
 def _affine_grid(call: Call, theta: torch.Tensor, size: Any, align_corners: bool | None = None) -> Any:
     is_image = isinstance(size, (list, tuple)) and len(size) == 4 and theta.dim() == 3 and align_corners is not None
     if not is_image or not theta.is_floating_point() or private_compile.is_any_autocast_on():
@@ -145,7 +162,7 @@ def _affine_grid(call: Call, theta: torch.Tensor, size: Any, align_corners: bool
     return call(torch.Tensor.view, moved, [count, height, width, 2])
 
 
-@_formula(torch.gradient)
+@formula(torch.gradient)
 def _gradient(call: Call, input: torch.Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
     if (spacing is not None and type(spacing) not in (int, float)) or edge_order not in (1, 2) or input.dim() == 0:
         return None
@@ -183,57 +200,3 @@ def _differences(call: Call, input: torch.Tensor, dim: int, step: float, edge_or
     before, after = (call(torch.div, item, step) for item in (before, after))
     found: torch.Tensor = call(torch.cat, [before, call(torch.div, within, 2), after], dim)
     return found
-
-
-def _linear(call: Call, input: Any, hx: Any, weights: Sequence[Any], biases: Sequence[Any], parts: int) -> Any:
-    """Both linear maps of a step; None for what eager refuses, or computes in one kernel."""
-    tensors = (input, hx, *weights)
-    is_matrix = all(isinstance(item, torch.Tensor) and item.dim() == 2 for item in tensors)
-    if not is_matrix or input.device.type != "cpu" or private_compile.is_any_autocast_on():
-        return None
-    width = hx.shape[1]
-    fits = input.shape[0] == hx.shape[0] and input.shape[1] == weights[0].shape[1] and width == weights[1].shape[1]
-    if not fits or any(item.shape[0] != parts * width for item in weights):
-        return None
-    return [
-        call(_functional.linear, value, weight, bias)
-        for value, weight, bias in zip((input, hx), weights, biases, strict=True)
-    ]
-
-
-@_formula(torch.gru_cell)
-def _gru_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 3)
-    if linear is None:
-        return None
-    given, kept = (call(torch.unsafe_split, item, hx.shape[1], 1) for item in linear)
-    reset, update = (call(torch.Tensor.sigmoid_, call(torch.Tensor.add_, kept[at], given[at])) for at in (0, 1))
-    new = call(torch.Tensor.tanh_, call(torch.add, given[2], call(torch.Tensor.mul_, kept[2], reset)))
-    return call(torch.Tensor.add_, call(torch.Tensor.mul_, call(torch.sub, hx, new), update), new)
-
-
-@_formula(torch.lstm_cell)
-def _lstm_cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    hidden, cell = hx
-    if not isinstance(cell, torch.Tensor) or not isinstance(hidden, torch.Tensor) or cell.shape != hidden.shape:
-        return None
-    linear = _linear(call, input, hidden, (w_ih, w_hh), (b_ih, b_hh), 4)
-    if linear is None:
-        return None
-    width = hidden.shape[1]
-    gates = call(torch.unsafe_split, call(torch.Tensor.add_, linear[1], linear[0]), width, 1)
-    activations = (torch.Tensor.sigmoid_, torch.Tensor.sigmoid_, torch.Tensor.tanh_, torch.Tensor.sigmoid_)
-    enter, forget, new, leave = (call(act, gate) for act, gate in zip(activations, gates, strict=True))
-    state = call(torch.Tensor.add_, call(torch.mul, forget, cell), call(torch.mul, enter, new))
-    return call(torch.mul, leave, call(torch.tanh, state)), state
-
-
-def _register_cell(function: Any, activation: Any) -> None:
-    @_formula(function)
-    def _cell(call: Call, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        linear = _linear(call, input, hx, (w_ih, w_hh), (b_ih, b_hh), 1)
-        return None if linear is None else call(activation, call(torch.Tensor.add_, linear[1], linear[0]))
-
-
-_register_cell(torch.rnn_tanh_cell, torch.tanh)
-_register_cell(torch.rnn_relu_cell, torch.relu)

@@ -28,6 +28,7 @@ from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.numbers import gives_a_float, is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
+from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.standard_library import shown_type
 from dovetail.frontend.values import plain_numbers
@@ -70,6 +71,8 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     value, kinds = args
     if type(value) is SparseValue:
         return isinstance(value.example, kinds)
+    if type(value) is SizeList:
+        return isinstance([], kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private_sizes.is_symbolic(value):
@@ -135,6 +138,8 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return call_metaclass(interpreter, type, args, kwargs)
     if type(args[0]) is SparseValue:
         return type(args[0].example)
+    if type(args[0]) is SizeList:
+        return list
     if private_sizes.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     if isinstance(args[0], torch.Tensor):
@@ -173,6 +178,8 @@ def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
     (value,) = args
     if isinstance(value, torch.Tensor) and value.dim():
         return value.shape[0]
+    if type(value) is SizeList:
+        return value.length
     method, _ = class_attribute(type(value), "__len__")
     if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
         return interpreter.called_length(method, value)  # type: ignore[no-any-return]
@@ -257,6 +264,8 @@ for _function, _method in (
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kind is list and len(args) == 1 and type(args[0]) is SizeList:
+            return SizeList(args[0].runs)
         items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
-from dovetail.guards import FETCH_ERRORS, Equals, TensorMatch
+from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
 from dovetail.runtime.entry import Entry
 from dovetail.trace import ShapePolicy, marks_of
 
@@ -24,6 +24,7 @@ class SizeChanges:
         """Compare a call that no entry fits with what each entry was made for."""
         for entry in entries:
             frozen = entry.checker.guards
+            self._learn_rates(entry)
             for guard in frozen.guards:
                 predicate = guard.predicate
                 if not isinstance(predicate, (Equals, TensorMatch)):
@@ -41,6 +42,14 @@ class SizeChanges:
                         changed = {d for d, then in enumerate(shape) if then is not None and then != value.shape[d]}
                         if changed:
                             self._sizes.setdefault(name, set()).update(changed)
+
+    def _learn_rates(self, entry: Entry) -> None:
+        """A rate that a schedule writes after each call will change, although it may not have changed yet."""
+        if any(effect.kind == "call" for effect in entry.effects):
+            for guard in entry.checker.guards.guards:
+                source = guard.source
+                if isinstance(source, ItemSource) and source.key == "lr" and isinstance(guard.predicate, Equals):
+                    self._numbers.add(source.name)
 
     def _learn_number(self, name: str, then: Any, now: Any) -> None:
         if type(now) is not type(then) or type(now) not in (int, float, tuple):

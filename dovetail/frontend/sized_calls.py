@@ -1,7 +1,8 @@
 """Recurrent networks whose batch and sequence have symbolic sizes, as one call.
 
 torch's C++ unrolls them: a graph would be held to one length. Called whole (:mod:`dovetail.trace.sized`), one graph does for
-all of them, and the numbers are those of torch's own kernels. With plain sizes nothing changes.
+all of them, and the numbers are those of torch's own kernels. With plain sizes they stay whole where a graph is to be eager's to
+the last bit: the C++ writes to slices in place, and its kernels round otherwise for slices than for whole tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.frontend.call_tables import rule
+from dovetail.frontend.frame import Break
 from dovetail.trace.sized import FlatFunction, SizesRule, sized
 from dovetail.trace.trace import open_trace
 
@@ -33,32 +35,40 @@ class SizedFunction:
         return sized(self.__name__, self.function, self.sizes, tensors)
 
 
-def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Call it in the program of an interpreter."""
+def record_call(interpreter: Any, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Call a function that is no torch function but is to be one call of the program of an interpreter."""
     recorder = interpreter.trace.recorder
     with recorder.paused():
         found = function(*tensors)
     recorder.record(function, tuple(tensors), {}, found)
-    wrapped: tuple[torch.Tensor, ...] = interpreter.values.wrap(found)
-    return wrapped
+    return interpreter.values.wrap(found)
+
+
+def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call it in the program of an interpreter."""
+    found: tuple[torch.Tensor, ...] = record_call(interpreter, function, tensors)
+    return found
 
 
 def _layers(
     function: Callable[..., Any], states: int, has_biases: bool, layers: int, training: bool, bidirectional: bool
 ) -> SizedFunction:
-    """Layers of a recurrent network, in all its directions, as a function of (input, *states, *weights)."""
+    """Layers of a recurrent network, in all its directions, as a function of (*source, *states, *weights). The source is a
+    tensor, or data and batch sizes of a packed sequence.
+    """
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        source, given, weights = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
+        width = 1 if tensors[0].dim() == 3 else 2
+        source, given, weights = tensors[:width], list(tensors[width : width + states]), list(tensors[width + states :])
         initial = given if states > 1 else given[0]
-        settings = (has_biases, layers, 0.0, training, bidirectional, False)
-        found: Sequence[torch.Tensor] = function(source, initial, weights, *settings)
+        settings = (has_biases, layers, 0.0, training, bidirectional, *([False] if width == 1 else []))
+        found: Sequence[torch.Tensor] = function(*source, initial, weights, *settings)
         return found
 
     def sizes(*tensors: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
-        source, given = tensors[0], tensors[1 : 1 + states]
-        width = given[0].shape[2] * (2 if bidirectional else 1)
-        whole = ((source.shape[0], source.shape[1], width), source.dtype)
+        source, first = tensors[0], 1 if tensors[0].dim() == 3 else 2
+        given = tensors[first : first + states]
+        whole = ((*source.shape[:-1], given[0].shape[2] * (2 if bidirectional else 1)), source.dtype)
         return [whole, *[(item.shape, item.dtype) for item in given]]
 
     return SizedFunction(function.__name__, run, sizes)
@@ -68,26 +78,31 @@ def _fits(source: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequenc
     """Whether eager takes these; what it does not take it refuses in words of its own."""
     if any(item.dtype != source.dtype or item.device != source.device for item in (*states, *weights)):
         return False
-    if source.dim() != 3 or any(item.dim() != 3 for item in states):
+    if source.dim() not in (2, 3) or any(item.dim() != 3 for item in states):
         return False
-    if any(item.shape[0] != rows or item.shape[1] != source.shape[1] for item in states):
+    if any(item.shape[0] != rows or (source.dim() == 3 and item.shape[1] != source.shape[1]) for item in states):
         return False
-    return bool(source.shape[2] == weights[0].shape[1] and states[0].shape[2] == weights[1].shape[1])
+    return bool(source.shape[-1] == weights[0].shape[1] and states[0].shape[2] == weights[1].shape[1])
 
 
 def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *args: Any) -> Any:
     """The whole call, layer by layer where there is dropout in between; None where torch's own function does it, or refuses it."""
-    if len(args) != 9 or not isinstance(args[3], bool) or private_compile.is_any_autocast_on():
-        # Nine arguments there are also with packed sequences.
+    if len(args) != 9 or private_compile.is_any_autocast_on():
         return None
-    source, initial, weights, has_biases, layers, dropout, training, bidirectional, batch_first = args
+    packing = [args[1]] if _is_packed(args) else []
+    if packing:
+        source, _, initial, weights, has_biases, layers, dropout, training, bidirectional = args
+        batch_first = False
+    else:
+        source, initial, weights, has_biases, layers, dropout, training, bidirectional, batch_first = args
     initial, weights = (interpreter.values.for_native(item) for item in (initial, weights))
     given = list(initial) if states > 1 else [initial]
     tensors = [source, *given, *weights]
     if not all(isinstance(item, torch.Tensor) for item in tensors) or len(given) != states:
         return None
     drops = bool(dropout and training and layers > 1)
-    if not any(map(private_sizes.has_symbols, tensors)) or (drops and source.device.type != "cpu"):
+    stays_whole = packing or interpreter.trace.is_exact or any(map(private_sizes.has_symbols, tensors))
+    if not stays_whole or (drops and source.device.type != "cpu"):
         return None
 
     def call(function: Any, *arguments: Any) -> Any:
@@ -96,7 +111,7 @@ def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *arg
     directions = 2 if bidirectional else 1
     rows = layers * directions
     value = call(torch.transpose, source, 0, 1) if batch_first else source
-    if not weights or len(weights) % rows or not _fits(value, given, weights, rows):
+    if not weights or len(weights) % rows or source.dim() != 3 - len(packing) or not _fits(value, given, weights, rows):
         return None
     if drops:
         each = len(weights) // layers
@@ -105,7 +120,7 @@ def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *arg
         reached: list[list[torch.Tensor]] = [[] for _ in given]
         for at in range(layers):
             own = [*[split[at] for split in splits], *weights[at * each : (at + 1) * each]]
-            value, *states_reached = call_sized(interpreter, kept, [value, *own])
+            value, *states_reached = call_sized(interpreter, kept, [value, *packing, *own])
             for layer, item in zip(reached, states_reached, strict=True):
                 layer.append(item)
             if at < layers - 1:
@@ -113,13 +128,24 @@ def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *arg
         finals = [call(torch.cat, layer) for layer in reached]
     else:
         kept = _layers(function, states, has_biases, layers, training, bidirectional)
-        value, *finals = call_sized(interpreter, kept, [value, *given, *weights])
+        value, *finals = call_sized(interpreter, kept, [value, *packing, *given, *weights])
     return (call(torch.transpose, value, 0, 1) if batch_first else value, *finals)
+
+
+def _is_packed(args: tuple[Any, ...]) -> bool:
+    """Whether a recurrent network is given a packed sequence: data and batch sizes."""
+    return len(args) > 3 and isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple))
 
 
 def _register(function: Callable[..., Any], states: int) -> None:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = None if kwargs else _recurrent(interpreter, function, states, *args)
+        if result is None and (_is_packed(args) or "batch_sizes" in kwargs):
+            # Its C++ reads the batch sizes from memory, which a traced tensor has none of: the process would die.
+            raise Break(
+                f"{function.__name__} is given a packed sequence in a way that cannot be traced",
+                "call it outside of autocast, with states and weights of one dtype",
+            )
         return interpreter.call_torch(function, args, kwargs) if result is None else result
 
     rule(function)(handler)

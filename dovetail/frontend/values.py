@@ -32,6 +32,8 @@ from dovetail.guards import (
     GradientForm,
     Guard,
     GuardSet,
+    HasNoKey,
+    HasNoSlot,
     Identity,
     InnerSource,
     ItemSource,
@@ -181,6 +183,8 @@ class Values:
         self._wrapper_sources: dict[int, Source] = {}
         self._sparse: dict[int, tuple[torch.Tensor, SparseValue, Source]] = {}
         self.effects: Any = None
+        #: Calls that are made when the graph has run; what they write may not be read before.
+        self.waiting: Any = None
         #: The types of the objects that were compared by identity.
         self.compared_kinds: set[type] = set()
         #: Whether an object was made by the trace; the interpreter knows.
@@ -223,6 +227,8 @@ class Values:
 
     def guard(self, source: Source, predicate: Any, reason: str) -> None:
         """Add a guard at the current user line."""
+        if self.waiting is not None and not isinstance(predicate, (TypeIs, HasNoKey, HasNoSlot)):
+            self.waiting.check_read(source)
         self.note_backward_read(source, predicate, reason)
         try:
             self.guards.add(source, predicate, self.where(), reason)
@@ -246,6 +252,8 @@ class Values:
 
         ``plain``: the value is used as it stands in its container, so that a number cannot be symbolic.
         """
+        if self.waiting is not None and source is not None:
+            self.waiting.check_read(source)
         if is_impostor(value):
             if source is not None:
                 self.guard(source, TypeIs(type(value)), f"{source.name} was read")
@@ -413,8 +421,8 @@ class Values:
             return None
         return ItemSource(source, key)
 
-    def whole(self, container: Any) -> None:
-        """Guard a container's length or keys, and read all of its items."""
+    def whole(self, container: Any, but: int | None = None) -> None:
+        """Guard a container's length or keys, and read all of its items; of a list all but the one that is about to be set."""
         source = self.source_of(container)
         if source is None or id(container) in self._whole:
             return
@@ -422,7 +430,7 @@ class Values:
         before = self.effects.before(container) if self.effects is not None else container
         self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):
-            self.read_items(container, source, before)
+            self.read_items(container, source, before, None if but is None else but % len(before))
         elif isinstance(container, dict):
             keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
@@ -486,12 +494,13 @@ class Values:
             if not isinstance(item, torch.Tensor) and not is_leaf_value(item) and self.source_of(item) is None:
                 self.note(item, self.pin(item, f"<{type(item).__qualname__}>"))
 
-    def read_items(self, container: Any, source: Source, items: Any) -> None:
+    def read_items(self, container: Any, source: Source, items: Any, but: int | None = None) -> None:
         """Guard the length of a list or tuple and read its items."""
         self._whole.add(id(container))
         self.guard(source, Length(len(items)), f"{source.name} was gone through")
         for position in range(len(items)):
-            self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
+            if position != but:
+                self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""
@@ -508,6 +517,8 @@ class Values:
 
     def for_native(self, value: Any) -> Any:
         """An argument for native code: real tensors inside containers replaced, contents guarded."""
+        if self.waiting is not None:
+            self.waiting.check_native(value)
         if isinstance(value, torch.Tensor):
             return value if is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):

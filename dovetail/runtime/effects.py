@@ -17,7 +17,7 @@ from dovetail.runtime.recipe_code import generate
 
 @dataclass(frozen=True)
 class EffectRecipe:
-    """One container that is brought to its final state after the graph has run."""
+    """One container that is brought to its final state after the graph has run, or (``"call"``) a function that is called."""
 
     source: Source
     kind: str
@@ -115,6 +115,9 @@ def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
     elif effect.kind == "deque":
         container.clear()
         container.extend(value)
+    elif effect.kind == "call":
+        function, args, keywords = value
+        function(*args, **keywords)
     elif effect.kind == "append":
         list.extend(container, value)
     elif effect.kind == "list":

@@ -163,11 +163,11 @@ def _autograd_function(
                 if derivatives is None:
                     raise refusal("the graph was compiled without it")
                 # As in the ordinary backward: raises for what is freed, and for what was written to.
-                saved = saved_values(ctx)
+                saved = values_for_derivatives(ctx, tuple([tangent is not None for tangent in tangents]))
                 ctx.in_parts = True
                 with reads_of(ctx.reads):
                     found = derivatives.run(
-                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, tangents), saved
+                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, saved, tangents), saved
                     )
                 return tuple(arranged(found))
             defined = tuple(tangent is not None for tangent in tangents)
@@ -209,9 +209,21 @@ def _autograd_function(
             """The graph's results in the order of this node's outputs."""
             return arranged(values)
 
-    def plain(ctx: Any, tangents: list[torch.Tensor | None]) -> list[Any]:
+    def plain(ctx: Any, saved: Sequence[Any], tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
-        return backward_for(defined)(graph_inputs(ctx, saved_values(ctx), tangents))
+        return backward_for(defined)(graph_inputs(ctx, saved, tangents))
+
+    def values_for_derivatives(ctx: Any, defined: tuple[bool, ...]) -> Sequence[Any]:
+        """What is saved; where it was written to what only other outputs need, without that."""
+        try:
+            return saved_values(ctx)
+        except RuntimeError as error:
+            only = None if derivatives is None or ctx.kept is None else derivatives.needed.for_outputs(defined)
+            if independence is None or only is None or "modified by an inplace operation" not in str(error):
+                raise
+            values = one_by_one(ctx, error)
+            ctx.kept.check_held(values, only)
+            return values.those(independence.wanted(defined))
 
     def saved_values(ctx: Any) -> Sequence[Any]:
         return with_constants(ctx, ctx.saved_tensors) if ctx.rest is None else unpack(ctx.rest)

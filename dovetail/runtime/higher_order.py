@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,8 @@ class NeededInputs:
     ``indices`` are the inputs whose values the backward depends on; those in ``written`` are written to by the entry itself,
     so that a copy is kept. ``draws``: the entry draws random numbers, which must be the same again; ``cuda_devices`` are
     those on which it does so. ``varying`` are those of ``indices`` whose sizes may differ from call to call (the entry's guards
-    hold those of the others, and everything else about them).
+    hold those of the others, and everything else about them). ``of_outputs`` has for each differentiable output the inputs that it
+    is computed from, where outputs are independent of each other; else it is empty.
     """
 
     indices: tuple[int, ...]
@@ -43,6 +44,13 @@ class NeededInputs:
     draws: bool = False
     cuda_devices: tuple[int, ...] = ()
     varying: tuple[int, ...] = ()
+    of_outputs: tuple[frozenset[int], ...] = ()
+
+    def for_outputs(self, defined: Sequence[bool]) -> frozenset[int] | None:
+        """The inputs that a backward from some outputs can depend on; None: any of them."""
+        if not self.of_outputs or all(defined):
+            return None
+        return frozenset().union(*(item for item, flag in zip(self.of_outputs, defined, strict=True) if flag))
 
 
 @dataclass(frozen=True)
@@ -111,14 +119,14 @@ class KeptInputs:
     between forward and backward; anything else is kept as autograd keeps what it saves.
     """
 
-    __slots__ = ("by", "error", "held", "leaves", "saved", "states", "versions")
+    __slots__ = ("by", "errors", "held", "leaves", "saved", "states", "versions")
 
     def __init__(self, needed: NeededInputs, primals: Sequence[torch.Tensor], leaves: Leaves) -> None:
         found = leaves.of(primals)
         self.by, self.leaves, self.held = leaves, leaves.noted, leaves.held
         # By map: a loop in Python is several times as slow, and this is done for every parameter in every call.
         self.versions = list(map(_version, found))
-        self.error: RuntimeError | None = None
+        self.errors: dict[int, RuntimeError] = {}
         self.saved: list[tuple[int, Any]] = []
         for index in leaves.others:
             value = primals[index]
@@ -136,21 +144,30 @@ class KeptInputs:
 
     def let_go(self, saved: Any, edges: Sequence[tuple[Any, int]]) -> None:
         """Some of what the graph has saved is about to be freed; ``saved[place]`` raises eager's error for what was written to."""
-        try:
-            for place in self.by.places if self.held else ():
+        for index, place in zip(self.held, self.by.places, strict=False):
+            try:
                 saved[place]
-        except RuntimeError as error:
-            self.error = error
+            except RuntimeError as error:
+                self.errors[index] = error
         self.note_held({index: edges[index][0].variable for index in self.held})
 
-    def unpack(self, edges: Sequence[tuple[Any, int]]) -> dict[int, torch.Tensor]:
-        """The needed inputs by index; raises eager's error for one that was written to. For those that the graph has saved
-        itself, what it has saved must be read first, which raises that error.
+    def check_held(self, saved: Any, only: Collection[int]) -> None:
+        """Raise eager's error where one of these inputs was written to; it is ``saved[place]`` that raises it."""
+        for index, place in zip(self.held, self.by.places, strict=False):
+            if index in only:
+                saved[place]
+
+    def unpack(self, edges: Sequence[tuple[Any, int]], only: Collection[int] | None = None) -> dict[int, torch.Tensor]:
+        """The needed inputs by index, or ``only`` some of them; raises eager's error for one that was written to. For those that
+        the graph has saved itself, what it has saved must be read first, which raises that error.
         """
-        if self.error is not None:
-            raise self.error
+        for index, error in self.errors.items():
+            if only is None or index in only:
+                raise error
         found: dict[int, torch.Tensor] = {}
         for index, version in zip(self.leaves, self.versions, strict=True):
+            if only is not None and index not in only:
+                continue
             value = edges[index][0].variable
             if value._version != version:
                 raise RuntimeError(
@@ -160,9 +177,11 @@ class KeptInputs:
                 )
             found[index] = value
         for index in self.held:
-            found[index] = edges[index][0].variable
+            if only is None or index in only:
+                found[index] = edges[index][0].variable
         for index, saved in self.saved:
-            found[index] = saved.unpack()
+            if only is None or index in only:
+                found[index] = saved.unpack()
         # In one order, whichever of them are leaves in this call: the captured backward takes them by position.
         return dict(sorted(found.items()))
 
@@ -245,7 +264,7 @@ class DifferentiableBackward:
     """
 
     def __init__(self, needed: NeededInputs, capture: Capture) -> None:
-        self._needed = needed
+        self.needed = needed
         self._capture = capture
         self._compiled: dict[Any, list[CapturedBackward]] = {}
         self._refusals: dict[Any, HigherOrderGradientError] = {}
@@ -259,17 +278,17 @@ class DifferentiableBackward:
         leaves = self._leaves
         if leaves is None or not leaves.hold(primals):
             # Not under a lock: whichever is kept is checked before it is used.
-            leaves = self._leaves = Leaves(self._needed, primals)
-        return KeptInputs(self._needed, primals, leaves)
+            leaves = self._leaves = Leaves(self.needed, primals)
+        return KeptInputs(self.needed, primals, leaves)
 
     def settle(self, kept: KeptInputs, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
         """The forward has run: rely on what its graph has saved, from the next call on, or no longer."""
         if not kept.by.is_settled:
-            self._leaves = Leaves(self._needed, primals, saved)
+            self._leaves = Leaves(self.needed, primals, saved)
         elif kept.held and not kept.by.are_saved(primals, saved):
             # The graph is pure: it has written to no leaf.
             kept.note_held(dict(enumerate(primals)))
-            self._leaves = Leaves(self._needed, primals, ())
+            self._leaves = Leaves(self.needed, primals, ())
 
     def run(
         self,
@@ -284,9 +303,9 @@ class DifferentiableBackward:
         """
         if kept is None:
             raise RuntimeError(FREED)
-        primals = kept.unpack(edges)
+        defined = tuple([tangent is not None for tangent in tangents])
+        primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_compile.wanted_edges(edges)
-        defined = tuple(tangent is not None for tangent in tangents)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
         found = self._find(defined, wanted, primals, flat)
@@ -297,7 +316,7 @@ class DifferentiableBackward:
         if kept.states is None:
             gradients = found.run(inputs)
         else:
-            with private_compile.random_states_set(kept.states, self._needed.cuda_devices):
+            with private_compile.random_states_set(kept.states, self.needed.cuda_devices):
                 gradients = found.run(inputs)
         if found not in self._compared:
             with torch.no_grad():
@@ -332,7 +351,7 @@ class DifferentiableBackward:
         autocast = autocast_state() if private_compile.is_any_autocast_on() else None
         tangents = flat[len(primals) :]
         pattern = (defined, wanted, autocast, tuple([_kind(value) for value in tangents]))
-        varying = self._needed.varying
+        varying = [index for index in self.needed.varying if index in primals]
         return pattern, sizes_and_strides([*[primals[index] for index in varying], *tangents] if varying else tangents)
 
     def _find(

@@ -29,7 +29,10 @@ def clamped_slice(
         return None
     position = dim % tensor.dim()
     size = tensor.shape[position]
-    if step != 1 or not private_sizes.is_symbolic(size) or private_sizes.is_data_number(size):
+    if step != 1 or not private_sizes.is_symbolic(size) or (not start and (end is None or end >= _END)):
+        return None
+    if private_sizes.is_data_number(size) or not private_sizes.is_polynomial(size):
+        # Bounds of bounds and of remainders take torch longer to compare than another graph would.
         return None
     first = _clamped(start or 0, size)
     offset = tensor.storage_offset() + first * tensor.stride(position)

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError
 from dovetail.trace.opaque import gradients
+from dovetail.trace.sized import sized_gradients
 from dovetail.trace.trace import Trace
 
 
@@ -127,5 +129,10 @@ def _exact(
     def call(*arguments: torch.Tensor) -> list[torch.Tensor]:
         return [function(*arguments)]
 
-    found = gradients(trace, name, call, values, [tangent], wanted)
+    if any(map(private_sizes.has_symbols, (*values, tangent))):
+        asked = [at for at, flag in enumerate(wanted) if flag]
+        made = dict(zip(asked, sized_gradients(name, call, values, [tangent], asked, keeps_strides=True), strict=True))
+        found: tuple[torch.Tensor | None, ...] = tuple(made.get(at) for at in range(len(values)))
+    else:
+        found = gradients(trace, name, call, values, [tangent], wanted)
     return (found[0], found[2]) if name == "MaskedFillBackward1" else found[: len(traced)]

@@ -40,8 +40,16 @@ _LIKE_A_SUM = {
 # They take plain sizes only. The third argument is the size of the result.
 _IMAGE_GRADIENTS = frozenset(
     getattr(_aten, f"upsample_{name}_backward").default
-    for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-) | {_aten._upsample_bicubic2d_aa_backward.default}
+    for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest3d")
+) | {
+    _aten._upsample_bicubic2d_aa_backward.default,
+    _aten._upsample_nearest_exact1d_backward.default,
+    _aten._upsample_nearest_exact3d_backward.default,
+}
+# They have no fake kernel that takes symbolic sizes. Their result is that of a sum of the first two arguments, or contiguous
+# and like the second.
+_SYMBOLIC_SUMS = frozenset({_aten.hardshrink_backward.default, _aten.softshrink_backward.default})
+_LIKE_THE_SECOND = frozenset({_aten.multi_margin_loss_backward.default, _aten.multilabel_margin_loss_backward.default})
 
 
 class FakeMode(private.FakeTensorMode):
@@ -75,6 +83,10 @@ class SymbolicFakeMode(FakeMode):
         """See the base class."""
         if func in _IMAGE_GRADIENTS:
             func, args, kwargs = _aten.new_empty.default, (args[0], args[2]), {}
+        elif func in _SYMBOLIC_SUMS:
+            func, args, kwargs = _aten.add.Tensor, args[:2], {}
+        elif func in _LIKE_THE_SECOND:
+            func, args, kwargs = _aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format}
         if func is _aten.slice.Tensor:
             clamped = clamped_slice(*args, **(kwargs or {}))
             if clamped is not None:

@@ -20,14 +20,18 @@ from dovetail.errors import OutgrownError
 
 FlatFunction = Callable[..., Sequence[torch.Tensor]]
 Sizes = Sequence[Any]
-SizesRule = Callable[..., Sequence[tuple[Sizes, torch.dtype]]]
-"""From the arguments, of which it may read nothing but sizes and types, to the sizes and the type of each result."""
+SizesRule = Callable[..., Sequence[tuple[Sizes, torch.dtype] | torch.Tensor]]
+"""From the arguments, of which it may read nothing but sizes and types, to the sizes and the type of each result; or to a
+tensor that a result has the strides of as well.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SizedCall:
-    """A pure function of tensors. Its results are new and contiguous; ``needs_gradient`` says which arguments require one,
-    ``grad_enabled`` whether autograd was on: torch has kernels of its own for inference.
+    """A pure function of tensors. Its results are new, and contiguous or like a tensor of the rule.
+
+    ``needs_gradient`` says which arguments require a gradient, ``grad_enabled`` whether autograd was on: torch has kernels of its
+    own for inference.
     """
 
     name: str
@@ -45,23 +49,29 @@ class SizedCall:
             found = self.function(*leaves)
         taken = {value.untyped_storage()._cdata for value in tensors}
         results: list[torch.Tensor] = []
-        for result, (sizes, dtype) in zip(found, self.rule(*tensors), strict=True):
-            if tuple(result.shape) != tuple(sizes) or result.dtype != dtype:
+        for result, like in zip(found, self.shaped(tensors, "meta"), strict=True):
+            if result.shape != like.shape or result.dtype != like.dtype:
                 raise OutgrownError(
                     f"{self.name} has returned a tensor of size {tuple(result.shape)} and type {result.dtype}; the graph was "
-                    f"compiled for {tuple(sizes)}, {dtype}",
+                    f"compiled for {tuple(like.shape)}, {like.dtype}",
                     advice="keep this call out of the compiled function",
                 )
-            own = result.detach().resolve_conj().resolve_neg().contiguous()
-            own = own.clone() if own.untyped_storage()._cdata in taken else own
+            own = result.detach().resolve_conj().resolve_neg()
+            if own.stride() != like.stride() or own.untyped_storage()._cdata in taken:
+                own = torch.empty_strided(like.shape, like.stride(), dtype=own.dtype, device=own.device).copy_(own)
             taken.add(own.untyped_storage()._cdata)
             results.append(own)
         return results
 
-    def shaped(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def shaped(self, tensors: Sequence[torch.Tensor], device: Any = None) -> list[torch.Tensor]:
         """Tensors like its results, without values."""
-        device = tensors[0].device
-        return [torch.empty(tuple(sizes), dtype=dtype, device=device) for sizes, dtype in self.rule(*tensors)]
+        device = device or tensors[0].device
+        return [
+            torch.empty_like(item, device=device)
+            if isinstance(item, torch.Tensor)
+            else torch.empty(tuple(item[0]), dtype=item[1], device=device)
+            for item in self.rule(*tensors)
+        ]
 
 
 _CALLS: dict[int, SizedCall] = {}
@@ -145,20 +155,23 @@ class _Sized(torch.autograd.Function):
         wanted = [at for at, flag in enumerate(needs_gradient) if flag and ctx.needs_input_grad[4 + at]]
         gradients: list[torch.Tensor | None] = [None] * len(needs_gradient)
         if wanted and any(tangent is not None for tangent in tangents):
-            found = _gradients(name, function, ctx.saved_tensors, tangents, wanted)
+            found = sized_gradients(name, function, ctx.saved_tensors, tangents, wanted)
             for at, gradient in zip(wanted, found, strict=True):
                 gradients[at] = gradient
         return (None, None, None, None, *gradients)
 
 
-def _gradients(
+def sized_gradients(
     name: str,
     function: FlatFunction,
     tensors: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor | None],
     wanted: Sequence[int],
+    keeps_strides: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Record the derivative of such a function as one such call."""
+    """Record the derivative of such a function as one such call: a gradient for each of the ``wanted`` arguments, contiguous or
+    with the strides of the argument.
+    """
     defined = [at for at, tangent in enumerate(tangents) if tangent is not None]
     count = len(tensors)
 
@@ -181,8 +194,8 @@ def _gradients(
             )
         return list(found)
 
-    def rule(*values: torch.Tensor) -> list[tuple[Sizes, torch.dtype]]:
-        return [(values[at].shape, values[at].dtype) for at in wanted]
+    def rule(*values: torch.Tensor) -> list[tuple[Sizes, torch.dtype] | torch.Tensor]:
+        return [values[at] if keeps_strides else (values[at].shape, values[at].dtype) for at in wanted]
 
     given = [*tensors, *[tangent for tangent in tangents if tangent is not None]]
     return sized("the gradient of " + name, gradients, rule, given)

@@ -14,6 +14,8 @@ from dovetail.backends.cudagraphs.obstacles import find_obstacle
 from dovetail.backends.cudagraphs.parts import cut, run_parts
 from dovetail.backends.cudagraphs.results import flat, is_dense, span
 from dovetail.backends.mutations import mutated_inputs
+from dovetail.trace.opaque import OPAQUE
+from dovetail.trace.sized import SIZED
 
 aten = torch.ops.aten
 
@@ -248,6 +250,16 @@ def test_obstacles(target: Any, extra: tuple[Any, ...], word: str) -> None:
     node.meta["val"] = target(x.meta["val"], *extra)
     found = find_obstacle(node, SimulatedRecorder(), torch.device("cpu"))
     assert (word in str(found)) if word else found is None
+
+
+@pytest.mark.parametrize("target", [OPAQUE, SIZED])
+def test_whole_calls_are_obstacles(target: Any) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(3)
+    node = graph.call_function(target, (0, [x]))
+    node.meta["val"] = [torch.ones(3)]
+    assert "as a whole" in str(find_obstacle(node, SimulatedRecorder(), torch.device("cpu")))
 
 
 def test_an_own_generator_and_another_device_are_obstacles() -> None:

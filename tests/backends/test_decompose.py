@@ -132,3 +132,23 @@ def test_graph_without_a_list_is_refused():
     graph.output(graph.placeholder("x"))
     with pytest.raises(GraphInvalidError, match="flat list"):
         decompose_graph(torch.fx.GraphModule({}, graph), None, make_graph(lambda x: [x], torch.ones(1))[2])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.view(-1),
+        lambda x: x.as_strided((3, 2), (2, 1), 1),
+        lambda x: x.view(torch.int32),
+    ],
+    ids=["view", "as_strided", "view as another type"],
+)
+def test_views_find_the_strides_that_they_were_recorded_for(read):
+    def other_layout(x):
+        return (x.t().contiguous() * 2).t()
+
+    x = torch.arange(12.0).view(3, 4)
+    graph, _, fake_mode = make_graph(lambda x: [read(x.neg())], x)
+    new = decompose_graph(graph, {torch.ops.aten.neg.default: other_layout}, fake_mode)
+    (found,) = compile_aten(new)([x])
+    assert torch.equal(found, read(x * 2))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
 
 import dovetail
 from dovetail.errors import GraphBreakError, GraphBreakWarning
@@ -122,45 +121,6 @@ def test_where_the_state_is_of_another_kind_the_guard_does_not_hold() -> None:
                 state["step"] = state["step"].double()
 
     train(OPTIMIZERS["radam"], steps=8, between=change)
-
-
-RATES: dict[str, Any] = {
-    "one cycle": (lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40), 5),
-    "cyclic": (lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4), 7),
-    "milestones": (lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [4, 8, 12]), 7),
-    "sequence": (
-        lambda optimizer: lr_scheduler.SequentialLR(
-            optimizer,
-            [lr_scheduler.LinearLR(optimizer, total_iters=5), lr_scheduler.CosineAnnealingLR(optimizer, 30)],
-            [5],
-        ),
-        7,
-    ),
-    "restarts": (lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 6), 6),
-    "swa": (lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, 0.05), 5),
-}
-
-
-@pytest.mark.parametrize("name", RATES)
-def test_schedules_take_a_few_entries(name: str) -> None:
-    schedule, most = RATES[name]
-
-    def make(model: torch.nn.Module) -> Parts:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        schedule_of_rates = schedule(optimizer)
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            schedule_of_rates.step()
-            return loss.detach()
-
-        return step, [optimizer, schedule_of_rates]
-
-    compiled = train_parts(make, steps=20)
-    assert len(compiled.entries) == captures(compiled) <= most
 
 
 FUSED: dict[str, Any] = {

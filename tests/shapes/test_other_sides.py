@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import CaptureError, OptionError
+from dovetail.errors import CaptureError, GraphBreakError, OptionError
 from dovetail.trace.other_sides import stand_in
 from tests.differential import same
 
@@ -92,6 +92,18 @@ def test_a_side_that_raises_is_left_and_raises_when_it_is_called() -> None:
     assert any(event.name == "no entry for another side" for event in dovetail.events_of(compiled).events)
     with pytest.raises(ValueError, match="too long"):
         compiled(torch.randn(3, 17))
+
+
+def test_a_side_that_cannot_be_captured_is_left_and_refused_when_it_is_called() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] <= 6:
+            print(x.shape)
+        return x * 2
+
+    counts, compiled = _run(program, [12, 9, 8, 7], fullgraph=True)
+    assert counts == [1, 2, 2, 2]
+    with pytest.raises(GraphBreakError, match="print"):
+        compiled(torch.randn(3, 5))
 
 
 def test_what_the_program_leaves_behind_is_left_once() -> None:

