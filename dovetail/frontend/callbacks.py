@@ -58,14 +58,22 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
         if kind in seen or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
             continue
         seen.add(kind)
+        if _module(kind).startswith("dovetail.frontend."):
+            # The interpreter's own generators and iterators, which may inherit from Python's.
+            continue
         for owner in kind.__mro__:
-            if owner is object or runs_natively(owner.__module__ if type(owner.__module__) is str else ""):
+            if owner is object or runs_natively(_module(owner)):
                 continue
             for name, method in type.__getattribute__(owner, "__dict__").items():
                 if type(method) is not types.FunctionType or name in _OTHERS or not name.startswith("__"):
                     continue
                 if name.endswith("__") and not runs_natively(method.__globals__.get("__name__") or ""):
                     found.setdefault(method.__code__, f"{owner.__name__}.{name}")
+
+
+def _module(kind: type) -> str:
+    name = kind.__module__
+    return name if type(name) is str else ""
 
 
 def _plain_items(value: Any) -> Iterator[Any]:
