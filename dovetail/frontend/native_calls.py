@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import math
 import operator
 import re
 import types
@@ -59,6 +60,10 @@ from dovetail.trace import OverlapError
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.aliases`).
 _HASHING = frozenset({"__hash__", "__eq__"})
+# Those that raise where their number is greater than the largest one of the tensor's dtype.
+_FILLING = frozenset(
+    {"full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "pad"}
+)
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
 _SHOWING = frozenset({str, repr, ascii, format})
 # An object of these is what its class and its arguments say, for ever, or is guarded as a tensor or a module.
@@ -438,6 +443,8 @@ class NativeCalls:
             if self._is_tensor_method(function, args):
                 private.mark_native(error)
             raise
+        if getattr(function, "__name__", "") in _FILLING and isinstance(result, torch.Tensor):
+            self._check_filled(result, (*arguments, *keywords.values()))
         if trace.avoids_breaks and any(map(private_compile.has_data_geometry, private.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
@@ -450,6 +457,18 @@ class NativeCalls:
             kind = DataSize if data_sizes == "ask" else Break
             raise kind(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
         return self.values.wrap(result)
+
+    @staticmethod
+    def _check_filled(result: torch.Tensor, given: tuple[Any, ...]) -> None:
+        """Fake tensors take any number, and a tensor that nobody reads is not filled when the graph runs."""
+        if not result.dtype.is_floating_point:
+            return
+        largest = torch.finfo(result.dtype).max
+        if any(type(item) is float and largest < abs(item) < math.inf for item in given):
+            raise Break(
+                f"a tensor of {result.dtype} is filled with a number that it cannot hold",
+                "use a number that fits, or a tensor of float64",
+            )
 
     def _call_untraceable(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that needs the values of tensors: as one operator, or for the values that small inputs have now."""

@@ -485,12 +485,16 @@ class NumberSource(Step):
         return torch.empty((value, 0))
 
 
+#: Filling a tensor of float32 with more is an error in eager, also where nobody reads the tensor.
+LARGEST_FLOAT: float = torch.finfo(torch.float32).max
+
+
 @dataclass(frozen=True)
 class FloatSource(Step):
     """A float as a tensor without dimensions, so that a symbolic float is an input like any other.
 
-    Reading zero (whose sign a symbol would lose), an infinity, nan or something else raises ValueError: these have entries of
-    their own.
+    Reading zero (whose sign a symbol would lose), what no float32 can hold, an infinity, nan or something else raises
+    ValueError: these have entries of their own.
     """
 
     @property
@@ -498,8 +502,8 @@ class FloatSource(Step):
         return f"{self.base.name}<number>"
 
     def read(self, value: Any) -> Any:
-        if type(value) is not float or value == 0.0 or not math.isfinite(value):
-            raise ValueError(f"{value!r} is no finite float other than zero")
+        if type(value) is not float or value == 0.0 or not abs(value) <= LARGEST_FLOAT:
+            raise ValueError(f"{value!r} is no float other than zero that a float32 can hold")
         return torch.tensor(value, dtype=torch.float64)
 
 

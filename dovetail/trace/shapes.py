@@ -7,7 +7,6 @@ backward, a decomposition or a backend was traced) can be checked there too: :cl
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import torch
 from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError, InputError, UserLocation
+from dovetail.guards.source import LARGEST_FLOAT
 from dovetail.trace.loop_rounds import LoopRounds
 
 MARK = "_dovetail_dynamic"
@@ -132,11 +132,11 @@ class ShapePolicy:
 def can_be_symbolic(value: object) -> bool:
     """Whether a number is one that a symbol can stand for.
 
-    >>> [can_be_symbolic(value) for value in (7, 1, True, 0.5, 0.0, math.inf)]
+    >>> [can_be_symbolic(value) for value in (7, 1, True, 0.5, 0.0, 1e60)]
     [True, False, False, True, False, False]
     """
     if type(value) is float:
-        return value != 0.0 and math.isfinite(value)
+        return value != 0.0 and abs(value) <= LARGEST_FLOAT
     return type(value) is int and 2 <= value < 1 << 62
 
 

@@ -322,3 +322,28 @@ def test_results_of_subclasses_of_builtin_classes(program: int) -> None:
     for size in (3, 4, 5):
         x = torch.ones(size)
         assert _described(compiled(x)) == _described(MAKING[program](x))
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda scale, x: (torch.full((), scale), x)[1],
+        lambda scale, x: x + torch.full((2,), scale),
+        lambda scale, x: (x.clone().fill_(scale), x)[1],
+        lambda scale, x: (torch.full((), scale * scale), x)[1],
+    ],
+)
+def test_a_number_that_is_too_great_for_the_tensor_it_fills(fill: Callable[..., Any], backend: str) -> None:
+    """Eager raises at once, also where nobody reads the tensor."""
+
+    def outcome(function: Callable[..., Any], scale: float) -> Any:
+        try:
+            return function(scale, torch.ones(2)).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = dovetail.compile(lambda scale, x: fill(scale, x), backend=backend)
+    for scale in (1.5, 2.5, 1e30, 1e60, -1e60, float("inf"), 3.5):
+        assert outcome(compiled, scale) == pytest.approx(outcome(fill, scale)), scale
