@@ -22,10 +22,11 @@ import torch
 from dovetail import torch_private as private
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.compile_joint import choose_backend, compile_joint, make_entry
+from dovetail.aot.first_run import can_put_off, compile_put_off
 from dovetail.aot.higher_order import lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state, register_frontend
-from dovetail.backends import Backend, put_off
+from dovetail.backends import Backend
 from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import (
     BackendError,
@@ -418,25 +419,23 @@ class CompiledFunction:
                 )
                 joint = capture_joint(state, attention_by_parts=by_parts)
                 self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
-            backend = self.backend
-            ended = ended_assumption(guards.so_far(), joint.capture.effects) if backend.slow_to_compile else None
-            if ended is not None:
-                backend = put_off(backend)
-                self.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
-            # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 60 parameters: with
+            settings: dict[str, Any] = {
+                "options": self.options.backend_options,
+                "events": self.events,
+                "memory_budget": self.options.memory_budget,
+                "numerics": self.options.numerics,
+            }
+            # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 82 parameters: with
             # collection paused, the process needed 100 MiB more.
-            with contextlib.nullcontext() if backend.slow_to_compile else _collection_paused():
+            with contextlib.nullcontext() if self.backend.slow_to_compile else _collection_paused():
                 for graph_pass in self.options.passes:
                     joint = joint.apply(graph_pass)
-                compiled = compile_joint(
-                    None,
-                    joint,
-                    backend,
-                    options=self.options.backend_options,
-                    events=self.events,
-                    memory_budget=self.options.memory_budget,
-                    numerics=self.options.numerics,
-                )
+                ended = ended_assumption(guards.so_far(), joint.capture.effects)
+                if ended is not None and can_put_off(joint, self.backend):
+                    self.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
+                    compiled = compile_put_off(joint, self.backend, **settings)
+                else:
+                    compiled = compile_joint(None, joint, self.backend, **settings)
                 return make_entry(compiled)
 
     def _after_exception(

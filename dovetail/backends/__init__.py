@@ -11,7 +11,6 @@ from dovetail.backends.guarded import guarded
 from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.outputs import guard_outputs
 from dovetail.backends.protocol import Backend, CompiledCallable, CompileFunction, Kind, compile_with
-from dovetail.backends.put_off import put_off
 from dovetail.backends.registry import (
     default_backend,
     list_backends,
@@ -35,7 +34,6 @@ __all__ = [
     "guarded",
     "list_backends",
     "lookup_backend",
-    "put_off",
     "register_backend",
     "unregister_backend",
 ]

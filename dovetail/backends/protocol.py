@@ -68,7 +68,7 @@ class Backend:
     ``takes_symbolic_shapes``: whether sizes may be symbolic in the graphs it is given; if not, every new size is compiled anew.
     ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
     ``writes_back``: whether ``compile`` understands the option ``write_backs``, see :mod:`dovetail.backends.protocol`.
-    ``slow_to_compile``: whether a graph that is expected to run once is not worth compiling (:mod:`dovetail.backends.put_off`).
+    ``slow_to_compile``: whether a graph that is expected to run once is not worth compiling (:mod:`dovetail.aot.first_run`).
     ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
