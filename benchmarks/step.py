@@ -7,6 +7,9 @@ and what else the machine does hits all of them alike. Shown are medians of the 
   counts them), so without weights and the optimizer's state, which are the same everywhere;
 - *process*: the most memory that the process had resident during the steps that were timed, after all compiling.
 
+A step may take a quarter longer in one process than in the next with the same code (where its memory lies decides):
+``--processes 3`` starts each variant three times, with the kernels compiled by the first.
+
 The losses of the first steps are compared with eager's. Run it with ``make bench-step``.
 """
 
@@ -59,9 +62,9 @@ class Child:
 
 
 @contextlib.contextmanager
-def start(program: str, variant: str, threads: int, log: Path) -> Iterator[Child]:
-    """A process for one variant of one program; it is gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cache, log.open("w", encoding="utf-8") as errors:
+def start(program: str, variant: str, threads: int, log: Path, cache: str) -> Iterator[Child]:
+    """A process for one variant of one program, with its folder for compiled kernels; it is gone when the block ends."""
+    with log.open("w", encoding="utf-8") as errors:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, __file__, "--child", program, variant, "--threads", str(threads)]
         process = subprocess.Popen(
@@ -142,24 +145,42 @@ def peak_of_tensors(step: Step, numbers: range) -> int:
     return max(totals, default=0)
 
 
-def measure(program: str, variants: list[str], options: argparse.Namespace, logs: Path) -> dict[str, dict[str, Any]]:
-    """All numbers of one program: warm up each variant, then let them take turns."""
-    results: dict[str, dict[str, Any]] = {variant: {"times": []} for variant in variants}
+def _measure_once(
+    program: str,
+    results: dict[str, dict[str, Any]],
+    caches: dict[str, str],
+    options: argparse.Namespace,
+    logs: Path,
+) -> None:
+    """One process for each variant. What is known of the first ones stays; times are added, and peaks are the highest."""
     with contextlib.ExitStack() as stack:
         children: dict[str, Child] = {}
-        for variant in variants:
+        for variant, result in results.items():
             log = logs / f"{program}-{variant}.log"
-            children[variant] = stack.enter_context(start(program, variant, options.threads, log))
-            results[variant].update(children[variant].ask(what="warm up", steps=WARM_UP))
+            child = start(program, variant, options.threads, log, caches[variant])
+            children[variant] = stack.enter_context(child)
+            result.update({**children[variant].ask(what="warm up", steps=WARM_UP), **result})
         for number in range(options.rounds):
-            for variant in variants if number % 2 else reversed(variants):
+            for variant in results if number % 2 else reversed(results):
                 if "failure" not in results[variant]:
                     answer = children[variant].ask(what="time", steps=options.steps)
                     results[variant]["times"].append(answer.get("seconds"))
                     results[variant].update({key: item for key, item in answer.items() if key == "failure"})
-        for variant in variants:
-            if "failure" not in results[variant]:
-                results[variant].update(children[variant].ask(what="memory", steps=4))
+        for variant, result in results.items():
+            if "failure" not in result:
+                for name, peak in children[variant].ask(what="memory", steps=4).items():
+                    known = result.get(name)
+                    result[name] = peak if known is None or (peak is not None and peak > known) else known
+
+
+def measure(program: str, variants: list[str], options: argparse.Namespace, logs: Path) -> dict[str, dict[str, Any]]:
+    """All numbers of one program: warm up each variant, then let them take turns; again with other processes, if asked for."""
+    results: dict[str, dict[str, Any]] = {variant: {"times": []} for variant in variants}
+    with contextlib.ExitStack() as folders:
+        made = tempfile.TemporaryDirectory
+        caches = {variant: folders.enter_context(made(prefix="dovetail-bench-")) for variant in variants}
+        for _ in range(options.processes):
+            _measure_once(program, results, caches, options, logs)
     expected = results["eager"].get("losses")
     for result in results.values():
         if "failure" not in result and expected is not None:
@@ -217,6 +238,7 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=1, help="processes for each variant, one after the other")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--child", nargs=2, metavar=("PROGRAM", "VARIANT"), help=argparse.SUPPRESS)
@@ -224,8 +246,8 @@ def main() -> int:
     if options.child:
         serve(*options.child, options.threads)
         return 0
-    if options.rounds < 1 or options.steps < 1:
-        parser.error("--rounds and --steps must be at least 1")
+    if min(options.rounds, options.steps, options.processes) < 1:
+        parser.error("--rounds, --steps and --processes must be at least 1")
     variants = list(dict.fromkeys(["eager", *options.variants]))
     options.output.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, dict[str, Any]]] = {}
@@ -240,7 +262,9 @@ def main() -> int:
             if "failure" in result:
                 print(f"  {variant}: {result['failure']}", flush=True)
     head = ("program", "variant", "step", "tensors", "process", "first steps", "off by")
-    print(f"\nTime of a training step, {options.threads} threads, medians of {options.rounds} rounds")
+    print(
+        f"\nTime of a training step, {options.threads} threads, medians of {options.rounds * options.processes} rounds"
+    )
     print(Table(head, tuple(rows)))
     print("\n".join(verdicts))
     now = datetime.now(UTC)
