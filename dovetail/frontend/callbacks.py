@@ -62,7 +62,8 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
             # The interpreter's own generators and iterators, which may inherit from Python's.
             continue
         for owner in kind.__mro__:
-            if owner is object or runs_natively(_module(owner)):
+            # Torch's own settings are guarded as a whole where they are handed over.
+            if owner is object or runs_natively(_module(owner)) or _module(owner).split(".")[0] == "torch":
                 continue
             for name, method in type.__getattribute__(owner, "__dict__").items():
                 if type(method) is not types.FunctionType or name in _OTHERS or not name.startswith("__"):
