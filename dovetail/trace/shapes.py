@@ -256,6 +256,16 @@ class ShapeGuards:
         return [(text, place) for text, place, holds in self.sentences if not holds(tensors)]
 
 
+#: A condition that is not even defined, such as a remainder by a size that is 0 here, does not hold.
+_CHECK = """
+def holds(tensors):
+    try:
+        return {0}
+    except ArithmeticError:
+        return False
+"""
+
+
 def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGuards | None:
     """All that a shape environment assumes, as a check of the fetched tensors; None where it assumes nothing.
 
@@ -286,9 +296,10 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
     unique = list({item[0]: item for item in reversed(texts)}.values())[::-1]
     joined = " and ".join(f"({code})" for code, _, _ in unique) or "True"
     space: dict[str, Any] = private_sizes.python_text_globals()
-    exec(compile(f"holds = lambda tensors: {joined}", "<shape guards>", "exec"), space)
+    exec(compile(_CHECK.format(joined), "<shape guards>", "exec"), space)
+    joined_holds = space["holds"]
     sentences: list[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]]] = []
     for code, text, line in unique:
-        exec(compile(f"one = lambda tensors: {code}", "<shape guards>", "exec"), space)
-        sentences.append((text, line, space["one"]))
-    return ShapeGuards(space["holds"], tuple(sentences), len(environment.guards))
+        exec(compile(_CHECK.format(code), "<shape guards>", "exec"), space)
+        sentences.append((text, line, space["holds"]))
+    return ShapeGuards(joined_holds, tuple(sentences), len(environment.guards))
