@@ -264,7 +264,7 @@ class Progress:
 
 def make_table(runs: Sequence[Run]) -> Table:
     """The table at the end of the run."""
-    head = ("engine", "steps/s", "first step", "peak memory", "capture", "graph breaks", "final loss")
+    head = ("engine", "steps/s", "2 steps", "peak memory", "capture", "graph breaks", "final loss")
     rows = []
     for run in runs:
         if run.failure:
@@ -276,7 +276,7 @@ def make_table(runs: Sequence[Run]) -> Table:
             (
                 run.engine,
                 f"{facts['steps_per_second']:.2f}",
-                f"{facts['time_to_first_step']:.2f} s",
+                f"{facts['time_to_second_step']:.2f} s",
                 f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB",
                 "-" if capture is None else f"{capture:.2f} s",
                 "-" if breaks is None else str(breaks),

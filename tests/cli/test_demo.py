@@ -37,7 +37,7 @@ TINY_FLAGS = ["--layers=1", "--heads=2", "--width=16", "--block=8", "--batch=2",
 
 def finished_run(engine: str, losses: list[float], weights: str = "a") -> demo.Run:
     summary = {
-        "time_to_first_step": 1.0,
+        "time_to_second_step": 1.0,
         "steps_per_second": 2.0,
         "peak_memory_bytes": 2**20,
         "capture_seconds": None,
@@ -218,7 +218,7 @@ def test_a_worker_answers_line_by_line() -> None:
     assert len(first["losses"]) == 1 and len(rest["losses"]) == 3
     assert summary["final_loss"] == rest["losses"][-1]
     # Eager's user does not wait for the import of a compiler.
-    assert 0 < summary["time_to_first_step"] < 50
+    assert 0 < summary["time_to_second_step"] < 50
     assert summary["peak_memory_bytes"] > 2**20
     assert [row["name"] for row in summary["trace"]] == ["step"] * 4
 
