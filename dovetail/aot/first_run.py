@@ -1,7 +1,7 @@
 """A graph that is expected to run once is not worth kernels of its own: its first run is by eager's operators as they are.
 
 The first training step creates the optimizer's state, and what it assumed (that there is none) never holds again. Compiling
-its kernels took 28 of the 68 seconds that a whole step of an MLP with 82 parameters needed for its first steps under Inductor.
+its kernels took 27 of the 68 seconds that a whole step of an MLP with 82 parameters needed for its first steps under Inductor.
 Where the graph is run once more after all, the backend compiles it then.
 """
 
