@@ -33,6 +33,10 @@ INLINED_TORCH = (
     "torch.nn.utils.parametrize",
     "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
+    # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
+    "torch.nn.utils.weight_norm",
+    "torch.nn.utils.spectral_norm",
+    "torch.nn.utils.prune",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
     "torch.utils._pytree",

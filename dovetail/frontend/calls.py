@@ -86,7 +86,9 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+        ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)
