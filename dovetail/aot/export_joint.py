@@ -120,6 +120,7 @@ def _check_effects(joint: JointGraph) -> None:
         ("effects", "it writes to Python objects (attributes, lists, .grad), which are not there in another process"),
         ("ambient_change", "it changes torch's own state (such as the grad mode)"),
         ("resume_point", "it is only the part of the program before a graph break"),
+        ("turned_on", "it sets requires_grad of a tensor that it is given"),
         ("numbers", "it returns numbers that depend on sizes"),
     ):
         if getattr(capture, name, None):

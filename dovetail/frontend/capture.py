@@ -68,7 +68,7 @@ class Capture:
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
-    :meth:`dovetail.frontend.gradients.Gradients.dropped`.
+    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
     """
 
     function: Any
@@ -84,6 +84,7 @@ class Capture:
     bindings: Bindings | None = None
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    turned_on: tuple[int, ...] = ()
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -360,4 +361,5 @@ def capture(
         trace.bindings(),
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
+        tuple(interpreter.gradients.flags.turned_on),
     )
