@@ -176,7 +176,7 @@ def test_two_schedules_and_one_twice() -> None:
     assert len(train(make).entries) <= 2
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("lambda", "multiplicative")])
+@pytest.mark.parametrize("name", ["step", "sequence", "cyclic", "plateau", "swa"])
 def test_a_rate_in_a_tensor(name: str) -> None:
     """Schedules fill it; each phase of the schedule was an entry of its own."""
 
