@@ -251,7 +251,7 @@ class CompiledFunction:
                     policy, following = dataclasses.replace(policy, schedules_wait=False), _FROM_THE_START
                 elif isinstance(raised, DataSize) and not plan:
                     policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
-                elif policy.data_sizes == "keep" or isinstance(raised, SymbolicTrouble):
+                elif isinstance(raised, SymbolicTrouble) or (policy.data_sizes == "keep" and (plan or not following)):
                     policy, following = self._without_symbols(raised, policy), _FROM_THE_START
             except UninitialisedError as error:
                 self.events.note("initialisation", reason=error.what)

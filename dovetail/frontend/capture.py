@@ -145,8 +145,9 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
 class _Outputs:
     """Sorts the values that leave a capture: tensors of the graph, constants, objects that existed before, new objects."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, goes_on: bool) -> None:
         self._interpreter = interpreter
+        self._goes_on = goes_on
         self._positions: dict[int, int] = {}
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[Any] = []
@@ -154,6 +155,10 @@ class _Outputs:
 
     def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""
+        if self._goes_on:
+            raise CaptureError(
+                "a number that the data decides is needed after a graph break", where=self._interpreter.locate()
+            )
         self.tensors.append(number_as_tensor(value))
         return DataNumberItem(len(self.tensors) - 1)
 
@@ -299,7 +304,7 @@ def capture(
             resume_point, result, _ = flatten(stop.frames)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
-        outputs = _Outputs(interpreter)
+        outputs = _Outputs(interpreter, resume_point is not None)
         guard_distinct(values, interpreter.effects)
         effects = []
         dropped = interpreter.gradients.dropped()
