@@ -581,11 +581,12 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method, _ = class_attribute(type(iterator), "__next__")
         check_loading(type(iterator).__module__)
         try:
-            if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
-                if not runs_natively(method.__globals__.get("__name__") or "") and not isinstance(
-                    iterator, WrappingIterator
-                ):
-                    return False, self.call(types.MethodType(method, iterator), (), {})
+            if (
+                isinstance(method, types.FunctionType)
+                and not isinstance(iterator, (collections.abc.Generator, WrappingIterator))
+                and not runs_natively(method.__globals__.get("__name__") or "")
+            ):
+                return False, self.call(types.MethodType(method, iterator), (), {})
             if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead")
             return False, self.values.wrap(next(iterator))
