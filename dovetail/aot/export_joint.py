@@ -232,6 +232,7 @@ def _spec(joint: JointGraph) -> dict[str, Any]:
             {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)} for item in spec.ties
         ],
         "freed_together": None if spec.freed_together is None else [sorted(item) for item in spec.freed_together],
+        "arrangement": list(spec.arrangement),
     }
 
 
