@@ -23,6 +23,7 @@ from dovetail.frontend.call_tables import (
     PURE_MODULES,
     RULES,
     calls_user_code,
+    check_loading,
     is_of_library,
     is_overridable,
     runs_natively,
@@ -62,6 +63,7 @@ class Calls(NativeCalls):
                 for item in args:
                     self._check_opaque(function, item)
                 return self.values.wrap(function(*args, **kwargs))
+            check_loading(function.__globals__.get("__name__"))
             if function.__module__ == "dovetail.compile" and function.__name__ in ("compile", "capture", "explain"):
                 raise Break(
                     f"dovetail.{function.__name__} is called inside of a compiled function",
@@ -86,7 +88,9 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+        ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)
@@ -198,6 +202,7 @@ class Calls(NativeCalls):
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
+        check_loading(module)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):

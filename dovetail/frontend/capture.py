@@ -68,7 +68,7 @@ class Capture:
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
-    :meth:`dovetail.frontend.gradients.Gradients.dropped`.
+    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
     """
 
     function: Any
@@ -84,6 +84,7 @@ class Capture:
     bindings: Bindings | None = None
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    turned_on: tuple[int, ...] = ()
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -144,8 +145,9 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
 class _Outputs:
     """Sorts the values that leave a capture: tensors of the graph, constants, objects that existed before, new objects."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, goes_on: bool) -> None:
         self._interpreter = interpreter
+        self._goes_on = goes_on
         self._positions: dict[int, int] = {}
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[Any] = []
@@ -153,6 +155,10 @@ class _Outputs:
 
     def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""
+        if self._goes_on:
+            raise CaptureError(
+                "a number that the data decides is needed after a graph break", where=self._interpreter.locate()
+            )
         self.tensors.append(number_as_tensor(value))
         return DataNumberItem(len(self.tensors) - 1)
 
@@ -298,7 +304,7 @@ def capture(
             resume_point, result, _ = flatten(stop.frames)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
-        outputs = _Outputs(interpreter)
+        outputs = _Outputs(interpreter, resume_point is not None)
         guard_distinct(values, interpreter.effects)
         effects = []
         dropped = interpreter.gradients.dropped()
@@ -360,4 +366,5 @@ def capture(
         trace.bindings(),
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
+        tuple(interpreter.gradients.flags.turned_on),
     )
