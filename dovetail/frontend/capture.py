@@ -338,6 +338,7 @@ def capture(
                 interpreter.begin_backward()
         if change is None:
             change = AmbientChange.between(inside, nesting)
+        interpreter.left_open.end()
         change.take_back()
     guard_classes(values, guards)
     for item in trace.inputs:

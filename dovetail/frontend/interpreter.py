@@ -43,6 +43,7 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
@@ -101,6 +102,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
         self.waiting = self.values.waiting = Waiting(self.values)
+        self.left_open = LeftOpen()
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None

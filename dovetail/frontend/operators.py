@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
 from collections.abc import Callable
@@ -346,8 +347,18 @@ class Operators(Numbers):
                 return result
             if hasattr(kind, name):
                 break
-        if isinstance(value, OLD_CONTAINERS):
+        if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.guard_length(value)
+        elif (
+            (hasattr(kind, "__bool__") or hasattr(kind, "__len__"))
+            and self.values.source_of(value) is not None
+            and not is_leaf_value(value)
+            and not isinstance(value, type)
+        ):
+            raise Break(
+                f"the truth of a {kind.__qualname__} object is asked for, which nobody guards",
+                "ask for it outside of the function, or keep the items in a list or dictionary",
+            )
         return bool(value)
 
     def follows_branches(self) -> bool:
