@@ -21,6 +21,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.class_guards import guard_classes
+from dovetail.frontend.finalizers import check_let_go
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -300,6 +301,7 @@ def capture(
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter)
         guard_distinct(values, interpreter.effects)
+        check_let_go(interpreter.effects.let_go())
         effects = []
         dropped = interpreter.gradients.dropped()
         waiting = interpreter.waiting.effects(interpreter.effects)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontend.frame import Break, Unread
+from dovetail.frontend.points import is_bound
 from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import ItemSource, Source
 
@@ -264,6 +265,26 @@ class Effects:
         """What was written to, with where it came from; for an object its dictionary or, for a slot, itself."""
         found = [(record.container, record.source) for record in self._records.values()]
         return found + [(written.target, written.source) for written in self._attributes.values()]
+
+    def let_go(self) -> Iterator[Any]:
+        """What was in a container or an attribute before, and is there no more; call before :meth:`undo`."""
+        for record in self._records.values():
+            container, before = record.container, record.before
+            if record.append_only:
+                continue
+            if isinstance(container, types.CellType):
+                old, new = [before], [] if not is_bound(container) else [container.cell_contents]
+            elif isinstance(container, dict):
+                base = dict_base(container)
+                old = [value for key, value in before.items() if base.get(container, key, MISSING) is not value]
+                new = list(base.values(container)) if old else []
+            else:
+                old, new = list(before), list(container)
+            kept = {id(value) for value in new}
+            yield from (value for value in old if id(value) not in kept)
+        for written in self._attributes.values():
+            if own_attribute(written.target, written.name) is not written.before:
+                yield written.before
 
     def collect(self) -> tuple[Effect, ...]:
         """The final state of every container that ended up different; call before :meth:`undo`."""
