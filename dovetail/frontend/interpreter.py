@@ -87,6 +87,14 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
+def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
+    if python_method(mapping, "__iter__") is not None:
+        return True
+    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
+    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
+
+
 class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
@@ -630,7 +638,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def items_of(self, mapping: Any) -> dict[Any, Any]:
         """A mapping as a plain dictionary of traced values."""
-        if isinstance(mapping, dict):
+        if isinstance(mapping, dict) and not _asks_for_keys(mapping):
             self.values.whole(mapping)
             return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))

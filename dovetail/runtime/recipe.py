@@ -394,7 +394,7 @@ def rebuild(
 
 
 #: Where the ``memo`` of a call keeps the states that are to be set last.
-_STATES = -1
+_STATES = -(1 << 40)
 
 
 def set_states(memo: dict[int, Any]) -> None:
