@@ -42,7 +42,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
-from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
+from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
@@ -459,6 +459,10 @@ class CompiledFunction:
             raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
         name = _name_of(self.original)
         text = _explain_break(f"{name} runs eagerly", stop)
+        if isinstance(stop, LetGo):
+            # The rest of the capture refers to the object, in circles.
+            stop.__traceback__ = stop.__cause__ = stop.__context__ = None
+            gc.collect()
         result = self.original(*args, **kwargs)
         _warn(text, EagerFallbackWarning)
         checker = compile_checker(guards.freeze(), ambient=ambient)

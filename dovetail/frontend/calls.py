@@ -30,6 +30,7 @@ from dovetail.frontend.call_tables import (
     wraps_user_code,
 )
 from dovetail.frontend.classes import call_metaclass
+from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
 from dovetail.frontend.values import is_leaf_value, plain_numbers
@@ -203,6 +204,7 @@ class Calls(NativeCalls):
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
         check_loading(module)
+        check_made(kind)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):

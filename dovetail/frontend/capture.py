@@ -21,6 +21,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.class_guards import guard_classes
+from dovetail.frontend.finalizers import check_let_go
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -306,6 +307,7 @@ def capture(
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter, resume_point is not None)
         guard_distinct(values, interpreter.effects)
+        check_let_go(interpreter.effects.let_go())
         effects = []
         dropped = interpreter.gradients.dropped()
         waiting = interpreter.waiting.effects(interpreter.effects)
@@ -344,6 +346,7 @@ def capture(
                 interpreter.begin_backward()
         if change is None:
             change = AmbientChange.between(inside, nesting)
+        interpreter.left_open.end()
         change.take_back()
     guard_classes(values, guards)
     for item in trace.inputs:
