@@ -40,6 +40,7 @@ from dovetail.errors import (
     NotCallableError,
     RecompileLimitError,
     RecompileLimitWarning,
+    UnbuildableError,
     UninitialisedError,
 )
 from dovetail.events import EventLog
@@ -276,7 +277,7 @@ class CompiledFunction:
                     continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                if policy.has_symbols:
+                if policy.has_symbols and not (plan and isinstance(error, UnbuildableError)):
                     policy, following = self._without_symbols(error, policy), _FROM_THE_START
             except DovetailError:
                 raise
@@ -374,6 +375,10 @@ class CompiledFunction:
         if key not in self._warned:
             self._warned.add(key)
             _warn(_explain_break("the graph is broken", stop), GraphBreakWarning)
+
+    def _has_seen_sizes_change(self) -> bool:
+        """Whether any part was called with other sizes: what is reached for the first time after that is made for all sizes."""
+        return any(part._changes.has_sizes for part in (self, *self.continuations()))
 
     def continuations(self) -> list[CompiledFunction]:
         """What runs after graph breaks: one for each place, with entries of its own."""
@@ -506,7 +511,7 @@ class _Continuation(CompiledFunction):
         self.events = owner.events
         self._warned = owner._warned
         self._rounds = owner._rounds
-        self._sizes_change = owner._breaks_a_loop
+        self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
 
     def _note_loop(self) -> None:

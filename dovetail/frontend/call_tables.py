@@ -37,6 +37,9 @@ INLINED_TORCH = (
     "torch._functorch.functional_call",
     "torch.utils._pytree",
 )
+# Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
+# and what they change is state that a capture makes again and takes back.
+INTERPRETED_GENERATORS = frozenset({torch.backends.cudnn.flags.__wrapped__})
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     "re",
