@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -39,7 +40,7 @@ INLINED_TORCH = (
 )
 # Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
 # and what they change is state that a capture makes again and takes back.
-INTERPRETED_GENERATORS = frozenset({torch.backends.cudnn.flags.__wrapped__})
+INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     "re",
