@@ -120,6 +120,9 @@ class CompiledFunction:
         self._breaks_a_loop = False
         self._takes_size_lists = True
         self._keeps_data_sizes = False
+        #: Whether the program is told that it is compiled, and whether the last capture has asked.
+        self._says_compiling = True
+        self._was_asked_compiling = False
         #: Whether no capture has found that the program reads what a schedule of rates has just written.
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
@@ -285,6 +288,10 @@ class CompiledFunction:
                 if lacks_derivative(error) and not by_parts:
                     self.events.note("attention by its parts", reason=str(error))
                     by_parts = True
+                elif self._was_asked_compiling and self._says_compiling:
+                    # The way that is for compilers has raised; eager takes another.
+                    self.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
+                    self._says_compiling = False
                 elif not policy.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
                 else:
@@ -422,7 +429,11 @@ class CompiledFunction:
                 state.trace.marks_gradients = any(
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
-                joint = capture_joint(state, attention_by_parts=by_parts)
+                state.trace.says_compiling = self._says_compiling
+                try:
+                    joint = capture_joint(state, attention_by_parts=by_parts)
+                finally:
+                    self._was_asked_compiling = state.trace.was_asked_compiling
                 self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             settings: dict[str, Any] = {
                 "options": self.options.backend_options,
@@ -511,6 +522,7 @@ class _Continuation(CompiledFunction):
         self.events = owner.events
         self._warned = owner._warned
         self._rounds = owner._rounds
+        self._says_compiling = owner._says_compiling
         self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
 

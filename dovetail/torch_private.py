@@ -540,6 +540,16 @@ def is_marked_native(error: BaseException) -> bool:
     return bool(getattr(error, "_dovetail_native", False))
 
 
+def mark_independent(error: BaseException) -> None:
+    """Note on an exception that a call without any argument raised it: no tensor and no size is what it comes of."""
+    error._dovetail_independent = True  # type: ignore[attr-defined]
+
+
+def is_marked_independent(error: BaseException) -> bool:
+    """Whether :func:`mark_independent` was called on an exception."""
+    return bool(getattr(error, "_dovetail_independent", False))
+
+
 def no_torch_function() -> Any:
     """A context in which no ``__torch_function__`` is called, neither a mode's nor a subclass's."""
     return torch._C.DisableTorchFunction()

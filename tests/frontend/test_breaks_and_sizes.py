@@ -121,3 +121,35 @@ def test_a_way_that_is_first_taken_after_the_sizes_have_changed() -> None:
         same(module.low, twin.low)
         found.append(captures(compiled))
     assert found[2:] == [found[1]] * 3
+
+
+def raises_where_it_is_compiled(values: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        raise ValueError("the way for compilers is broken")
+    if (values > -1e9).all():
+        return values.sin() * (2 if torch.compiler.is_compiling() else 3)
+    return values
+
+
+def raises_everywhere(values: torch.Tensor) -> torch.Tensor:
+    raise ValueError("compiled" if torch.compiler.is_compiling() else "eager")
+
+
+def test_a_program_that_raises_only_where_it_is_compiled() -> None:
+    _, second, *later = counts(raises_where_it_is_compiled, (5, 6, 7, 8))
+    assert later == [second] * 2
+    with pytest.raises(ValueError, match="eager"):
+        dovetail.compile(raises_everywhere, backend="aten")(torch.ones(3))
+
+
+def asks_what_is_not_there(values: torch.Tensor) -> torch.Tensor:
+    """On a machine without a GPU the question itself raises, whatever the sizes are."""
+    try:
+        scale = 3 if torch.cuda.is_current_stream_capturing() else 2
+    except RuntimeError:
+        scale = 2
+    return values.sin() * scale * values.shape[0]
+
+
+def test_an_error_of_a_call_without_arguments_is_handled() -> None:
+    assert counts(asks_what_is_not_there, (5, 6, 7)) == [1, 2, 2]
