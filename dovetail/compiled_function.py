@@ -36,6 +36,7 @@ from dovetail.errors import (
     ModuleMadeError,
     RecompileLimitError,
     RecompileLimitWarning,
+    UnbuildableError,
     UninitialisedError,
 )
 from dovetail.events import EventLog
@@ -114,6 +115,9 @@ class CompiledFunction:
         self._breaks_a_loop = False
         self._takes_size_lists = True
         self._keeps_data_sizes = False
+        #: Whether the program is told that it is compiled, and whether the last capture has asked.
+        self._says_compiling = True
+        self._was_asked_compiling = False
         #: Whether no capture has found that the program reads what a schedule of rates has just written.
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
@@ -271,7 +275,7 @@ class CompiledFunction:
                     continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                if policy.has_symbols:
+                if policy.has_symbols and not (plan and isinstance(error, UnbuildableError)):
                     policy, following = self._without_symbols(error, policy), _FROM_THE_START
             except DovetailError:
                 raise
@@ -279,6 +283,10 @@ class CompiledFunction:
                 if lacks_derivative(error) and not by_parts:
                     self.events.note("attention by its parts", reason=str(error))
                     by_parts = True
+                elif self._was_asked_compiling and self._says_compiling:
+                    # The way that is for compilers has raised; eager takes another.
+                    self.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
+                    self._says_compiling = False
                 elif not policy.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
                 else:
@@ -370,6 +378,10 @@ class CompiledFunction:
             self._warned.add(key)
             _warn(_explain_break("the graph is broken", stop), GraphBreakWarning)
 
+    def _has_seen_sizes_change(self) -> bool:
+        """Whether any part was called with other sizes: what is reached for the first time after that is made for all sizes."""
+        return any(part._changes.has_sizes for part in (self, *self.continuations()))
+
     def continuations(self) -> list[CompiledFunction]:
         """What runs after graph breaks: one for each place, with entries of its own."""
         return list(self._continuations.values())
@@ -412,7 +424,11 @@ class CompiledFunction:
                 state.trace.marks_gradients = any(
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
-                joint = capture_joint(state, attention_by_parts=by_parts)
+                state.trace.says_compiling = self._says_compiling
+                try:
+                    joint = capture_joint(state, attention_by_parts=by_parts)
+                finally:
+                    self._was_asked_compiling = state.trace.was_asked_compiling
                 self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             settings: dict[str, Any] = {
                 "options": self.options.backend_options,
@@ -505,7 +521,8 @@ class _Continuation(CompiledFunction):
         self.events = owner.events
         self._warned = owner._warned
         self._rounds = owner._rounds
-        self._sizes_change = owner._breaks_a_loop
+        self._says_compiling = owner._says_compiling
+        self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
 
     def _note_loop(self) -> None:

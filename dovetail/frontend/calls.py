@@ -19,6 +19,7 @@ from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
     CACHE_KEYS,
+    INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     PURE_MODULES,
     RULES,
@@ -72,6 +73,7 @@ class Calls(NativeCalls):
                 )
             if (
                 runs_natively(function.__globals__.get("__name__") or "")
+                and function not in INTERPRETED_GENERATORS
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
             ):

@@ -75,9 +75,9 @@ ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 def _may_come_of_a_symbol(error: BaseException) -> bool:
     """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
-    return not isinstance(error, ORDINARY_ERRORS) and (
-        type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
-    )
+    if isinstance(error, ORDINARY_ERRORS) or private.is_marked_independent(error):
+        return False
+    return type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:

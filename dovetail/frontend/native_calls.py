@@ -435,6 +435,9 @@ class NativeCalls:
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
+            if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
+                private.mark_independent(error)
+                raise
             if not trace.avoids_breaks or not private_compile.needs_real_data(error):
                 private.mark_native(error)
                 raise

@@ -20,6 +20,11 @@ class SizeChanges:
         self._sizes: dict[str, set[int]] = {}
         self._numbers: set[str] = set()
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether a size of a tensor was seen to change."""
+        return bool(self._sizes)
+
     def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare a call that no entry fits with what each entry was made for."""
         for entry in entries:
