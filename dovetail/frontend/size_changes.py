@@ -52,9 +52,9 @@ class SizeChanges:
                     self._numbers.add(source.name)
 
     def _learn_number(self, name: str, then: Any, now: Any) -> None:
-        if type(now) is not type(then) or type(now) not in (int, float, tuple):
+        if type(now) is not type(then) or type(now) not in (int, float, tuple, torch.Size):
             return
-        if type(now) is tuple:
+        if type(now) in (tuple, torch.Size):
             numbers = all(type(item) in (int, float) for item in (*then, *now))
             if not numbers or len(then) != len(now) or then == now:
                 return

@@ -1,0 +1,42 @@
+"""Sizes that change, where a graph break comes before or after: each part compiles once more at the second size, then never."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dovetail
+from dovetail.compile import compiled_function
+from tests.differential import backward, clone_inputs, same
+from tests.shapes.calls import randn
+
+
+def check_parts(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], most: int = 2) -> Any:
+    """Compare every call with eager; no part may have more than ``most`` entries, and none is added after the second call."""
+    compiled = dovetail.compile(function, backend="aten")
+    owner = compiled_function(compiled)
+    counts: list[list[int]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dovetail.errors.GraphBreakWarning)
+        for number, args in enumerate(calls):
+            eager_args, compiled_args = clone_inputs(args), clone_inputs(args)
+            expected, actual = function(*eager_args), compiled(*compiled_args)
+            same(expected, actual, f"call {number}")
+            backward(expected)
+            backward(actual)
+            same([item.grad for item in eager_args], [item.grad for item in compiled_args], f"call {number}: gradients")
+            counts.append([len(part.entries) for part in (owner, *owner.continuations())])
+    assert len(counts[0]) > 1, "there was no break"
+    assert counts[1] == counts[-1] and max(counts[-1]) <= most, f"{counts}: {[str(item) for item in owner.events.events]}"
+    return compiled
+
+
+def test_a_shape_that_lives_across_a_break(capsys: Any) -> None:
+    def reshape(x: Any) -> Any:
+        shape = x.shape
+        flat = (x * 2).reshape(-1)
+        print("half-way")
+        return flat.reshape(shape) * shape[0] + shape.numel()
+
+    check_parts(reshape, [(randn(rows, 3, grad=True),) for rows in (4, 5, 7, 9)])
