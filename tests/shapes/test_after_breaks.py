@@ -28,7 +28,9 @@ def check_parts(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], 
             same([item.grad for item in eager_args], [item.grad for item in compiled_args], f"call {number}: gradients")
             counts.append([len(part.entries) for part in (owner, *owner.continuations())])
     assert len(counts[0]) > 1, "there was no break"
-    assert counts[1] == counts[-1] and max(counts[-1]) <= most, f"{counts}: {[str(item) for item in owner.events.events]}"
+    assert counts[1] == counts[-1] and max(counts[-1]) <= most, (
+        f"{counts}: {[str(item) for item in owner.events.events]}"
+    )
     return compiled
 
 
