@@ -14,6 +14,7 @@ import torch
 
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import METHOD_RULES, rule
+from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.sized_calls import record_call
 from dovetail.frontend.tensor_sizes import with_known_sizes
 
@@ -31,13 +32,17 @@ def overlaps(sizes: Sizes, strides: Sizes) -> bool | None:
     steps = [(stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1]
     if any(stride == 0 for stride, _ in steps):
         return None
-    steps.sort(key=functools.cmp_to_key(lambda left, right: -1 if left[0] < right[0] else int(left[0] > right[0])))
+    steps.sort(key=functools.cmp_to_key(_by_stride))
     reach: Any = 0
     for stride, size in steps:
         if stride <= reach:
             return True
         reach = reach + (size - 1) * stride
     return False
+
+
+def _by_stride(left: Any, right: Any) -> int:
+    return -1 if left[0] < right[0] else int(left[0] > right[0])
 
 
 def _extent(sizes: Sizes, strides: Sizes) -> Any:
@@ -74,6 +79,12 @@ def _viewed(interpreter: Any, tensor: Any, size: Any, stride: Any, storage_offse
     if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
         return None
     if storage_offset is not None or not all(type(item) in (list, tuple, torch.Size) for item in (size, stride)):
+        return None
+    size, stride = (
+        [item if (number := number_of(interpreter, item)) is None else number for item in items]
+        for items in (size, stride)
+    )
+    if not all(type(item) in (int, torch.SymInt) for item in (*size, *stride)):
         return None
     if not private_sizes.has_symbols(tensor) and not any(map(private_sizes.is_symbolic, (*size, *stride))):
         return None

@@ -19,6 +19,13 @@ def _windows(x: Any) -> Any:
     return x.as_strided((rows, length // 2 - 1, 4, width), (row, 2 * step, step, one))
 
 
+def _count_in_a_tensor(x: Any) -> Any:
+    x = x * 2
+    count = torch.div(x.shape[1], 2, rounding_mode="trunc") - 1
+    row, step, one = x.stride()
+    return x.as_strided((x.shape[0], count, 4, 3), (row, 2 * step, step, one))
+
+
 def _windows_by_function(x: Any) -> Any:
     x = x.transpose(0, 1).contiguous()
     length, rows, width = x.shape
@@ -41,7 +48,7 @@ def _written(x: Any) -> Any:
     return windows * 1, x
 
 
-@pytest.mark.parametrize("function", [_windows, _windows_by_function, _apart])
+@pytest.mark.parametrize("function", [_windows, _count_in_a_tensor, _windows_by_function, _apart])
 def test_two_graphs_for_all_sizes(function: Any) -> None:
     check_calls(function, CALLS, entries=2)
 
