@@ -310,7 +310,7 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
-        if policy.has_symbols and not plan:
+        if policy.has_symbols:
             self._add_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
 
@@ -323,7 +323,7 @@ class CompiledFunction:
         def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
             # The rounds of a loop at sizes that no call had are nothing to learn from.
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
-            return self._compile(GuardSet(), args, kwargs, chosen, 0, by_parts)
+            return self._compile_to_break(args, kwargs, chosen, by_parts)
 
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
         _inside.active = True
@@ -333,6 +333,23 @@ class CompiledFunction:
             _inside.active, self._keeps_data_sizes = False, keeps
         # Behind the entry of this call, before those that were there.
         self.entries = [self.entries[0], *others, *self.entries[1:]]
+
+    def _compile_to_break(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> Entry:
+        """An entry for the call, up to its first graph break where it has one; nobody is told of the break."""
+        stop = 0
+        for _ in range(_MAXIMUM_ATTEMPTS):
+            try:
+                return self._compile(GuardSet(), args, kwargs, policy, stop, by_parts)
+            except Break as raised:
+                asks = isinstance(raised, (ListBreak, LoopBreak, ScheduleRead, LockTaken, SymbolicTrouble))
+                asks = asks or (isinstance(raised, DataSize) and policy.data_sizes != "break")
+                steps = raised.steps if raised.resumable and not asks and not self.options.fullgraph else None
+                if not steps or steps[-1] == stop:
+                    raise
+                stop = steps[-1]
+        raise Break("the capture takes another way each time", "report this as a bug")
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 import dovetail
 from dovetail.compile import compiled_function
 from tests.differential import backward, clone_inputs, same
@@ -42,3 +44,32 @@ def test_a_shape_that_lives_across_a_break(capsys: Any) -> None:
         return flat.reshape(shape) * shape[0] + shape.numel()
 
     check_parts(reshape, [(randn(rows, 3, grad=True),) for rows in (4, 5, 7, 9)])
+
+
+def test_both_sides_of_a_branch_before_a_break(capsys: Any) -> None:
+    def windowed(x: Any) -> Any:
+        y = x[:, -8:].cumsum(1) if x.shape[1] >= 8 else x * 3
+        print("half-way")
+        return y.sum(1) * 2
+
+    check_parts(windowed, [(randn(3, length, grad=True),) for length in (12, 5, 9, 7, 11)], most=3)
+
+
+def test_both_sides_of_a_branch_after_a_break(capsys: Any) -> None:
+    def windowed(x: Any) -> Any:
+        y = x * 2
+        print("half-way")
+        return y[:, -8:].cumsum(1) if y.shape[1] >= 8 else y * 3
+
+    check_parts(windowed, [(randn(3, length, grad=True),) for length in (5, 7, 9, 12, 4)], most=3)
+
+
+def test_padding_up_to_a_window() -> None:
+    def padded(x: Any) -> Any:
+        x, padding = x * 2, -x.shape[1] % 4
+        if padding:
+            x = torch.cat([x, x.new_zeros(x.shape[0], padding).add(1)], 1)
+        print("padded")
+        return x.view(x.shape[0], -1, 4).softmax(2)
+
+    check_parts(padded, [(randn(3, length, grad=True),) for length in (12, 7, 9, 11, 10, 16, 8)], most=4)
