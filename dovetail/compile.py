@@ -46,6 +46,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
+from dovetail.frontend.exits import Moved, SymbolicParts, moved
 from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
@@ -122,6 +123,8 @@ class CompiledFunction:
         #: Whether no capture has found that the program reads what a schedule of rates has just written.
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
+        #: What is symbolic at each graph break, by the captures that end there.
+        self._exits: dict[ResumePoint, SymbolicParts] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
 
@@ -215,6 +218,7 @@ class CompiledFunction:
             importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
+        self._expect_changes()
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
@@ -303,6 +307,7 @@ class CompiledFunction:
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         self.entries = [entry, *self.entries]
+        self._note_exit(entry)
         tensors = entry.checker.check(original, args, kwargs)
         if tensors is None:
             failures = entry.checker.explain(original, args, kwargs)
@@ -331,6 +336,8 @@ class CompiledFunction:
             others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
         finally:
             _inside.active, self._keeps_data_sizes = False, keeps
+        for other in others:
+            self._note_exit(other)
         # Behind the entry of this call, before those that were there.
         self.entries = [self.entries[0], *others, *self.entries[1:]]
 
@@ -380,6 +387,15 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
+    def _note_exit(self, entry: Entry) -> None:
+        """Record what is symbolic at the graph break that an entry ends at."""
+        if entry.resume_point is not None:
+            symbolic = entry.compiled.joint.capture.symbolic
+            self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
+
+    def _expect_changes(self) -> None:
+        """Learn what changes without having seen it."""
+
     def _note_loop(self) -> None:
         """A loop runs for real: what is compiled from here on is made for all sizes."""
         self._breaks_a_loop = True
@@ -405,10 +421,12 @@ class CompiledFunction:
             returned = Machine().step_to_work(frames)
             if not frames:
                 return returned
+            before, live = point, values
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                following = self._continuations.setdefault(point, _Continuation(self, Resumption(point, names)))
+                following = _Continuation(self, Resumption(point, names), before, moved(live, values, names))
+                following = self._continuations.setdefault(point, following)
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
                 return outcome
@@ -517,7 +535,7 @@ class _Continuation(CompiledFunction):
 
     _refuses_inputs = False
 
-    def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
+    def __init__(self, owner: CompiledFunction, resumption: Resumption, before: ResumePoint, places: Moved) -> None:
         super().__init__(resumption, owner.options)
         self.backend = owner.backend
         self.events = owner.events
@@ -525,6 +543,14 @@ class _Continuation(CompiledFunction):
         self._rounds = owner._rounds
         self._sizes_change = owner._breaks_a_loop
         self._owner = owner
+        self._exits = owner._exits
+        self._before = before
+        self._places = places
+
+    def _expect_changes(self) -> None:
+        parts = self._exits.get(self._before)
+        if parts is not None:
+            self._changes.expect(parts, self._places)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -21,6 +21,7 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.class_guards import guard_classes
+from dovetail.frontend.exits import SymbolicParts
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -68,7 +69,7 @@ class Capture:
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
-    :meth:`dovetail.frontend.gradients.Gradients.dropped`.
+    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``symbolic`` says what is symbolic among the live values at a break.
     """
 
     function: Any
@@ -84,6 +85,7 @@ class Capture:
     bindings: Bindings | None = None
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    symbolic: SymbolicParts | None = None
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -272,6 +274,7 @@ def capture(
     guards.set_call_shape(len(args), kwargs)
     change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
+    symbolic: SymbolicParts | None = None
     outputs: _Outputs | None = None
     try:
         try:
@@ -296,6 +299,7 @@ def capture(
                     advice="keep what breaks it out of the step, or compile the model before it is wrapped",
                 ) from stop
             resume_point, result, _ = flatten(stop.frames)
+            symbolic = SymbolicParts.of(result)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter)
@@ -360,4 +364,5 @@ def capture(
         trace.bindings(),
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
+        symbolic,
     )

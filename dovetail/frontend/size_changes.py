@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.frontend.exits import Moved, SymbolicParts
 from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
 from dovetail.runtime.entry import Entry
 from dovetail.trace import ShapePolicy, marks_of
@@ -19,6 +20,12 @@ class SizeChanges:
     def __init__(self) -> None:
         self._sizes: dict[str, set[int]] = {}
         self._numbers: set[str] = set()
+
+    def expect(self, parts: SymbolicParts, places: Moved) -> None:
+        """Take what was symbolic before a graph break for what changes after it."""
+        for name, dims in parts.sizes_after(places):
+            self._sizes.setdefault(name, set()).update(dims)
+        self._numbers.update(parts.numbers_after(places))
 
     def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare a call that no entry fits with what each entry was made for."""
