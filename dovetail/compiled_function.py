@@ -43,6 +43,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
+from dovetail.frontend.exits import Moved, SymbolicParts, moved
 from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
@@ -121,6 +122,8 @@ class CompiledFunction:
         #: Whether no capture has found that the program reads what a schedule of rates has just written.
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
+        #: What is symbolic at each graph break, by the captures that end there.
+        self._exits: dict[ResumePoint, SymbolicParts] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
 
@@ -214,6 +217,7 @@ class CompiledFunction:
             importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
+        self._expect_changes()
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
@@ -306,6 +310,7 @@ class CompiledFunction:
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         self.entries = [entry, *self.entries]
+        self._note_exit(entry)
         tensors = entry.checker.check(original, args, kwargs)
         if tensors is None:
             failures = entry.checker.explain(original, args, kwargs)
@@ -313,7 +318,7 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
-        if policy.has_symbols and not plan:
+        if policy.has_symbols:
             self._add_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
 
@@ -326,7 +331,7 @@ class CompiledFunction:
         def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
             # The rounds of a loop at sizes that no call had are nothing to learn from.
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
-            return self._compile(GuardSet(), args, kwargs, chosen, 0, by_parts)
+            return self._compile_to_break(args, kwargs, chosen, by_parts)
 
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
         capturing.active = True
@@ -334,8 +339,27 @@ class CompiledFunction:
             others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
+        for other in others:
+            self._note_exit(other)
         # Behind the entry of this call, before those that were there.
         self.entries = [self.entries[0], *others, *self.entries[1:]]
+
+    def _compile_to_break(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> Entry:
+        """An entry for the call, up to its first graph break where it has one; nobody is told of the break."""
+        stop = 0
+        for _ in range(_MAXIMUM_ATTEMPTS):
+            try:
+                return self._compile(GuardSet(), args, kwargs, policy, stop, by_parts)
+            except Break as raised:
+                asks = isinstance(raised, (ListBreak, LoopBreak, ScheduleRead, LockTaken, SymbolicTrouble))
+                asks = asks or (isinstance(raised, DataSize) and policy.data_sizes != "break")
+                steps = raised.steps if raised.resumable and not asks and not self.options.fullgraph else None
+                if not steps or steps[-1] == stop:
+                    raise
+                stop = steps[-1]
+        raise Break("the capture takes another way each time", "report this as a bug")
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
@@ -366,6 +390,15 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
+    def _note_exit(self, entry: Entry) -> None:
+        """Record what is symbolic at the graph break that an entry ends at."""
+        if entry.resume_point is not None:
+            symbolic = entry.compiled.joint.capture.symbolic
+            self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
+
+    def _expect_changes(self) -> None:
+        """Learn what changes without having seen it."""
+
     def _note_loop(self) -> None:
         """A loop runs for real: what is compiled from here on is made for all sizes."""
         self._breaks_a_loop = True
@@ -395,10 +428,12 @@ class CompiledFunction:
             returned = Machine().step_to_work(frames)
             if not frames:
                 return returned
+            before, live = point, values
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                following = self._continuations.setdefault(point, _Continuation(self, Resumption(point, names)))
+                following = _Continuation(self, Resumption(point, names), before, moved(live, values, names))
+                following = self._continuations.setdefault(point, following)
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
                 return outcome
@@ -515,7 +550,7 @@ class _Continuation(CompiledFunction):
 
     _refuses_inputs = False
 
-    def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
+    def __init__(self, owner: CompiledFunction, resumption: Resumption, before: ResumePoint, places: Moved) -> None:
         super().__init__(resumption, owner.options)
         self.backend = owner.backend
         self.events = owner.events
@@ -524,6 +559,14 @@ class _Continuation(CompiledFunction):
         self._says_compiling = owner._says_compiling
         self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
+        self._exits = owner._exits
+        self._before = before
+        self._places = places
+
+    def _expect_changes(self) -> None:
+        parts = self._exits.get(self._before)
+        if parts is not None:
+            self._changes.expect(parts, self._places)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -34,6 +34,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.told_sizes import told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -111,6 +112,11 @@ class Calls(NativeCalls):
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def formatted(self, frame: Any, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        value = told_number(frame, value)
+        return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""

@@ -223,6 +223,9 @@ class NativeCalls:
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)
+            if isinstance(owner, torch.Size) and name == "numel" and not args and not kwargs:
+                # torch's own gives a plain number.
+                return math.prod(owner)
             if isinstance(owner, (frozenset, deque)):
                 args = tuple(self.as_key(item, owner) for item in args)
             if (
