@@ -36,13 +36,15 @@ from dovetail.errors import (
     ModuleMadeError,
     RecompileLimitError,
     RecompileLimitWarning,
+    UnbuildableError,
     UninitialisedError,
 )
 from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
-from dovetail.frontend.frame import Break, DataSize, LockTaken, SymbolicTrouble
+from dovetail.frontend.exits import Moved, SymbolicParts, moved
+from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
@@ -114,9 +116,14 @@ class CompiledFunction:
         self._breaks_a_loop = False
         self._takes_size_lists = True
         self._keeps_data_sizes = False
+        #: Whether the program is told that it is compiled, and whether the last capture has asked.
+        self._says_compiling = True
+        self._was_asked_compiling = False
         #: Whether no capture has found that the program reads what a schedule of rates has just written.
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
+        #: What is symbolic at each graph break, by the captures that end there.
+        self._exits: dict[ResumePoint, SymbolicParts] = {}
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
 
@@ -210,6 +217,7 @@ class CompiledFunction:
             importlib.import_module("dovetail.distributed")
         ambient = AmbientState.snapshot()
         self._changes.learn(self.entries, original, args, kwargs)
+        self._expect_changes()
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
@@ -271,7 +279,7 @@ class CompiledFunction:
                     continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                if policy.has_symbols:
+                if policy.has_symbols and not (plan and isinstance(error, UnbuildableError)):
                     policy, following = self._without_symbols(error, policy), _FROM_THE_START
             except DovetailError:
                 raise
@@ -279,6 +287,10 @@ class CompiledFunction:
                 if lacks_derivative(error) and not by_parts:
                     self.events.note("attention by its parts", reason=str(error))
                     by_parts = True
+                elif self._was_asked_compiling and self._says_compiling:
+                    # The way that is for compilers has raised; eager takes another.
+                    self.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
+                    self._says_compiling = False
                 elif not policy.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
                 else:
@@ -298,6 +310,7 @@ class CompiledFunction:
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         self.entries = [entry, *self.entries]
+        self._note_exit(entry)
         tensors = entry.checker.check(original, args, kwargs)
         if tensors is None:
             failures = entry.checker.explain(original, args, kwargs)
@@ -305,7 +318,7 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
-        if policy.has_symbols and not plan:
+        if policy.has_symbols:
             self._add_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
 
@@ -318,7 +331,7 @@ class CompiledFunction:
         def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
             # The rounds of a loop at sizes that no call had are nothing to learn from.
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
-            return self._compile(GuardSet(), args, kwargs, chosen, 0, by_parts)
+            return self._compile_to_break(args, kwargs, chosen, by_parts)
 
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
         capturing.active = True
@@ -326,8 +339,27 @@ class CompiledFunction:
             others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
+        for other in others:
+            self._note_exit(other)
         # Behind the entry of this call, before those that were there.
         self.entries = [self.entries[0], *others, *self.entries[1:]]
+
+    def _compile_to_break(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> Entry:
+        """An entry for the call, up to its first graph break where it has one; nobody is told of the break."""
+        stop = 0
+        for _ in range(_MAXIMUM_ATTEMPTS):
+            try:
+                return self._compile(GuardSet(), args, kwargs, policy, stop, by_parts)
+            except Break as raised:
+                asks = isinstance(raised, (ListBreak, LoopBreak, ScheduleRead, LockTaken, SymbolicTrouble))
+                asks = asks or (isinstance(raised, DataSize) and policy.data_sizes != "break")
+                steps = raised.steps if raised.resumable and not asks and not self.options.fullgraph else None
+                if not steps or steps[-1] == stop:
+                    raise
+                stop = steps[-1]
+        raise Break("the capture takes another way each time", "report this as a bug")
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
@@ -358,6 +390,15 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
+    def _note_exit(self, entry: Entry) -> None:
+        """Record what is symbolic at the graph break that an entry ends at."""
+        if entry.resume_point is not None:
+            symbolic = entry.compiled.joint.capture.symbolic
+            self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
+
+    def _expect_changes(self) -> None:
+        """Learn what changes without having seen it."""
+
     def _note_loop(self) -> None:
         """A loop runs for real: what is compiled from here on is made for all sizes."""
         self._breaks_a_loop = True
@@ -369,6 +410,10 @@ class CompiledFunction:
         if key not in self._warned:
             self._warned.add(key)
             _warn(_explain_break("the graph is broken", stop), GraphBreakWarning)
+
+    def _has_seen_sizes_change(self) -> bool:
+        """Whether any part was called with other sizes: what is reached for the first time after that is made for all sizes."""
+        return any(part._changes.has_sizes for part in (self, *self.continuations()))
 
     def continuations(self) -> list[CompiledFunction]:
         """What runs after graph breaks: one for each place, with entries of its own."""
@@ -383,10 +428,12 @@ class CompiledFunction:
             returned = Machine().step_to_work(frames)
             if not frames:
                 return returned
+            before, live = point, values
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                following = self._continuations.setdefault(point, _Continuation(self, Resumption(point, names)))
+                following = _Continuation(self, Resumption(point, names), before, moved(live, values, names))
+                following = self._continuations.setdefault(point, following)
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
                 return outcome
@@ -412,7 +459,11 @@ class CompiledFunction:
                 state.trace.marks_gradients = any(
                     getattr(item, "marks_gradients", False) for item in self.options.passes
                 )
-                joint = capture_joint(state, attention_by_parts=by_parts)
+                state.trace.says_compiling = self._says_compiling
+                try:
+                    joint = capture_joint(state, attention_by_parts=by_parts)
+                finally:
+                    self._was_asked_compiling = state.trace.was_asked_compiling
                 self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
             settings: dict[str, Any] = {
                 "options": self.options.backend_options,
@@ -459,6 +510,10 @@ class CompiledFunction:
             raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
         name = _name_of(self.original)
         text = _explain_break(f"{name} runs eagerly", stop)
+        if isinstance(stop, LetGo):
+            # The rest of the capture refers to the object, in circles.
+            stop.__traceback__ = stop.__cause__ = stop.__context__ = None
+            gc.collect()
         result = self.original(*args, **kwargs)
         _warn(text, EagerFallbackWarning)
         checker = compile_checker(guards.freeze(), ambient=ambient)
@@ -495,14 +550,23 @@ class _Continuation(CompiledFunction):
 
     _refuses_inputs = False
 
-    def __init__(self, owner: CompiledFunction, resumption: Resumption) -> None:
+    def __init__(self, owner: CompiledFunction, resumption: Resumption, before: ResumePoint, places: Moved) -> None:
         super().__init__(resumption, owner.options)
         self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
         self._rounds = owner._rounds
-        self._sizes_change = owner._breaks_a_loop
+        self._says_compiling = owner._says_compiling
+        self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
+        self._exits = owner._exits
+        self._before = before
+        self._places = places
+
+    def _expect_changes(self) -> None:
+        parts = self._exits.get(self._before)
+        if parts is not None:
+            self._changes.expect(parts, self._places)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -39,6 +39,7 @@ GROUND = (
     "torch_private_recordings",
     "torch_private_torch_compile",
     "torch_private_sizes",
+    "torch_private_state",
     "torch_private",
     "events",
     "errors",
@@ -52,6 +53,7 @@ DOORS = (
     "torch_private_inductor.py",
     "torch_private_recordings.py",
     "torch_private_sizes.py",
+    "torch_private_state.py",
     "torch_private_torch_compile.py",
 )
 FACE = ("__init__", "compile", "compiled_function")

@@ -18,6 +18,7 @@ from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInp
 from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.guards import is_ticket, parts_of_ticket
@@ -537,7 +538,8 @@ def _drop_unused_vectors(graph: torch.fx.Graph) -> None:
 
 def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
     with private.disable_current_modes(), trace.fake_mode:
-        fake = torch.empty_strided(of.shape, of.stride(), dtype=of.dtype, device=of.device)
+        strides = torch.empty(of.shape, device="meta").stride() if shares_places(of) else of.stride()
+        fake = torch.empty_strided(of.shape, strides, dtype=of.dtype, device=of.device)
     with private.disable_current_modes():
         proxy = trace.tracer.create_proxy("placeholder", f"tangents_{number + 1}", (), {})
         proxy.node.meta["val"] = fake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -43,6 +44,9 @@ INLINED_TORCH = (
     "torch.utils._pytree",
     "torch.utils.data.dataset",
 )
+# Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
+# and what they change is state that a capture makes again and takes back.
+INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     "re",

@@ -19,6 +19,7 @@ from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
     CACHE_KEYS,
+    INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     PURE_MODULES,
     RULES,
@@ -30,8 +31,10 @@ from dovetail.frontend.call_tables import (
     wraps_user_code,
 )
 from dovetail.frontend.classes import call_metaclass
+from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.told_sizes import told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -71,6 +74,7 @@ class Calls(NativeCalls):
                 )
             if (
                 runs_natively(function.__globals__.get("__name__") or "")
+                and function not in INTERPRETED_GENERATORS
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
             ):
@@ -108,6 +112,11 @@ class Calls(NativeCalls):
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def formatted(self, frame: Any, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        value = told_number(frame, value)
+        return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
@@ -203,6 +212,7 @@ class Calls(NativeCalls):
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
         check_loading(module)
+        check_made(kind)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):

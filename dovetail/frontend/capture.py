@@ -21,6 +21,8 @@ from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.class_guards import guard_classes
+from dovetail.frontend.exits import SymbolicParts
+from dovetail.frontend.finalizers import check_let_go
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -69,6 +71,7 @@ class Capture:
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
     :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
+    ``symbolic`` says what is symbolic among the live values at a break.
     """
 
     function: Any
@@ -85,6 +88,7 @@ class Capture:
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
     turned_on: tuple[int, ...] = ()
+    symbolic: SymbolicParts | None = None
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -285,6 +289,7 @@ def capture(
     guards.set_call_shape(len(args), kwargs)
     change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
+    symbolic: SymbolicParts | None = None
     outputs: _Outputs | None = None
     try:
         try:
@@ -309,10 +314,12 @@ def capture(
                     advice="keep what breaks it out of the step, or compile the model before it is wrapped",
                 ) from stop
             resume_point, result, _ = flatten(stop.frames)
+            symbolic = SymbolicParts.of(result)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter, resume_point is not None)
         guard_distinct(values, interpreter.effects)
+        check_let_go(interpreter.effects.let_go())
         effects = []
         dropped = interpreter.gradients.dropped()
         waiting = interpreter.waiting.effects(interpreter.effects)
@@ -351,6 +358,7 @@ def capture(
                 interpreter.begin_backward()
         if change is None:
             change = AmbientChange.between(inside, nesting)
+        interpreter.left_open.end()
         change.take_back()
     guard_classes(values, guards)
     for item in trace.inputs:
@@ -374,4 +382,5 @@ def capture(
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
         tuple(interpreter.gradients.flags.turned_on),
+        symbolic,
     )

@@ -178,6 +178,11 @@ class Gradients:
         return result
 
     def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:
+        if torch.is_anomaly_enabled():
+            raise Break(
+                "a gradient is computed inside while anomaly mode is on, which looks at every node of eager's graph",
+                "turn anomaly mode off, or compute the gradient outside of the compiled function",
+            )
         if any(map(self._values.trace.is_freed, roots)):
             raise Break(
                 "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"

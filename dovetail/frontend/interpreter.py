@@ -21,6 +21,7 @@ import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
+import dovetail.frontend.overlapping_views
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
@@ -43,6 +44,7 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
@@ -74,9 +76,9 @@ ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 def _may_come_of_a_symbol(error: BaseException) -> bool:
     """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
-    return not isinstance(error, ORDINARY_ERRORS) and (
-        type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
-    )
+    if isinstance(error, ORDINARY_ERRORS) or private.is_marked_independent(error):
+        return False
+    return type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:
@@ -84,6 +86,14 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     while start is not None and start is not end:
         start = start.__context__
     return start is end
+
+
+def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
+    if python_method(mapping, "__iter__") is not None:
+        return True
+    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
+    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
 
 
 class Interpreter(Attributes, Calls, Checks, Operators):
@@ -101,6 +111,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
         self.waiting = self.values.waiting = Waiting(self.values)
+        self.left_open = LeftOpen()
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
@@ -631,7 +642,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def items_of(self, mapping: Any) -> dict[Any, Any]:
         """A mapping as a plain dictionary of traced values."""
-        if isinstance(mapping, dict):
+        if isinstance(mapping, dict) and not _asks_for_keys(mapping):
             self.values.whole(mapping)
             return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))

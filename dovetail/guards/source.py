@@ -94,6 +94,15 @@ def plain_length(value: Any) -> int:
     raise TypeError(f"a {kind.__qualname__} has no plain length")
 
 
+def plain_items(value: Any) -> list[Any]:
+    """The items of a list, tuple, deque or set, also of a subclass, without running an ``__iter__`` of the user's."""
+    kind: type = type(value)
+    for builtin in (list, tuple, set, frozenset, collections.deque):
+        if issubclass(kind, builtin):
+            return [*builtin.__iter__(value)]
+    raise TypeError(f"a {kind.__qualname__} has no plain items")
+
+
 def plain_keys(value: Any) -> Iterator[Any]:
     """The keys of a dictionary in its own order, without running the user's code."""
     kind = type(value)

@@ -238,6 +238,9 @@ class Trace:
         self.avoids_breaks = False
         #: The number in a tensor was asked for, though it may have been a constant in this capture.
         self.asks_numbers = False
+        #: What ``torch.compiler.is_compiling()`` says to the program, and whether it has asked.
+        self.says_compiling = True
+        self.was_asked_compiling = False
         #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
         self.marks_gradients = False
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
