@@ -226,6 +226,23 @@ def hooks_registered() -> int:
 def has_node_hooks(leaf: torch.Tensor) -> bool:
     """Whether Python has registered hooks on the node at which a leaf's gradient arrives. Torch 2.13.
 
-    The node shows them to the garbage collector, unless an autograd graph holds the node.
+    The node shows them to the garbage collector, unless an autograd graph holds the node. Then a hook that is registered, and
+    removed at once, comes into the same table as the others.
     """
-    return leaf.requires_grad and any(gc.get_referents(gradient_node(leaf)))
+    if not leaf.requires_grad:
+        return False
+    node = gradient_node(leaf)
+    return any(gc.get_referents(node)) or any(map(_has_others, (node.register_prehook, node.register_hook)))
+
+
+def _has_others(register: Callable[[Callable[..., None]], Any]) -> bool:
+    """Whether there are hooks beside one that is registered. What numbers them is set back: nothing has been registered."""
+    kind: Any = torch.utils.hooks.RemovableHandle
+    before = kind.next_id
+    handle = register(lambda *gradients: None)
+    try:
+        return len(handle.hooks_dict_ref()) > 1
+    finally:
+        handle.remove()
+        if kind.next_id == before + 1:
+            kind.next_id = before

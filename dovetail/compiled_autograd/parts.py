@@ -77,15 +77,22 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
     )
 
 
-def cut(graph_module: fx.GraphModule, traceable: Sequence[bool], reducers: frozenset[int] = frozenset()) -> Parts:
+def cut(
+    graph_module: fx.GraphModule,
+    traceable: Sequence[bool],
+    reducers: frozenset[int] = frozenset(),
+    bucket_ends: frozenset[int] = frozenset(),
+) -> Parts:
     """Cut a captured backward around the steps that must be eager, and in front of each that could see a ``.grad`` that is
-    still to be written. The hooks at ``reducers`` wait for their part as such writes do.
+    still to be written. The hooks at ``reducers`` wait for their part as such writes do. Behind those at ``bucket_ends`` a
+    part ends: the exchange that they begin goes on beside the next one.
     """
     steps: list[list[fx.Node]] = [[]]
     writes: list[list[fx.Node]] = [[]]
     reasons = [""]
     arguments: dict[fx.Node, fx.Node] = {}
     eager_values: dict[fx.Node, str] = {}
+    exchange_begins = False
     for node in graph_module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -95,6 +102,7 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool], reducers: froze
             node.target is operations.call_node_post_hook and hook_index(node) in reducers
         ):
             writes[-1].append(node)
+            exchange_begins = exchange_begins or hook_index(node) in bucket_ends
         else:
             # What is picked out of a result stays with it.
             eager = why_eager(node, traceable)
@@ -103,10 +111,12 @@ def cut(graph_module: fx.GraphModule, traceable: Sequence[bool], reducers: froze
             if eager:
                 eager_values[node] = eager
             looks = writes[-1] and node.target in operations.USER_CODE
-            if looks or (bool(eager) != bool(reasons[-1]) and steps[-1]):
+            ends = exchange_begins and node.target is not operator.getitem
+            if looks or ends or (bool(eager) != bool(reasons[-1]) and steps[-1]):
                 steps.append([])
                 writes.append([])
                 reasons.append(eager)
+                exchange_begins = False
             elif not steps[-1]:
                 reasons[-1] = eager
             steps[-1].append(node)

@@ -8,12 +8,40 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from dovetail import torch_private_autograd as door
 from dovetail import torch_private_distributed as distributed_door
+
+
+class Bucketing(NamedTuple):
+    """For a gradient which model it belongs to, its bytes, and at how many the model closes its first bucket and the others."""
+
+    model: int
+    size: int
+    first_limit: int
+    limit: int
+
+
+def bucket_ends(hooks: Iterable[tuple[int, Bucketing]]) -> frozenset[int]:
+    """Which of the hooks, in the order in which they are called, complete a bucket of their model.
+
+    >>> small = Bucketing(0, 4, 8, 16)
+    >>> sorted(bucket_ends((number, small) for number in range(8)))
+    [1, 5]
+    """
+    filled: dict[int, int] = {}
+    limits: dict[int, int] = {}
+    ends = []
+    for number, item in hooks:
+        filled[item.model] = filled.get(item.model, 0) + item.size
+        if filled[item.model] >= limits.get(item.model, item.first_limit):
+            ends.append(number)
+            filled[item.model], limits[item.model] = 0, item.limit
+    return frozenset(ends)
 
 
 class ReducerHook:
@@ -23,6 +51,8 @@ class ReducerHook:
         self._model = weakref.ref(model)
         self._reducer = model.reducer
         self._place = place
+        size = distributed_door.exchanged_parameters(model)[place].nbytes
+        self.bucketing = Bucketing(id(model), size, *distributed_door.bucket_bytes(model))
 
     def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
         """What the node of a leaf calls after it has run."""
@@ -30,6 +60,16 @@ class ReducerHook:
         # A model that was given to another group of processes has a new reducer, with native hooks of its own.
         if model is not None and model.reducer is self._reducer:
             distributed_door.gradient_is_ready(self._reducer, self._place)
+
+
+def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
+    """Which hooks tell reducers. The models are numbered in their order: another one of the same shape is the same here."""
+    numbers: dict[int, int] = {}
+    return tuple(
+        (place, hook.bucketing._replace(model=numbers.setdefault(hook.bucketing.model, len(numbers))))
+        for place, hook in enumerate(hooks)
+        if isinstance(hook, ReducerHook)
+    )
 
 
 #: The reducers that are told from Python, by model.

@@ -19,9 +19,9 @@ from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_no
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.history import with_history
 from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
-from dovetail.compiled_autograd.parts import Part, PartsRunner, cut
+from dovetail.compiled_autograd.parts import Part, PartsRunner, cut, hook_index
 from dovetail.compiled_autograd.recorder import Recorder
-from dovetail.compiled_autograd.reducers import ReducerHook, replace_native_reducers
+from dovetail.compiled_autograd.reducers import Bucketing, bucket_ends, reducers_among, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
 from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
@@ -81,7 +81,7 @@ class BackwardSession:
         order = captured.order(call)
         higher = call.create_graph
         traceable = tuple(is_traceable(hook, higher) for hook in arguments[3]) if captured.runs_user_code else ()
-        reducers = frozenset(place for place, hook in enumerate(arguments[3]) if isinstance(hook, ReducerHook))
+        reducers = reducers_among(arguments[3])
         key = (captured, order, traceable, reducers, higher)
         watched = torch.is_anomaly_enabled()
         compiled: Any = StepByStep(captured, call, order) if watched else self.compiled.get(key)
@@ -100,9 +100,11 @@ class BackwardSession:
             return list(compiled(*arguments))
 
     def _compile(
-        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: frozenset[int]
+        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: tuple[tuple[int, Bucketing], ...]
     ) -> PartsRunner:
-        parts = cut(graph, traceable, reducers)
+        told = dict(reducers)
+        called = [(place, told[place]) for place in map(hook_index, graph.graph.nodes) if place in told]
+        parts = cut(graph, traceable, frozenset(told), bucket_ends(called))
         run = [self._compile_part(part) for part in parts.parts]
         return PartsRunner(parts, run)
 

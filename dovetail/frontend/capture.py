@@ -190,6 +190,13 @@ class _Outputs:
                     where=self._interpreter.locate(),
                     advice="return its gradient",
                 )
+            if value.grad_fn is not None and private_compile.has_hooks(value):
+                # In the graph they are in front of all that is seen of its gradient outside; in eager they are behind it.
+                raise CaptureError(
+                    "a tensor with a hook on its gradient leaves the function",
+                    where=self._interpreter.locate(),
+                    advice="register the hook outside, or return a view of the tensor: x.view_as(x)",
+                )
             if id(value) not in self._positions:
                 self._positions[id(value)] = len(self.tensors)
                 self.tensors.append(value)

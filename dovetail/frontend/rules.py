@@ -455,6 +455,27 @@ def _checkpoint(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return interpreter.call(args[0], args[1:], {})
 
 
+@rule(torch.utils.checkpoint.checkpoint_sequential)
+def _checkpoint_sequential(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 3 or type(args[1]) is not int or type(kwargs.get("use_reentrant")) is not bool:
+        raise Break("checkpoint_sequential is called without use_reentrant", "pass use_reentrant=False")
+    functions, segments, value = args
+    if isinstance(functions, torch.nn.Sequential):
+        functions = interpreter.call(interpreter.load_attribute(functions, "children"), (), {})
+    layers = interpreter.drain(functions)
+
+    def run(start: int, stop: int, value: Any) -> Any:
+        for layer in layers[start:stop]:
+            value = interpreter.call(layer, (value,), {})
+        return value
+
+    size, begun = len(layers) // segments, 0
+    for start in range(0, size * (segments - 1), size):
+        begun = start + size
+        value = _checkpoint(interpreter, (functools.partial(run, start, begun), value), kwargs)
+    return run(begun, len(layers), value)
+
+
 @rule(torch.is_grad_enabled)
 def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return torch.is_grad_enabled()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import dovetail
 from dovetail.aot.partition import partition
+from tests.differential import same
 
 DOUBLE = torch.float64
 WEIGHT = torch.randn(16, 16, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).mul_(0.3).requires_grad_()
@@ -151,3 +154,29 @@ def test_regions_that_dynamo_has_captured(function: Callable[[torch.Tensor], tor
     compiled = torch.compile(function, backend=dovetail.torch_backend("aten", fullgraph=True))
     for _ in range(2):
         assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_sequence_in_segments(reentrant: bool, needs_gradient: bool) -> None:
+    """It ran eagerly: torch's own code took the layers for plain functions."""
+    outcomes = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(4, 3)
+        )
+
+        def step(x: torch.Tensor, model: Any = model) -> torch.Tensor:
+            result = torch.utils.checkpoint.checkpoint_sequential(model, 2, x, use_reentrant=reentrant)
+            loss: torch.Tensor = result.square().sum()
+            loss.backward()
+            return loss.detach()
+
+        run = dovetail.compile(step, backend="aten", fullgraph=True) if compiles else step
+        x = torch.ones(2, 4, requires_grad=needs_gradient)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's own, about inputs that require no gradient
+            losses = [run(x) for _ in range(3)]
+        outcomes.append((losses, x.grad, [item.grad for item in model.parameters()], torch.get_rng_state()))
+    same(*outcomes)

@@ -134,3 +134,34 @@ def test_what_was_added_before_the_error_is_eagers(program: str, kind: str) -> N
         warnings.simplefilter("ignore", GraphBreakWarning)
         warnings.simplefilter("ignore", EagerFallbackWarning)
         same(run(program, kind, False), run(program, kind, True), program)
+
+
+@pytest.mark.parametrize("kind", ["before the node", "behind the node"])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_hooks_on_the_node_of_a_leaf_are_seen_from_the_next_call_on(kind: str, is_held: bool) -> None:
+    """They were not where an autograd graph held the node."""
+    outcomes = []
+    for compiles in (False, True):
+        weight = torch.nn.Parameter(torch.ones(3))
+        held = (weight * 2).sum() if is_held else _leaf_node(weight)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+        def step(x: torch.Tensor, weight: Any = weight, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            (weight * x).sin().sum().backward()
+            optimizer.step()
+
+        run_step = dovetail.compile(step, backend="aten") if compiles else step
+        called: list[int] = []
+        found = []
+        for number in range(5):
+            if number == 2:
+                handle = KINDS[kind](weight, _leaf_node(weight), lambda called=called: called.append(1))
+            if number == 4:
+                handle.remove()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", GraphBreakWarning)
+                run_step(torch.full((3,), float(number)))
+            found.append((len(called), weight.detach().clone(), weight.grad))
+        outcomes.append((found, held is not None))
+    same(*outcomes)
