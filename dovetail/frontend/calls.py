@@ -23,6 +23,7 @@ from dovetail.frontend.call_tables import (
     PURE_MODULES,
     RULES,
     calls_user_code,
+    is_method_of_users_class,
     is_of_library,
     is_overridable,
     runs_natively,
@@ -72,6 +73,7 @@ class Calls(NativeCalls):
                 runs_natively(function.__globals__.get("__name__") or "")
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+                and not is_method_of_users_class(function, args)
             ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)
@@ -87,7 +89,12 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)):
+            return self.call_torch(function, args, kwargs)
+        if kind.__module__.startswith("torch."):
+            caller, _ = class_attribute(kind, "__call__")
+            if isinstance(caller, types.FunctionType) and not runs_natively(caller.__module__ or ""):
+                return self.call(types.MethodType(caller, function), args, kwargs, direct)
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)

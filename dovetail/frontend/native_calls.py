@@ -91,6 +91,15 @@ def _hides_state(value: Any) -> bool:
     return getattr(maker, "__self__", object) not in _OPEN
 
 
+def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is ``object.__setattr__``, called for an object that is no class."""
+    if getattr(function, "__name__", "") != "__setattr__":
+        return False
+    if isinstance(function, types.MethodWrapperType):
+        return not isinstance(function.__self__, type)
+    return function is object.__setattr__ and not (args and isinstance(args[0], type))
+
+
 class NativeCalls:
     """Mixed into the interpreter, below :class:`Calls`."""
 
@@ -171,7 +180,9 @@ class NativeCalls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        keeps_symbols = function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function)
+        keeps_symbols = (
+            function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function) or _sets_attribute(function, args)
+        )
         if not keeps_symbols and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
