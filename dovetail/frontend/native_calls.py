@@ -48,7 +48,13 @@ from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
-from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
+from dovetail.frontend.values import (
+    is_array_number,
+    is_bound_builtin,
+    is_extension_record,
+    is_leaf_value,
+    plain_numbers,
+)
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -533,6 +539,7 @@ class NativeCalls:
             and not callable(value)
             and not isinstance(value, logging.Logger)
             and not is_leaf_value(value)
+            and not is_array_number(value)
         ):
             name = getattr(function, "__name__", str(function))
             raise Break(
