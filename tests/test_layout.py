@@ -16,7 +16,7 @@ ORDER = (
     "cli",
     "testing",
     "distributed",
-    "face",  # dovetail/__init__.py and compile.py
+    "face",  # dovetail/__init__.py, compile.py and compiled_function.py
     "report",
     "frontend",
     "compiled_autograd",
@@ -56,7 +56,7 @@ DOORS = (
     "torch_private_state.py",
     "torch_private_torch_compile.py",
 )
-FACE = ("__init__", "compile")
+FACE = ("__init__", "compile", "compiled_function")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -19,10 +19,12 @@ from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
     CACHE_KEYS,
+    INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     PURE_MODULES,
     RULES,
     calls_user_code,
+    check_loading,
     is_method_of_users_class,
     is_of_library,
     is_overridable,
@@ -33,6 +35,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.told_sizes import told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -64,6 +67,7 @@ class Calls(NativeCalls):
                 for item in args:
                     self._check_opaque(function, item)
                 return self.values.wrap(function(*args, **kwargs))
+            check_loading(function.__globals__.get("__name__"))
             if function.__module__ == "dovetail.compile" and function.__name__ in ("compile", "capture", "explain"):
                 raise Break(
                     f"dovetail.{function.__name__} is called inside of a compiled function",
@@ -71,6 +75,7 @@ class Calls(NativeCalls):
                 )
             if (
                 runs_natively(function.__globals__.get("__name__") or "")
+                and function not in INTERPRETED_GENERATORS
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
                 and not is_method_of_users_class(function, args)
@@ -89,12 +94,9 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)):
-            return self.call_torch(function, args, kwargs)
-        if kind.__module__.startswith("torch."):
-            caller, _ = class_attribute(kind, "__call__")
-            if isinstance(caller, types.FunctionType) and not runs_natively(caller.__module__ or ""):
-                return self.call(types.MethodType(caller, function), args, kwargs, direct)
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+        ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)
@@ -112,6 +114,11 @@ class Calls(NativeCalls):
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def formatted(self, frame: Any, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        value = told_number(frame, value)
+        return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
@@ -206,6 +213,7 @@ class Calls(NativeCalls):
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
+        check_loading(module)
         check_made(kind)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")

@@ -21,6 +21,7 @@ import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
+import dovetail.frontend.overlapping_views
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
@@ -34,7 +35,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import runs_natively
+from dovetail.frontend.call_tables import check_loading, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -75,9 +76,9 @@ ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 def _may_come_of_a_symbol(error: BaseException) -> bool:
     """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
-    return not isinstance(error, ORDINARY_ERRORS) and (
-        type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
-    )
+    if isinstance(error, ORDINARY_ERRORS) or private.is_marked_independent(error):
+        return False
+    return type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:
@@ -555,6 +556,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method, _ = class_attribute(type(value), "__iter__")
         if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
             return self.call(types.MethodType(method, value), (), {})
+        check_loading(type(value).__module__)
         if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.values.whole(value)
         elif isinstance(value, Iterator) and self.values.source_of(value) is not None:
@@ -588,13 +590,15 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         """One step of an iterator: (True, return value) at its end, else (False, item)."""
         method, _ = class_attribute(type(iterator), "__next__")
+        check_loading(type(iterator).__module__)
         try:
-            if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
-                if not runs_natively(method.__globals__.get("__name__") or "") and not isinstance(
-                    iterator, WrappingIterator
-                ):
-                    return False, self.call(types.MethodType(method, iterator), (), {})
-            elif self.values.source_of(iterator) is not None:
+            if (
+                isinstance(method, types.FunctionType)
+                and not isinstance(iterator, (collections.abc.Generator, WrappingIterator))
+                and not runs_natively(method.__globals__.get("__name__") or "")
+            ):
+                return False, self.call(types.MethodType(method, iterator), (), {})
+            if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead")
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:

@@ -240,6 +240,9 @@ class NativeCalls:
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)
+            if isinstance(owner, torch.Size) and name == "numel" and not args and not kwargs:
+                # torch's own gives a plain number.
+                return math.prod(owner)
             if isinstance(owner, (frozenset, deque)):
                 args = tuple(self.as_key(item, owner) for item in args)
             if (
@@ -452,6 +455,9 @@ class NativeCalls:
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
+            if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
+                private.mark_independent(error)
+                raise
             if not trace.avoids_breaks or not private_compile.needs_real_data(error):
                 private.mark_native(error)
                 raise

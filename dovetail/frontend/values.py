@@ -311,10 +311,10 @@ class Values:
             )
         ):
             return self.symbolic_number(value, source)
-        if kind is tuple and not plain and self.trace.policy.has_symbolic_items(value, source.name):
+        if kind in (tuple, torch.Size) and not plain and self.trace.policy.has_symbolic_items(value, source.name):
             self.guard(source, TypeIs(kind), f"{source.name} was read")
             self.guard(source, Length(len(value)), f"{source.name} was read")
-            return tuple(self.read(item, ItemSource(source, position)) for position, item in enumerate(value))
+            return kind([self.read(item, ItemSource(source, position)) for position, item in enumerate(value)])
         if kind in LEAF_TYPES or is_leaf_value(value):
             self.guard(source, Equals(value), f"{source.name} was read")
             return value

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import CaptureError, ModuleMadeError
+from dovetail.errors import CaptureError, ModuleMadeError, UnbuildableError
 
 Fetch = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -363,7 +363,7 @@ class RecipeBuilder:
 
     @staticmethod
     def _refuse(value: Any) -> CaptureError:
-        error = ModuleMadeError if isinstance(value, torch.nn.Module) else CaptureError
+        error = ModuleMadeError if isinstance(value, torch.nn.Module) else UnbuildableError
         return error(
             f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
             advice="return tensors, numbers, containers or plain objects",
