@@ -28,7 +28,7 @@ def bind(
     for key, value in kwargs.items():
         if key in acceptable:
             if key in local_values:
-                raise TypeError(f"{function.__qualname__}() got multiple values for argument {key!r}")
+                _raise_as_python_does(function, args, kwargs)
             local_values[key] = value
         else:
             rest[key] = value
@@ -61,5 +61,20 @@ def bind(
 
 def _raise_as_python_does(function: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise CPython's own TypeError, by calling a function with the same parameters and no body."""
-    inspect.signature(function).bind(*args, **kwargs)
+    code, nothing = function.__code__, (lambda: None).__code__
+    kept = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    empty = code.replace(
+        co_code=nothing.co_code,
+        co_consts=nothing.co_consts,
+        co_names=(),
+        co_freevars=(),
+        co_cellvars=(),
+        co_exceptiontable=b"",
+        co_stacksize=nothing.co_stacksize,
+        co_flags=(code.co_flags & kept) | nothing.co_flags,
+    )
+    same = types.FunctionType(empty, {}, function.__name__, function.__defaults__)
+    same.__kwdefaults__ = function.__kwdefaults__
+    same.__qualname__ = function.__qualname__
+    same(*args, **kwargs)
     raise TypeError(f"{function.__qualname__}() does not accept these arguments")

@@ -42,6 +42,8 @@ INLINED_TORCH = (
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
     "torch.utils._pytree",
+    # They call one another, and those of the user.
+    "torch.distributions.transforms",
     "torch.utils.data.dataset",
 )
 # Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
@@ -269,6 +271,32 @@ def is_overridable(function: types.FunctionType) -> bool:
     """
     is_method = getattr(torch.Tensor, function.__name__, None) is function
     return "handle_torch_function" in function.__code__.co_names and not is_method
+
+
+def is_method_of_users_class(function: types.FunctionType, args: tuple[Any, ...]) -> bool:
+    """Whether a method of a class of torch's, or a descriptor of torch's, is called for an object of a class that others have
+    derived from torch's.
+
+    What it calls in turn may be theirs (``torch.distributions.Transform.__call__`` calls ``_call``). Tensors and modules have
+    ways of their own.
+    """
+    owner = args[1] if function.__name__ == "__get__" and len(args) > 1 else args[0] if args else None
+    kind = type(owner)
+    if kind in _NO_CLASSES_OF_USERS or kind.__module__.split(".", 1)[0] == "torch":
+        return False
+    if isinstance(owner, (torch.Tensor, type, *NATIVE_CALLABLES, types.FunctionType)):
+        return False
+    name, where = function.__qualname__, function.__module__
+    is_getter = function.__name__ == "__get__"
+    return any(
+        (base.__module__ == where and name.startswith(f"{base.__qualname__}."))
+        or (is_getter and base.__module__.startswith("torch."))
+        for base in kind.__mro__
+        if not issubclass(base, torch.nn.Module)
+    )
+
+
+_NO_CLASSES_OF_USERS = frozenset({int, float, bool, str, bytes, tuple, list, dict, set, type(None)})
 
 
 def calls_user_code(value: Any) -> bool:

@@ -25,6 +25,7 @@ from dovetail.frontend.call_tables import (
     RULES,
     calls_user_code,
     check_loading,
+    is_method_of_users_class,
     is_of_library,
     is_overridable,
     runs_natively,
@@ -77,6 +78,7 @@ class Calls(NativeCalls):
                 and function not in INTERPRETED_GENERATORS
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+                and not is_method_of_users_class(function, args)
             ):
                 return self.call_torch(function, args, kwargs)
             return self.run_function(function, args, kwargs, direct)

@@ -64,7 +64,7 @@ from dovetail.guards import (
     Source,
     Unbound,
 )
-from dovetail.guards.source import plain_keys
+from dovetail.guards.source import plain_keys, plain_length, read_item
 from dovetail.trace import Trace
 
 MAXIMUM_DEPTH = 400
@@ -496,11 +496,11 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             position = operator.index(key)
             if position < 0:
                 self.guard_length(target)
-                position += len(target)
-            elif position >= len(target):
+                position += plain_length(target)
+            elif position >= plain_length(target):
                 # That there is no such item is an assumption too: a loop over the items of a list ends so.
                 self.guard_length(target)
-            value = operator.getitem(target, key)
+            value = read_item(target, key)
             return self.values.read(value, self.values.item_source(target, position))
         if isinstance(target, type):
             return target[key]  # type: ignore[index]

@@ -48,7 +48,13 @@ from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
-from dovetail.frontend.values import is_bound_builtin, is_extension_record, is_leaf_value, plain_numbers
+from dovetail.frontend.values import (
+    is_array_number,
+    is_bound_builtin,
+    is_extension_record,
+    is_leaf_value,
+    plain_numbers,
+)
 from dovetail.guards import (
     AttributeSource,
     HasNoKey,
@@ -89,6 +95,15 @@ def _hides_state(value: Any) -> bool:
     makers = (owner.__dict__.get("__new__") for owner in kind.__mro__)
     maker = next((item for item in makers if isinstance(item, types.BuiltinFunctionType)), None)
     return getattr(maker, "__self__", object) not in _OPEN
+
+
+def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is ``object.__setattr__``, called for an object that is no class."""
+    if getattr(function, "__name__", "") != "__setattr__":
+        return False
+    if isinstance(function, types.MethodWrapperType):
+        return not isinstance(function.__self__, type)
+    return function is object.__setattr__ and not (args and isinstance(args[0], type))
 
 
 class NativeCalls:
@@ -171,7 +186,9 @@ class NativeCalls:
         """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs and is_exact_only_in_python(function, args):
             return self.derive(function, args)
-        keeps_symbols = function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function)
+        keeps_symbols = (
+            function in SYMBOLIC_FUNCTIONS or stores_its_arguments(function) or _sets_attribute(function, args)
+        )
         if not keeps_symbols and not self._is_tensor_method(function, args):
             args = tuple(plain_numbers(item) for item in args)
             kwargs = {key: plain_numbers(item) for key, item in kwargs.items()}
@@ -528,6 +545,7 @@ class NativeCalls:
             and not callable(value)
             and not isinstance(value, logging.Logger)
             and not is_leaf_value(value)
+            and not is_array_number(value)
         ):
             name = getattr(function, "__name__", str(function))
             raise Break(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ def stays_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is
     dispatch mode are selected and with one are masked, so that the last bit differs. Multi-label margin loss of one vector:
     its shape on fake tensors is not that of its result.
     """
+    if not isinstance(function, types.FunctionType):
+        # An object that is called need not have a hash.
+        return False
     if function not in _CROSS_ENTROPY and function not in _MULTILABEL:
         return False
     try:

@@ -22,6 +22,7 @@ from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.sparse import SPARSE_OPERATORS, call_sparse, given_sparse
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
+from dovetail.guards.source import plain_length
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
 _MOST_KEYS = 64
@@ -400,7 +401,12 @@ class Operators(Numbers):
         """Guard how many items a container has."""
         source = self.values.source_of(value)
         if source is not None and not self.effects.written(value):
-            self.values.guard(source, Length(len(value)), f"the length of {source.name} was read")
+            if not isinstance(value, (*OLD_CONTAINERS, collections.deque, str, bytes, range)):
+                raise Break(
+                    f"the length of a {type(value).__qualname__} object is asked for, which nobody guards",
+                    "ask for it outside of the function, or keep the items in a list or dictionary",
+                )
+            self.values.guard(source, Length(plain_length(value)), f"the length of {source.name} was read")
 
 
 class _Says:

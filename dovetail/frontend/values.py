@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, KeysView
@@ -102,6 +103,21 @@ TRUSTED_PREFIXES = (
 
 
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
+
+
+def is_array_number(value: object) -> bool:
+    """Whether a value is a number of NumPy's, such as ``numpy.float64(0.5)``: immutable, and known by what it holds."""
+    kind = type(value)
+    if kind.__module__ != "numpy":
+        return False
+    base = getattr(sys.modules.get("numpy"), "number", None)
+    return base is not None and isinstance(value, base) and array_number(value) is not None
+
+
+def array_number(value: Any) -> int | float | complex | None:
+    """What a number of NumPy's holds; None for one that Python has no number for."""
+    found = value.item() if hasattr(value, "item") else None
+    return found if type(found) in (int, float, complex) else None
 
 
 def is_bound_builtin(value: object) -> bool:
@@ -318,7 +334,10 @@ class Values:
             self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
-        if isinstance(value, _NUMBERS_AND_TEXTS):
+        if is_array_number(value):
+            inside = ComputedSource(array_number, (source,), f"the value of {source.name}")
+            self.guard(inside, Equals(array_number(value)), f"{source.name} was read")
+        elif isinstance(value, _NUMBERS_AND_TEXTS):
             # Whatever the class defines besides, native code takes the number or the text that it is.
             inside = ComputedSource(plain_content, (source,), f"the value of {source.name}")
             self.guard(inside, Equals(plain_content(value)), f"{source.name} was read")

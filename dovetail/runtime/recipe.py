@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import sys
 import types
 import warnings
 import weakref
@@ -177,6 +178,14 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def _is_array_scalar(value: Any) -> bool:
+    """Whether a value is a number or truth value of NumPy's."""
+    if type(value).__module__ != "numpy":
+        return False
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
+
+
 def plain_content(value: Any) -> Any:
     """What an object of a subclass of a number, a text or a frozen set holds; None for all else."""
     kind = next((kind for kind in _CONTENTS if isinstance(value, kind)), None)
@@ -233,6 +242,9 @@ class RecipeBuilder:
             return SharedItem(number)
         if type(value) is torch.Size:
             return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),), -1)
+        if _is_array_scalar(value):
+            # Immutable, and never handed on as an input of the graph.
+            return ConstantItem(value)
         if isinstance(value, slice):
             return SliceItem((self.build(value.start), self.build(value.stop), self.build(value.step)))
         number = self._numbers[id(value)] = len(self._alive)

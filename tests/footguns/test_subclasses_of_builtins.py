@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import dovetail
+from tests.differential import same
 
 
 class Count(int):
@@ -157,3 +159,47 @@ def test_an_iterator_of_a_list_that_grew_since_the_last_break_stands_where_it_st
         for _ in range(2):
             result, seen, out = compiled(torch.ones(1))
             assert (float(result), seen, out) == (1.0, [1], [1])
+
+
+class Settings:
+    """What a training script keeps, read from a file by NumPy."""
+
+    rate: Any = numpy.float64(0.5)
+    count: Any = numpy.int64(2)
+
+
+SCALARS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x * Settings.rate,
+    lambda x: x.clamp(max=Settings.rate),
+    lambda x: x[: Settings.count],
+    lambda x: torch.zeros((Settings.count, 2)),
+    lambda x: [1, 2, 3, 4][Settings.count],
+    lambda x: x * 2 if Settings.rate > 0.4 else x,
+    lambda x: (x, Settings.rate * 2, type(Settings.count)),
+]
+
+
+@pytest.mark.parametrize("program", range(len(SCALARS)))
+def test_a_number_of_numpys_changes(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = dovetail.compile(SCALARS[program], backend="aten", fullgraph=True)
+    for rate, count in ((0.5, 2), (0.25, 2), (0.25, 3), (0.5, 1)):
+        monkeypatch.setattr(Settings, "rate", numpy.float64(rate))
+        monkeypatch.setattr(Settings, "count", numpy.int64(count))
+        same(SCALARS[program](torch.arange(5.0)), compiled(torch.arange(5.0)))
+
+
+def test_errors_of_a_call_that_does_not_fit_have_pythons_text() -> None:
+    def called(a: Any, /, b: Any, *, c: Any = 3, **rest: Any) -> Any:
+        return a * b + c + len(rest)
+
+    def program(x: torch.Tensor) -> Any:
+        texts = []
+        for args, kwargs in (((), {"a": x, "b": 2}), ((x,), {}), ((x, 1, 2), {}), ((x, 1), {"b": 3}), ((), {})):
+            try:
+                called(*args, **kwargs)
+            except TypeError as error:
+                texts.append(str(error))
+        return x * 2, texts
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    assert compiled(torch.ones(1))[1] == program(torch.ones(1))[1]

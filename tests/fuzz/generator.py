@@ -12,7 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # What helpers and methods do not use, so that nothing recurses.
-_CALLABLES = ("helper", "thing(", "net", ".method", ".action", ".total", "counted", "other(", ")(", "build")
+CALLABLES = (
+    "helper",
+    "thing(",
+    "net",
+    ".method",
+    ".action",
+    ".total",
+    "counted",
+    "other(",
+    ")(",
+    "build",
+    "remember",
+    "careful",
+    "talker",
+)
 _KEYS = ("a", "b", "c", "d")
 
 
@@ -79,10 +93,14 @@ class Writer:
             return self._literal(kind)
         draw: Callable[[Scope, int], str] = getattr(self, f"_expression_{kind}")
         for _ in range(8):
-            text = draw(scope, depth - 1)
-            if not self.plain or not any(name in text for name in _CALLABLES):
+            text = (self.awkward(kind, scope, depth - 1) if self.chance(0.12) else None) or draw(scope, depth - 1)
+            if not self.plain or not any(name in text for name in CALLABLES):
                 return text
         return self._literal(kind)
+
+    def awkward(self, kind: str, scope: Scope, depth: int) -> str | None:
+        """An expression of :mod:`tests.fuzz.awkward`, where there are any."""
+        return None
 
     def _literal(self, kind: str) -> str:
         literals = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from tests.fuzz import awkward
 from tests.fuzz.generator import Scope
 from tests.fuzz.statements import StatementWriter
 
@@ -155,7 +156,7 @@ class _Program:
             "    finally:",
             "        limit -= 1",
         ]
-        return helper + make
+        return helper + make + awkward.HELPERS
 
     def _classes(self) -> list[str]:
         writer = self.writer
@@ -419,6 +420,8 @@ class _Program:
     def _change(self) -> str:
         """A change of the world between two calls."""
         writer = self.writer
+        if writer.chance(0.25):
+            return writer.rng.choice(awkward.CHANGES)
         return writer.rng.choice(
             [
                 "thing.count += 1",

@@ -31,6 +31,8 @@ import torch
 
 import dovetail
 from dovetail.compile import CompiledFunction, compiled_function
+from dovetail.guards import AmbientState
+from dovetail.torch_private_state import StateOfTorch
 from tests.fuzz.world import Comparison, Difference
 
 MODULE_NAME = "fuzzed_program"
@@ -86,6 +88,7 @@ class _Call:
     printed: str
     torch_random: torch.Tensor
     python_random: Any
+    state_of_torch: tuple[AmbientState, StateOfTorch]
 
 
 class _World:
@@ -113,7 +116,8 @@ class _World:
                 error = raised
         # Accepted: the text of a tensor names the node of autograd that made it, which is the graph's own in one of the two.
         text = re.sub(r"grad_fn=<\w+>", "grad_fn", printed.getvalue())
-        return _Call(result, error, text, torch.get_rng_state(), random.getstate())
+        state = (AmbientState.snapshot(), StateOfTorch.now())
+        return _Call(result, error, text, torch.get_rng_state(), random.getstate(), state)
 
 
 def _differentiable(comparison: Comparison) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -197,6 +201,8 @@ def _compare_calls(left: _World, right: _World, first: _Call, second: _Call, whe
         raise Difference("printed", f"{where}: {first.printed!r} and {second.printed!r}")
     if not torch.equal(first.torch_random, second.torch_random) or first.python_random != second.python_random:
         raise Difference("random state", where)
+    if first.state_of_torch != second.state_of_torch:
+        raise Difference("state of torch", f"{where}: {first.state_of_torch[0].differences()}")
     comparison = Comparison(MODULE_NAME)
     comparison.same(first.result, second.result, f"{where} result")
     comparison.namespace(left.namespace, right.namespace)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.fuzz.generator import Scope, Writer
+from tests.fuzz import awkward
+from tests.fuzz.generator import CALLABLES, Scope, Writer
 
 _KINDS = ("T", "T", "T", "I", "I", "F", "B", "S", "LT", "LI", "DT", "DI", "C")
 
@@ -45,8 +46,16 @@ class StatementWriter(Writer):
             return "{" + ", ".join(f"{number}: {part}" for number, part in enumerate(parts)) + "}"
         return "(" + ", ".join(parts) + ",)" if self.chance(0.6) else "[" + ", ".join(parts) + "]"
 
+    def awkward(self, kind: str, scope: Scope, depth: int) -> str | None:
+        """An expression of :mod:`tests.fuzz.awkward`."""
+        return awkward.expression(self, kind, scope, depth)
+
     def statement(self, scope: Scope, depth: int) -> list[str]:
         """One statement."""
+        if self.chance(0.12):
+            lines = awkward.statement(self, scope)
+            if not self.plain or not any(name in line for line in lines for name in CALLABLES):
+                return lines
         simple: list[tuple[float, Callable[[Scope], list[str]]]] = [
             (4.0, self._assign_new),
             (2.0, self._assign_known),
@@ -463,7 +472,8 @@ class StatementWriter(Writer):
             "with counting():",
             "with contextlib.nullcontext():",
         )
-        return [head, *self._inside(scope, depth)]
+        heads = awkward.head(self, scope) if self.chance(0.3) else [head]
+        return [*heads, *self._inside(scope, depth)]
 
     def _match(self, scope: Scope, depth: int) -> list[str]:
         kind = self.pick("I", "S", "LI", "DI")
