@@ -278,6 +278,18 @@ def divides_sizes(expression: Any) -> bool:
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
 
 
+def compares_rest_with_one(expression: Any) -> bool:
+    """Whether a condition says that a size which is the rest of a division is 1, or is not.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [compares_rest_with_one(item) for item in (sympy.Ne(size % 4, 1), sympy.Ne(size % 4, 0), sympy.Ne(size, 1))]
+    [True, False, False]
+    """
+    if not isinstance(expression, (sympy.Eq, sympy.Ne)) or expression.rhs != 1:
+        return False
+    return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
+
+
 def compares_bound(expression: Any) -> bool:
     """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)

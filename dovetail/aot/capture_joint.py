@@ -18,6 +18,7 @@ from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInp
 from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
 from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.guards import is_ticket, parts_of_ticket
@@ -394,7 +395,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     program = trace.program(tuple(found.graph_values))
     ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.
-    leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
+    leaves = [item.leaf if item.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
     gradients: list[torch.Tensor | None] = [None] * len(leaves)
     wanted = [leaf for leaf in leaves if leaf is not None]
@@ -537,7 +538,8 @@ def _drop_unused_vectors(graph: torch.fx.Graph) -> None:
 
 def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
     with private.disable_current_modes(), trace.fake_mode:
-        fake = torch.empty_strided(of.shape, of.stride(), dtype=of.dtype, device=of.device)
+        strides = torch.empty(of.shape, device="meta").stride() if shares_places(of) else of.stride()
+        fake = torch.empty_strided(of.shape, strides, dtype=of.dtype, device=of.device)
     with private.disable_current_modes():
         proxy = trace.tracer.create_proxy("placeholder", f"tangents_{number + 1}", (), {})
         proxy.node.meta["val"] = fake

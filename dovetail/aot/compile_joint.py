@@ -26,7 +26,7 @@ from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.aot.trailing_update import fused_updates, take_off
-from dovetail.aot.whole_step import compute_again_in_backward
+from dovetail.aot.whole_step import compute_again_in_backward, keep_memory_between_steps
 from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
@@ -111,6 +111,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         # A call that is done again by eager drops them itself; a later backward may read them.
         dropped=() if assumed or frozen.backward else compiled.dropped,
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
+        turned_on=getattr(capture, "turned_on", ()),
     )
 
 
@@ -345,6 +346,7 @@ def compile_joint(
         with log.span("compute again") as details:
             again = compute_again_in_backward(parts.forward.graph)
             details["nodes"] = len(again)
+        keep_memory_between_steps(parts.forward.graph)
         if again:
             parts.forward.recompile()
             parts = dataclasses.replace(parts, recomputed_nodes=tuple(node.name for node in again))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.size_expressions import size_in_graph
 
 _SUMS = (torch.ops.aten.add.Tensor,)
@@ -22,6 +23,22 @@ _SUMS = (torch.ops.aten.add.Tensor,)
 PACK = "pack"
 MEMBER = "member"
 FOR_PATTERN = "for_pattern"
+
+
+def shares_places(output: torch.Tensor) -> bool:
+    """Whether places of a tensor share memory, as windows that overlap do: no gradient can be laid out like it.
+
+    >>> shares_places(torch.ones(4).as_strided((3, 2), (1, 1))), shares_places(torch.ones(3, 2).t())
+    (True, False)
+    """
+    pairs = zip(output.stride(), output.shape, strict=True)
+    steps = sorted((private_sizes.hint(stride), private_sizes.hint(size)) for stride, size in pairs)
+    reach = 0
+    for stride, size in steps:
+        if size > 1 and stride <= reach:
+            return True
+        reach += max(size - 1, 0) * stride
+    return False
 
 
 def specialise_tangents(

@@ -24,14 +24,17 @@ from dovetail.frontend.call_tables import (
     PURE_MODULES,
     RULES,
     calls_user_code,
+    check_loading,
     is_of_library,
     is_overridable,
     runs_natively,
     wraps_user_code,
 )
 from dovetail.frontend.classes import call_metaclass
+from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.told_sizes import told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -63,6 +66,7 @@ class Calls(NativeCalls):
                 for item in args:
                     self._check_opaque(function, item)
                 return self.values.wrap(function(*args, **kwargs))
+            check_loading(function.__globals__.get("__name__"))
             if function.__module__ == "dovetail.compile" and function.__name__ in ("compile", "capture", "explain"):
                 raise Break(
                     f"dovetail.{function.__name__} is called inside of a compiled function",
@@ -88,7 +92,9 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+        ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)
@@ -106,6 +112,11 @@ class Calls(NativeCalls):
                 self.values.guard(source, Identity(function), f"{source.name} was called")
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def formatted(self, frame: Any, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        value = told_number(frame, value)
+        return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
@@ -200,6 +211,8 @@ class Calls(NativeCalls):
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
+        check_loading(module)
+        check_made(kind)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):

@@ -21,6 +21,7 @@ import dovetail.frontend.counted_loops
 import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
+import dovetail.frontend.overlapping_views
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
@@ -34,7 +35,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import runs_natively
+from dovetail.frontend.call_tables import check_loading, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -43,6 +44,7 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
@@ -86,6 +88,14 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     return start is end
 
 
+def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
+    if python_method(mapping, "__iter__") is not None:
+        return True
+    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
+    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
+
+
 class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
@@ -101,6 +111,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
         self.waiting = self.values.waiting = Waiting(self.values)
+        self.left_open = LeftOpen()
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
@@ -545,6 +556,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method, _ = class_attribute(type(value), "__iter__")
         if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
             return self.call(types.MethodType(method, value), (), {})
+        check_loading(type(value).__module__)
         if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.values.whole(value)
         elif isinstance(value, Iterator) and self.values.source_of(value) is not None:
@@ -578,13 +590,15 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         """One step of an iterator: (True, return value) at its end, else (False, item)."""
         method, _ = class_attribute(type(iterator), "__next__")
+        check_loading(type(iterator).__module__)
         try:
-            if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
-                if not runs_natively(method.__globals__.get("__name__") or "") and not isinstance(
-                    iterator, WrappingIterator
-                ):
-                    return False, self.call(types.MethodType(method, iterator), (), {})
-            elif self.values.source_of(iterator) is not None:
+            if (
+                isinstance(method, types.FunctionType)
+                and not isinstance(iterator, (collections.abc.Generator, WrappingIterator))
+                and not runs_natively(method.__globals__.get("__name__") or "")
+            ):
+                return False, self.call(types.MethodType(method, iterator), (), {})
+            if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead")
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:
@@ -628,7 +642,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def items_of(self, mapping: Any) -> dict[Any, Any]:
         """A mapping as a plain dictionary of traced values."""
-        if isinstance(mapping, dict):
+        if isinstance(mapping, dict) and not _asks_for_keys(mapping):
             self.values.whole(mapping)
             return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))

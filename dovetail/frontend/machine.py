@@ -288,6 +288,10 @@ class Machine:
         """All items of an iterable; here Python itself asks for their number."""
         return list(value)
 
+    def formatted(self, frame: Frame, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        return format(value, specification)
+
     def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
         """One step of ``yield from``."""
         try:

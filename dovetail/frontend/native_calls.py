@@ -43,6 +43,7 @@ from dovetail.frontend.call_tables import (
 from dovetail.frontend.callbacks import callback_codes, watched
 from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.size_list import SizeList
@@ -96,6 +97,7 @@ class NativeCalls:
     values: Any
     effects: Any
     frames: list[Any]
+    left_open: LeftOpen
     _function_classes: dict[type, type]
 
     if TYPE_CHECKING:
@@ -221,6 +223,9 @@ class NativeCalls:
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             if isinstance(owner, tuple) and name in SEARCHES and args:
                 return self.search(owner, name, args)
+            if isinstance(owner, torch.Size) and name == "numel" and not args and not kwargs:
+                # torch's own gives a plain number.
+                return math.prod(owner)
             if isinstance(owner, (frozenset, deque)):
                 args = tuple(self.as_key(item, owner) for item in args)
             if (
@@ -454,6 +459,7 @@ class NativeCalls:
             if known is not None:
                 trace.forgive_data_symbols(data_symbols)
                 result = function(*known[0], **known[1])
+        self.left_open.called(function, arguments, result)
         data_sizes = self.values.trace.policy.data_sizes
         if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
             name = getattr(function, "__name__", str(function))

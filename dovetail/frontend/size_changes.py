@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private as private
+from dovetail.frontend.exits import Moved, SymbolicParts
 from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
 from dovetail.runtime.entry import Entry
 from dovetail.trace import ShapePolicy, marks_of
@@ -24,6 +25,12 @@ class SizeChanges:
     def has_sizes(self) -> bool:
         """Whether a size of a tensor was seen to change."""
         return bool(self._sizes)
+
+    def expect(self, parts: SymbolicParts, places: Moved) -> None:
+        """Take what was symbolic before a graph break for what changes after it."""
+        for name, dims in parts.sizes_after(places):
+            self._sizes.setdefault(name, set()).update(dims)
+        self._numbers.update(parts.numbers_after(places))
 
     def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare a call that no entry fits with what each entry was made for."""
@@ -57,9 +64,9 @@ class SizeChanges:
                     self._numbers.add(source.name)
 
     def _learn_number(self, name: str, then: Any, now: Any) -> None:
-        if type(now) is not type(then) or type(now) not in (int, float, tuple):
+        if type(now) is not type(then) or type(now) not in (int, float, tuple, torch.Size):
             return
-        if type(now) is tuple:
+        if type(now) in (tuple, torch.Size):
             numbers = all(type(item) in (int, float) for item in (*then, *now))
             if not numbers or len(then) != len(now) or then == now:
                 return

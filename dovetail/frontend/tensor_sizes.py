@@ -44,7 +44,7 @@ _register_division(torch.divide, None)
 _register_division(torch.floor_divide, "floor")
 
 
-def _with_known_sizes(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_known_sizes(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with the number in the place of each tensor among its sizes."""
     found = False
 
@@ -68,4 +68,4 @@ _TAKE_SIZES = (
     *("view", "reshape", "expand", "repeat", "tile", "unflatten", "as_strided", "broadcast_to", "narrow", "unfold"),
     *("new_zeros", "new_ones", "new_empty", "zeros", "ones", "empty", "rand", "randn"),
 )
-METHOD_RULES.update(dict.fromkeys(_TAKE_SIZES, _with_known_sizes))
+METHOD_RULES.update(dict.fromkeys(_TAKE_SIZES, with_known_sizes))

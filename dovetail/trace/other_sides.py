@@ -91,12 +91,14 @@ class Proposals:
         """Whether a comparison is one of the program's own with many sizes on both of its sides.
 
         One size that is a case of its own is none: it is as likely to be an error, or a loop that is unrolled for it. What
-        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor.
+        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor, and for
+        a padding up to a window, which is a single place for one length in so many.
         """
         expression = item.expression
         is_branch = private_sizes.divides_sizes(expression) and item.location is not None and not item.by_operator
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
-        return is_place and (is_branch or private_sizes.compares_bound(expression))
+        by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
+        return is_place and (is_branch or by_layout)
 
     def _leads_there(
         self, position: int, tensors: Sequence[torch.Tensor], values: Callable[..., Any], relations: Callable[..., Any]

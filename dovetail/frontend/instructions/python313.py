@@ -102,12 +102,12 @@ def _convert_value(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 def _format_simple(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(interpreter.call(format, (frame.stack.pop(), ""), {}))
+    shared.append_text(interpreter, frame, frame.stack.pop(), "")
 
 
 def _format_with_spec(interpreter: Any, frame: Any, instruction: Any) -> None:
     value, specification = pop_many(frame, 2)
-    frame.stack.append(interpreter.call(format, (value, specification), {}))
+    shared.append_text(interpreter, frame, value, specification)
 
 
 TABLE.update(

@@ -546,4 +546,9 @@ def format_value(interpreter: Any, frame: Any, instruction: Any) -> None:
     convert = (None, str, repr, ascii)[instruction.arg & 3]
     if convert is not None:
         value = interpreter.call(convert, (value,), {})
-    frame.stack.append(interpreter.call(format, (value, specification), {}))
+    append_text(interpreter, frame, value, specification)
+
+
+def append_text(interpreter: Any, frame: Any, value: Any, specification: str) -> None:
+    """Push ``format(value, specification)``."""
+    frame.stack.append(interpreter.formatted(frame, value, specification))

@@ -1,0 +1,85 @@
+"""Sizes that change, where a graph break comes before or after: each part compiles once more at the second size, then never."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import dovetail
+from dovetail.compile import compiled_function
+from tests.differential import backward, clone_inputs, same
+from tests.shapes.calls import randn
+
+
+def check_parts(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], most: int = 2) -> Any:
+    """Compare every call with eager; no part may have more than ``most`` entries, and none is added after the second call."""
+    compiled = dovetail.compile(function, backend="aten")
+    owner = compiled_function(compiled)
+    counts: list[list[int]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dovetail.errors.GraphBreakWarning)
+        for number, args in enumerate(calls):
+            eager_args, compiled_args = clone_inputs(args), clone_inputs(args)
+            expected, actual = function(*eager_args), compiled(*compiled_args)
+            same(expected, actual, f"call {number}")
+            backward(expected)
+            backward(actual)
+            same([item.grad for item in eager_args], [item.grad for item in compiled_args], f"call {number}: gradients")
+            counts.append([len(part.entries) for part in (owner, *owner.continuations())])
+    assert len(counts[0]) > 1, "there was no break"
+    assert counts[1] == counts[-1] and max(counts[-1]) <= most, (
+        f"{counts}: {[str(item) for item in owner.events.events]}"
+    )
+    return compiled
+
+
+def test_a_shape_that_lives_across_a_break(capsys: Any) -> None:
+    def reshape(x: Any) -> Any:
+        shape = x.shape
+        flat = (x * 2).reshape(-1)
+        print("half-way")
+        return flat.reshape(shape) * shape[0] + shape.numel()
+
+    check_parts(reshape, [(randn(rows, 3, grad=True),) for rows in (4, 5, 7, 9)])
+
+
+def test_both_sides_of_a_branch_before_a_break(capsys: Any) -> None:
+    def windowed(x: Any) -> Any:
+        y = x[:, -8:].cumsum(1) if x.shape[1] >= 8 else x * 3
+        print("half-way")
+        return y.sum(1) * 2
+
+    check_parts(windowed, [(randn(3, length, grad=True),) for length in (12, 5, 9, 7, 11)], most=3)
+
+
+def test_both_sides_of_a_branch_after_a_break(capsys: Any) -> None:
+    def windowed(x: Any) -> Any:
+        y = x * 2
+        print("half-way")
+        return y[:, -8:].cumsum(1) if y.shape[1] >= 8 else y * 3
+
+    check_parts(windowed, [(randn(3, length, grad=True),) for length in (5, 7, 9, 12, 4)], most=3)
+
+
+def test_padding_up_to_a_window() -> None:
+    def padded(x: Any) -> Any:
+        x, padding = x * 2, -x.shape[1] % 4
+        if padding:
+            x = torch.cat([x, x.new_zeros(x.shape[0], padding).add(1)], 1)
+        print("padded")
+        return x.view(x.shape[0], -1, 4).softmax(2)
+
+    check_parts(padded, [(randn(3, length, grad=True),) for length in (12, 7, 9, 11, 10, 16, 8)], most=4)
+
+
+def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
+    def padded(x: Any) -> Any:
+        x = torch.cat([x * 2, x.new_zeros(x.shape[0], 8 - x.shape[1] % 8)], 1)
+        whole, parts = x.shape, [x + 1, {"half": x[:, ::2]}]
+        print("padded")
+        return parts[0].view(whole) * whole[1], parts[1]["half"].softmax(1)
+
+    check_parts(padded, [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 10), (4, 5), (2, 20))])
