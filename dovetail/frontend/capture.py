@@ -59,6 +59,7 @@ from dovetail.runtime.recipe import (
     RecipeBuilder,
     SourceItem,
     TensorItem,
+    holds_interpreted,
 )
 from dovetail.trace import Bindings, Program, Trace
 
@@ -220,6 +221,9 @@ class _Outputs:
         if source is not None:
             return SourceItem(source.fetch)
         if is_bound_builtin(value):
+            return None
+        if type(value) is types.FunctionType and holds_interpreted(value):
+            # What torch.func.vmap(f) returns, say: it is made again with the user's own function in it.
             return None
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
             return ConstantItem(value)

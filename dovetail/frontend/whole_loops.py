@@ -147,6 +147,14 @@ def _attribute(interpreter: Any, owner: Any, name: str) -> Any:
     return value
 
 
+def _are_plain(values: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are dense ones of one device that no transform looks after."""
+    is_transformed = private.forward_ad_level() >= 0 or any(map(private.is_functorch_wrapped, values))
+    is_dense = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
+    devices = {item.device for item in values}
+    return is_dense and not is_transformed and len(devices) == 1 and not any(map(private.is_wrapper, values))
+
+
 class _Loop:
     """One loop at its place in a program."""
 
@@ -198,8 +206,7 @@ class _Loop:
         """Run the loop without values, to see what it does."""
         hint = private_sizes.hint
         values = list(self._tensors.values())
-        is_plain = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
-        if not is_plain or hint(self._stop) > _MOST_ROUNDS_WATCHED:
+        if not _are_plain(values) or hint(self._stop) > _MOST_ROUNDS_WATCHED:
             raise _RefusedError
         with_gradients = torch.is_grad_enabled()
         flags = [value.requires_grad and with_gradients for value in values]

@@ -216,6 +216,20 @@ def interpreted_of(function: types.FunctionType) -> Any:
     return _INTERPRETED.get(function, function)
 
 
+def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether the closure of a function that native code has made leads to one that stands for an interpreted one."""
+    seen |= {id(function)}
+    for cell in function.__closure__ or ():
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        is_new = type(inside) is types.FunctionType and id(inside) not in seen
+        if is_new and (inside in _INTERPRETED or holds_interpreted(inside, seen)):
+            return True
+    return False
+
+
 class RecipeBuilder:
     """Builds the recipes of one call; objects that several of them share stay shared, if they are rebuilt in this order.
 

@@ -153,3 +153,18 @@ def asks_what_is_not_there(values: torch.Tensor) -> torch.Tensor:
 
 def test_an_error_of_a_call_without_arguments_is_handled() -> None:
     assert counts(asks_what_is_not_there, (5, 6, 7)) == [1, 2, 2]
+
+
+def prints(row: torch.Tensor) -> torch.Tensor:
+    print(end="")
+    return row.cos()
+
+
+def maps_what_prints(values: torch.Tensor) -> torch.Tensor:
+    """What vmap returns holds what the interpreter gave it in the place of the function; that must not leave the trace."""
+    return torch.func.vmap(lambda row: prints(row) * 2)(values.sin()) + 1
+
+
+def test_a_break_in_what_vmap_calls() -> None:
+    _, second, *later = counts(maps_what_prints, (5, 6, 7))
+    assert later == [second]

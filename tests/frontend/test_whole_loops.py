@@ -276,3 +276,14 @@ def test_shared_memory_without_gradients(program: Callable[..., Any]) -> None:
     for rows, length in SIZES[:3]:
         x = r(rows, length, 4).detach()
         same(program(x, weight), compiled(x, weight))
+
+
+def test_under_a_transform() -> None:
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda rows: gated(rows, weight))(x.unflatten(0, (2, -1))).sum()
+
+    compiled = dovetail.compile(program, backend="aten")
+    weight = r(4, 4)
+    for rows, length in ((4, 6), (6, 9), (8, 3)):
+        arguments = (r(rows, length, 4), weight)
+        torch.testing.assert_close(compiled(*arguments), program(*arguments))
