@@ -290,6 +290,11 @@ def compares_rest_with_one(expression: Any) -> bool:
     return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
 
 
+def is_rest(number: Any) -> bool:
+    """Whether a symbolic number is the rest of a division, which is 0 or 1 for many sizes."""
+    return isinstance(number, torch.SymInt) and isinstance(first_expression(number), (Mod, PythonMod, sympy.Mod))
+
+
 def compares_bound(expression: Any) -> bool:
     """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)
