@@ -25,7 +25,8 @@ from dovetail.aot.partition import PartitionedGraph, Strategy, partition
 from dovetail.aot.required_passes import required_passes
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import specialise_tangents
-from dovetail.aot.whole_step import compute_again_in_backward
+from dovetail.aot.trailing_update import fused_updates, take_off
+from dovetail.aot.whole_step import compute_again_in_backward, keep_memory_between_steps
 from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
@@ -322,10 +323,13 @@ def compile_joint(
             f"the backend {chosen.name} runs decompositions of the captured operators, whose numbers are not eager's",
             advice='use backend="aten" with numerics="exact", or numerics="fast"',
         )
+    training = any(joint.spec.output_differentiable)
+    # What is assumed about the data must hold before anything is written.
+    writes_back = chosen.writes_back and not training and not any(map(assumes, joint.graph.nodes))
+    write_backs = _write_backs(joint.spec) if writes_back else {}
     if table:
         with log.span("decompose"):
-            module = decompose_graph(joint.graph_module, table, joint.fake_mode)
-            joint = joint.with_graph(module)
+            joint = joint.with_graph(_decomposed(joint, table, write_backs if chosen.leaves_fused_updates else {}))
     with log.span("partition") as details:
         # Without fusion, computing twice costs time and saves only memory; a bitwise backend keeps eager's trade.
         strategy: Strategy = "save_all" if chosen.numerics == "bitwise" else "minimum_cut"
@@ -337,30 +341,35 @@ def compile_joint(
         if parts.memory is not None:
             details["memory"] = str(parts.memory)
     settings = dict(options or {})
-    training = any(joint.spec.output_differentiable)
     if not training and chosen.numerics != "bitwise":
         with log.span("compute again") as details:
             again = compute_again_in_backward(parts.forward.graph)
             details["nodes"] = len(again)
+        keep_memory_between_steps(parts.forward.graph)
         if again:
             parts.forward.recompile()
             parts = dataclasses.replace(parts, recomputed_nodes=tuple(node.name for node in again))
     dropped = () if training else droppable(joint)
-    with log.span("compile forward", backend=chosen.name):
+    with log.span("compile forward", backend=chosen.name) as details:
         source, left = without_inputs(parts.forward, [gradient for _, gradient in dropped])
+        left_at = {index: place for place, index in enumerate(left)}
+        write_backs = {output: left_at[index] for output, index in write_backs.items()}
+        trailing = take_off(source, write_backs) if chosen.leaves_fused_updates else None
+        if trailing is not None:
+            source = trailing.graph
+            write_backs = {output: index for output, index in write_backs.items() if output not in trailing.written}
         examples = [node.meta["val"] for node in source.graph.find_nodes(op="placeholder")]
         forward_settings = {
             **settings,
-            "user_visible_outputs": list(range(joint.num_forward_outputs)),
+            "user_visible_outputs": [*range(joint.num_forward_outputs), *(trailing.visible if trailing else ())],
             "static_inputs": _static_inputs(source),
         }
-        # What is assumed about the data must hold before anything is written.
-        if chosen.writes_back and not training and not any(map(assumes, joint.graph.nodes)):
-            left_at = {index: place for place, index in enumerate(left)}
-            forward_settings["write_backs"] = {
-                output: left_at[index] for output, index in _write_backs(joint.spec).items()
-            }
+        if writes_back:
+            forward_settings["write_backs"] = write_backs
         forward = compile_with(chosen, source, examples, "forward" if training else "inference", forward_settings)
+        if trailing is not None:
+            details["updates"] = len(trailing.updates)
+            forward = trailing.behind(forward)
         if dropped:
             forward = taking(forward, left)
         forward = with_collective_errors(forward, parts.forward)
@@ -404,6 +413,19 @@ def compile_joint(
         spread=spread,
     )
     return CompiledGraph(joint, parts, chosen, run, log, measured, dropped, given)
+
+
+def _decomposed(
+    joint: JointGraph, table: Mapping[Any, Callable[..., Any]], write_backs: Mapping[int, int]
+) -> torch.fx.GraphModule:
+    """The joint graph by the backend's decompositions; fused optimizers stay whole where all of them can be taken off its end."""
+    whole = {node.target for node in fused_updates(joint.graph_module)} & table.keys() if write_backs else set()
+    if whole and take_off(joint.graph_module, write_backs) is not None:
+        rest = {target: rule for target, rule in table.items() if target not in whole}
+        module = decompose_graph(joint.graph_module, rest, joint.fake_mode)
+        if take_off(module, write_backs) is not None:
+            return module
+    return decompose_graph(joint.graph_module, table, joint.fake_mode)
 
 
 def _measuring(forward: Callable_, joint: JointGraph, measured: list[int]) -> Callable_:

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.partition import cost_of_keeping, is_fused, memory_of, minimum_cut
+from dovetail.runtime.heap import LARGEST, keep_freed_memory
 
 Nodes = Collection[torch.fx.Node]
 
@@ -45,6 +47,20 @@ def compute_again_in_backward(graph: torch.fx.Graph) -> list[torch.fx.Node]:
         if number is not None:
             made += _of_one_backward(graph, number)
     return made
+
+
+def keep_memory_between_steps(graph: torch.fx.Graph) -> int:
+    """Have the C library keep what a step on the CPU frees for the next one; tells how many bytes, 0 where it is no whole step."""
+    if all(node.meta.get(IN_BACKWARD_NUMBER) is None for node in graph.nodes):
+        return 0
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
+    made = [value for value in values if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
+    if not made:
+        return 0
+    if any(map(private_sizes.has_symbols, made)):
+        return keep_freed_memory(LARGEST)
+    # Views count as well: this is a bound.
+    return keep_freed_memory(sum(value.numel() * value.element_size() for value in made))
 
 
 def _writes(node: torch.fx.Node) -> bool:

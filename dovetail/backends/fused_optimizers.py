@@ -186,9 +186,10 @@ def fused_optimizers() -> dict[Any, Callable[..., Any]]:
         packet = getattr(torch.ops.aten, name, None)
         for overload in () if packet is None else packet.overloads():
             if overload in ("default", "tensor_lr"):
-                found[getattr(packet, overload)] = _cut(rule, len(getattr(packet, overload)._schema.returns))
-        if name in NAMES:
-            found[takes_symbols(name)] = rule
+                cut = _cut(rule, len(getattr(packet, overload)._schema.returns))
+                found[getattr(packet, overload)] = cut
+                if name in NAMES:
+                    found[takes_symbols(name, overload)] = cut
     return found
 
 

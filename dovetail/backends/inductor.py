@@ -142,6 +142,7 @@ INDUCTOR = Backend(
     data_sizes=True,
     writes_back=True,
     slow_to_compile=True,
+    leaves_fused_updates=True,
     numerics="tolerance",
     description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
 )

@@ -69,6 +69,7 @@ class Backend:
     ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
     ``writes_back``: whether ``compile`` understands the option ``write_backs``, see :mod:`dovetail.backends.protocol`.
     ``slow_to_compile``: whether a graph that is expected to run once is not worth compiling (:mod:`dovetail.aot.first_run`).
+    ``leaves_fused_updates``: whether it decomposes torch's fused optimizers, and is glad to be spared them where they end a step.
     ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
@@ -87,6 +88,7 @@ class Backend:
     kinds: tuple[Kind, ...] = KINDS
     writes_back: bool = False
     slow_to_compile: bool = False
+    leaves_fused_updates: bool = False
     for_options: Callable[[Mapping[str, Any]], Backend] | None = None
 
     def with_options(self, options: Mapping[str, Any]) -> Backend:

@@ -36,16 +36,19 @@ def _fused(name: str) -> None:
     pure: Any = getattr(torch.ops.aten, name.rstrip("_"))
     schema = getattr(torch.ops.aten, name).default._schema
     symbolic = takes_symbols(name.rstrip("_"))
+    by_tensor = takes_symbols(name.rstrip("_"), "tensor_lr") if "tensor_lr" in pure.overloads() else pure
 
     @rule(written)
     def call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
         targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
         has_symbols = any(type(item) is torch.SymFloat for item in bound.values())
-        results = interpreter.call_torch(symbolic if has_symbols else pure, args, kwargs)
-        for target, result in zip(targets, results, strict=True):
-            if target is bound["grads"] and bound.get("grad_scale") is None:
-                # They are as they were; Inductor would take a copy and a copy of it for one tensor.
+        operator = by_tensor if isinstance(bound["lr"], torch.Tensor) else symbolic if has_symbols else pure
+        results = interpreter.call_torch(operator, args, kwargs)
+        for target, result in zip(targets, results, strict=False):
+            as_they_were = target is bound["grads"] and bound.get("grad_scale") is None
+            if as_they_were or target is bound.get("state_steps"):
+                # Inductor would take a copy and a copy of it for one tensor.
                 continue
             for tensor, value in zip(target, result, strict=True):
                 interpreter.call_torch(torch.Tensor.copy_, (tensor, value), {})

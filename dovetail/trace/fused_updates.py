@@ -1,7 +1,8 @@
 """Torch's fused optimizers with numbers that may change from call to call.
 
-The schemas of ``aten::_fused_adam`` and the like take a ``float``, for which torch asks a symbolic number for its value. The
-operators here have the same names and arguments in Dovetail's own namespace, take a ``Scalar`` instead, and call torch's.
+The schemas of ``aten::_fused_adam`` and the like take a ``float``, for which torch asks a symbolic number for its value; and
+where the learning rate is a tensor, they ask that for its value. The operators here have the same names and arguments in
+Dovetail's own namespace, take a ``Scalar`` or the tensor as it is, and call torch's.
 
 >>> updated, _, buffers = torch.ops.dovetail._fused_sgd(
 ...     [torch.ones(2)], [torch.ones(2)], [torch.ones(2)], weight_decay=0.0, momentum=0.5, lr=0.25, dampening=0.0,
@@ -23,30 +24,33 @@ NAMES = tuple(name for name in _KNOWN if hasattr(torch.ops.aten, name))
 _library = torch.library.Library("dovetail", "FRAGMENT")
 
 
-def _define(name: str) -> None:
-    original = getattr(torch.ops.aten, name).default
+def _define(name: str, overload: str) -> None:
+    original = getattr(getattr(torch.ops.aten, name), overload)
     _library.define(str(original._schema).removeprefix("aten::").replace("float ", "Scalar "))
+    own = name if overload == "default" else f"{name}.{overload}"
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    _library.impl(own, kernel, "CompositeExplicitAutograd")
 
     def example(*args: Any, **kwargs: Any) -> Any:
         written = [at for at, item in enumerate(original._schema.arguments) if str(item.type) == "List[Tensor]"]
         return tuple([torch.empty_like(item) for item in args[at]] for at in written[: len(original._schema.returns)])
 
-    torch.library.register_fake(f"dovetail::{name}", example, lib=_library)
+    torch.library.register_fake(f"dovetail::{own}", example, lib=_library)
 
 
 for _name in NAMES:
-    _define(_name)
+    for _overload in ("default", "tensor_lr"):
+        if _overload in getattr(torch.ops.aten, _name).overloads():
+            _define(_name, _overload)
 
 
-def takes_symbols(name: str) -> Any:
-    """The operator of this name that takes symbolic numbers.
+def takes_symbols(name: str, overload: str = "default") -> Any:
+    """The operator of this name that takes symbolic numbers; of the overload ``tensor_lr``, the learning rate as a tensor.
 
     >>> takes_symbols("_fused_adam")
     <OpOverload(op='dovetail._fused_adam', overload='default')>
     """
-    return getattr(torch.ops.dovetail, name).default
+    return getattr(getattr(torch.ops.dovetail, name), overload)

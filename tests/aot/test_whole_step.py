@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.aot.whole_step import IN_BACKWARD_NUMBER, compute_again_in_backward
+from dovetail.aot.whole_step import IN_BACKWARD_NUMBER, compute_again_in_backward, keep_memory_between_steps
 from dovetail.backends.aten import compile_aten
 from tests.differential import same
 
@@ -119,3 +119,18 @@ def test_each_backward_has_a_number_of_its_own() -> None:
         assert len(set(numbers)) == count
         # Between its first and its last node there is nothing else.
         assert numbers == sorted(numbers)
+
+
+def test_what_a_step_frees_is_kept_for_the_next_one() -> None:
+    model = torch.nn.Linear(64, 64)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.ones(32, 64)
+    graph = dovetail.capture(step, (x,)).graph
+    assert keep_memory_between_steps(graph) >= 2 * 64 * 64 * 4
+    with torch.no_grad():
+        assert keep_memory_between_steps(dovetail.capture(model, (x,)).graph) == 0
