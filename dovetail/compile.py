@@ -397,8 +397,8 @@ class CompiledFunction:
 
     def _note_exit(self, entry: Entry) -> None:
         """Record what is symbolic at the graph break that an entry ends at."""
-        if entry.resume_point is not None:
-            symbolic = entry.compiled.joint.capture.symbolic
+        symbolic = None if entry.resume_point is None else entry.compiled.joint.capture.symbolic
+        if symbolic is not None:
             self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
 
     def _expect_changes(self) -> None:
