@@ -100,6 +100,11 @@ class ShapePolicy:
         return not self.allowed or not (self.everything or self.sizes or self.numbers or self.marked)
 
     @property
+    def is_in_advance(self) -> bool:
+        """Whether the capture is for sizes or numbers that no call had."""
+        return bool(self.other_sizes or self.other_numbers)
+
+    @property
     def has_symbols(self) -> bool:
         """Whether the capture may meet a symbol of any kind."""
         return not self.is_static or self.data_sizes == "keep"

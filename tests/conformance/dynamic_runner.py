@@ -198,7 +198,8 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
         # A part at its limit runs eagerly from then on: that it compiles nothing more is no merit.
         is_full = any(len(part.entries) >= part.options.recompile_limit for part in parts)
         # Where most lengths of the first round have compiled something, there is a graph for each of them.
-        if not fullgraph and settled == final and not is_full and late < len(SWEEP) // 6:
+        few = late < len(SWEEP) // (3 if outcome.once_more else 6)
+        if not fullgraph and settled == final and not is_full and few:
             outcome.verdict = "breaks"
     shown = dict.fromkeys(str(event) for event in events)
     outcome.reason = "; ".join(shown) if outcome.verdict != "passed" else ""
