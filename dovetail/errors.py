@@ -76,7 +76,11 @@ class CaptureError(DovetailError, RuntimeError):
     """The program cannot be captured as a graph (raised by ``capture``, which has no eager fall-back)."""
 
 
-class ModuleMadeError(CaptureError):
+class UnbuildableError(CaptureError):
+    """What the program has made is to leave it, at its end or at a graph break, and cannot be built again outside."""
+
+
+class ModuleMadeError(UnbuildableError):
     """The program makes a module and keeps it. A first call often does so once and for all; that call runs eagerly."""
 
 

@@ -41,7 +41,7 @@ class Options:
     entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
-    other_sides: int = 2
+    other_sides: int = 3
     memory_budget: float | int | None = None
     numerics: str = "fast"
     compiled_autograd: bool = False

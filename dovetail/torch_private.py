@@ -424,10 +424,32 @@ def kernel_flags(
         torch._C._get_mkldnn_enabled,
         torch._C._get_float32_matmul_precision,
         torch._C._get_deterministic_fill_uninitialized_memory,
+        functools.partial(torch._C._get_fp32_precision_getter, "cuda", "all"),
     ),
 ) -> tuple[Any, ...]:
     """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
     return tuple([one() for one in read])
+
+
+def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
+    """Set those of the switches that differ between two results of :func:`kernel_flags`."""
+    setters: tuple[Callable[[Any], Any], ...] = (
+        torch._C._set_sdp_use_flash,
+        torch._C._set_sdp_use_mem_efficient,
+        torch._C._set_sdp_use_math,
+        torch._C._set_sdp_use_cudnn,
+        torch._C._set_cudnn_enabled,
+        torch._C._set_cudnn_benchmark,
+        torch._C._set_cudnn_deterministic,
+        torch._C._set_cudnn_allow_tf32,
+        torch._C._set_mkldnn_enabled,
+        torch._C._set_float32_matmul_precision,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+        functools.partial(torch._C._set_fp32_precision_setter, "cuda", "all"),
+    )
+    for setter, before, after in zip(setters, old, new, strict=True):
+        if before != after:
+            setter(after)
 
 
 KERNEL_FLAG_NAMES = (
@@ -442,6 +464,7 @@ KERNEL_FLAG_NAMES = (
     "MKLDNN",
     "float32 matmul precision",
     "filling of uninitialized memory",
+    "float32 precision on CUDA",
 )
 
 
@@ -515,6 +538,16 @@ def is_unhashable_number(error: BaseException) -> bool:
 def is_marked_native(error: BaseException) -> bool:
     """Whether :func:`mark_native` was called on an exception."""
     return bool(getattr(error, "_dovetail_native", False))
+
+
+def mark_independent(error: BaseException) -> None:
+    """Note on an exception that a call without any argument raised it: no tensor and no size is what it comes of."""
+    error._dovetail_independent = True  # type: ignore[attr-defined]
+
+
+def is_marked_independent(error: BaseException) -> bool:
+    """Whether :func:`mark_independent` was called on an exception."""
+    return bool(getattr(error, "_dovetail_independent", False))
 
 
 def no_torch_function() -> Any:

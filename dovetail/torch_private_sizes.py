@@ -277,7 +277,9 @@ def divides_sizes(expression: Any) -> bool:
     """
     if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
         return True
-    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod, FloorDiv)
+    if isinstance(expression, sympy.Eq) and expression.has(FloorDiv):
+        return True
+    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
 
 
 def is_one(expression: Any) -> bool:

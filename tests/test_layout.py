@@ -16,7 +16,7 @@ ORDER = (
     "cli",
     "testing",
     "distributed",
-    "face",  # dovetail/__init__.py and compile.py
+    "face",  # dovetail/__init__.py, compile.py and compiled_function.py
     "report",
     "frontend",
     "compiled_autograd",
@@ -39,6 +39,7 @@ GROUND = (
     "torch_private_recordings",
     "torch_private_torch_compile",
     "torch_private_sizes",
+    "torch_private_state",
     "torch_private",
     "events",
     "errors",
@@ -52,9 +53,10 @@ DOORS = (
     "torch_private_inductor.py",
     "torch_private_recordings.py",
     "torch_private_sizes.py",
+    "torch_private_state.py",
     "torch_private_torch_compile.py",
 )
-FACE = ("__init__", "compile")
+FACE = ("__init__", "compile", "compiled_function")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -395,7 +395,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     program = trace.program(tuple(found.graph_values))
     ties = find_ties(found.graph_values, differentiable, found.returned, found.outputs, found.mutations, trace.inputs)
     # A write may have made an input differentiable that was not.
-    leaves = [item.leaf if item.real.requires_grad else None for item in trace.inputs]
+    leaves = [item.leaf if item.requires_grad else None for item in trace.inputs]
     trace.begin_backward()
     gradients: list[torch.Tensor | None] = [None] * len(leaves)
     wanted = [leaf for leaf in leaves if leaf is not None]

@@ -120,6 +120,7 @@ def _check_effects(joint: JointGraph) -> None:
         ("effects", "it writes to Python objects (attributes, lists, .grad), which are not there in another process"),
         ("ambient_change", "it changes torch's own state (such as the grad mode)"),
         ("resume_point", "it is only the part of the program before a graph break"),
+        ("turned_on", "it sets requires_grad of a tensor that it is given"),
         ("numbers", "it returns numbers that depend on sizes"),
     ):
         if getattr(capture, name, None):
@@ -231,6 +232,7 @@ def _spec(joint: JointGraph) -> dict[str, Any]:
             {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)} for item in spec.ties
         ],
         "freed_together": None if spec.freed_together is None else [sorted(item) for item in spec.freed_together],
+        "arrangement": list(spec.arrangement),
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.compile_joint import CompiledGraph, compile_joint
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.backends import ATEN, Backend
+from dovetail.errors import EagerFallbackWarning
 
+Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.
 _AS_IT_IS = dataclasses.replace(ATEN, numerics="tolerance")
 
@@ -40,17 +44,29 @@ def compile_put_off(joint: JointGraph, backend: Backend, **settings: Any) -> Com
     runs = 0
     chosen = first.run
 
+    def second() -> Runner:
+        """Kernels. The call has begun, and eager cannot take it over: where there are none, it goes on as the first one did."""
+        try:
+            with private.preserved_rng_state():
+                compiled = compile_joint(None, joint, backend, options=options, **settings)
+        except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
+            warnings.warn(
+                f"backend {backend.name} compiled no kernels for a graph that is run once more, which goes on by ATen operators: "
+                f"{error}",
+                EagerFallbackWarning,
+                stacklevel=2,
+            )
+            return first.run
+        # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
+        return compiled.run if compiled.dropped == first.dropped else first.run
+
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         nonlocal runs, chosen
         if runs < 2:
             with lock:
                 runs += 1
                 if runs == 2:
-                    with private.preserved_rng_state():
-                        compiled = compile_joint(None, joint, backend, options=options, **settings)
-                    # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
-                    if compiled.dropped == first.dropped:
-                        chosen = compiled.run
+                    chosen = second()
         return chosen(inputs)
 
     return dataclasses.replace(first, run=run, backend=backend)

@@ -439,6 +439,7 @@ def _spec(data: Mapping[str, Any], primals: int, forward: int, results: Sequence
         tuple(check(item, forward) for item in data["feeding"]),
         _ties(data["ties"], outputs, mutations, tuple(data["output_differentiable"])),
         freed_together=_freed_together(data["freed_together"], sum(data["output_differentiable"])),
+        arrangement=_arrangement(data["arrangement"], primals),
     )
 
 
@@ -466,6 +467,12 @@ def _ties(
         left.remove(item["output"])
         ties.append(Tie(item["output"], places, inputs))
     return tuple(ties)
+
+
+def _arrangement(data: Sequence[int], primals: int) -> tuple[int, ...]:
+    if data and sorted(data) != list(range(primals)):
+        raise ArtefactError("the artefact does not say in which order its inputs get their gradients")
+    return tuple(data)
 
 
 def _freed_together(data: Sequence[Sequence[int]] | None, count: int) -> tuple[frozenset[int], ...] | None:

@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 from dovetail.errors import ArtefactError
 
 FORMAT = "dovetail-joint-graph"
-VERSION = 3
+VERSION = 4
 GRAPH_FILE = "graph.json"
 TENSOR_FILE = "tensors.safetensors"
 MAXIMUM_GRAPH_BYTES = 1 << 28

@@ -34,7 +34,7 @@ def _record(**fields: Any) -> dict[str, Any]:
 
 
 def make_schema() -> dict[str, Any]:
-    """The schema of ``graph`` in ``graph.json``, format version 3."""
+    """The schema of ``graph`` in ``graph.json``, format version 4."""
     size = {"$ref": "size"}
     descriptor = {"$ref": "descriptor"}
     optional_descriptor = {"anyOf": [{"type": "null"}, descriptor]}
@@ -115,6 +115,7 @@ def make_schema() -> dict[str, Any]:
             feeding=counts,
             ties={"type": "array", "items": _record(output=_COUNT, results=counts, inputs=counts)},
             freed_together={"anyOf": [{"type": "null"}, {"type": "array", "items": counts}]},
+            arrangement=counts,
         ),
         result={"$ref": "result"},
         state={"type": "array", "items": {"type": "array", "items": _TEXT, "length": 2}},

@@ -401,6 +401,9 @@ class Attributes:
             if name == "grad" and traced is not None:
                 self.gradients.write(traced, value)
                 return
+            if name == "requires_grad" and traced is not None and type(value) is bool:
+                self.gradients.flags.set(traced, value)
+                return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
         if isinstance(target, type) and self.values.is_created(target):
             type.__setattr__(target, name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.attributes import class_attribute
+from dovetail.frontend.frame import Break
 from dovetail.runtime.recipe import interpreted_of
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
@@ -33,10 +35,18 @@ INLINED_TORCH = (
     "torch.nn.utils.parametrize",
     "torch.nn.utils.parametrizations",
     "torch.nn.utils.stateless",
+    # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
+    "torch.nn.utils.weight_norm",
+    "torch.nn.utils.spectral_norm",
+    "torch.nn.utils.prune",
     "torch.nn.utils._named_member_accessor",
     "torch._functorch.functional_call",
     "torch.utils._pytree",
+    "torch.utils.data.dataset",
 )
+# Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
+# and what they change is state that a capture makes again and takes back.
+INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     "re",
@@ -221,6 +231,13 @@ def runs_natively(module_name: str) -> bool:
         return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in INLINED_TORCH)
     # The interpreter's own generators and iterators.
     return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith("dovetail.frontend")
+
+
+def check_loading(module_name: str | None) -> None:
+    """Refuse code that loads data: it takes batches from a loader, reads files or starts processes, also while tracing."""
+    name = module_name or ""
+    if name.startswith("torch.utils.data.") and runs_natively(name) and not name.endswith("._utils.collate"):
+        raise Break("a DataLoader loads data", "compile a function of one batch, and go through the loader outside")
 
 
 def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:

@@ -48,7 +48,7 @@ def callback_codes(values: Iterable[Any], without: frozenset[str] = frozenset())
 def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -> None:
     for value in values:
         kind = type(value)
-        if isinstance(value, _CONTAINERS) and depth and (not isinstance(value, tuple) or value):
+        if isinstance(value, _CONTAINERS) and depth and (not isinstance(value, tuple) or tuple.__len__(value)):
             _collect(kind.__iter__(value) if kind in _CONTAINERS else _plain_items(value), found, seen, depth - 1)
         elif isinstance(value, dict) and depth:
             _collect(dict.keys(value), found, seen, depth - 1)

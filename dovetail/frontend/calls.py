@@ -19,16 +19,19 @@ from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.call_tables import (
     CACHE_KEYS,
+    INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     PURE_MODULES,
     RULES,
     calls_user_code,
+    check_loading,
     is_of_library,
     is_overridable,
     runs_natively,
     wraps_user_code,
 )
 from dovetail.frontend.classes import call_metaclass
+from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
 from dovetail.frontend.told_sizes import tells, told_number
@@ -63,6 +66,7 @@ class Calls(NativeCalls):
                 for item in args:
                     self._check_opaque(function, item)
                 return self.values.wrap(function(*args, **kwargs))
+            check_loading(function.__globals__.get("__name__"))
             if function.__module__ == "dovetail.compile" and function.__name__ in ("compile", "capture", "explain"):
                 raise Break(
                     f"dovetail.{function.__name__} is called inside of a compiled function",
@@ -70,6 +74,7 @@ class Calls(NativeCalls):
                 )
             if (
                 runs_natively(function.__globals__.get("__name__") or "")
+                and function not in INTERPRETED_GENERATORS
                 and not wraps_user_code(function)
                 and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
             ):
@@ -87,7 +92,9 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or kind.__module__.startswith("torch."):
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+        ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
             return self._native(function, args, kwargs)
@@ -206,6 +213,8 @@ class Calls(NativeCalls):
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
+        check_loading(module)
+        check_made(kind)
         maker, _ = class_attribute(kind, "__new__")
         starter, starter_owner = class_attribute(kind, "__init__")
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):

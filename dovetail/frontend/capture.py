@@ -22,6 +22,7 @@ from dovetail.frontend.aliases import guard_distinct
 from dovetail.frontend.attributes import class_attribute
 from dovetail.frontend.class_guards import guard_classes
 from dovetail.frontend.exits import SymbolicParts
+from dovetail.frontend.finalizers import check_let_go
 from dovetail.frontend.frame import Break, Null, Stop, Unread
 from dovetail.frontend.interpreter import Interpreter
 from dovetail.frontend.opaque_calls import number_as_tensor
@@ -69,7 +70,8 @@ class Capture:
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
-    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``symbolic`` says what is symbolic among the live values at a break.
+    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
+    ``symbolic`` says what is symbolic among the live values at a break.
     """
 
     function: Any
@@ -85,6 +87,7 @@ class Capture:
     bindings: Bindings | None = None
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
+    turned_on: tuple[int, ...] = ()
     symbolic: SymbolicParts | None = None
 
 
@@ -146,8 +149,9 @@ def describe(source: Source, real: torch.Tensor) -> Descriptor:
 class _Outputs:
     """Sorts the values that leave a capture: tensors of the graph, constants, objects that existed before, new objects."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, goes_on: bool) -> None:
         self._interpreter = interpreter
+        self._goes_on = goes_on
         self._positions: dict[int, int] = {}
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[Any] = []
@@ -155,6 +159,10 @@ class _Outputs:
 
     def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
         """A number that the graph computes leaves it as a tensor without dimensions."""
+        if self._goes_on:
+            raise CaptureError(
+                "a number that the data decides is needed after a graph break", where=self._interpreter.locate()
+            )
         self.tensors.append(number_as_tensor(value))
         return DataNumberItem(len(self.tensors) - 1)
 
@@ -302,8 +310,9 @@ def capture(
             symbolic = SymbolicParts.of(result)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
-        outputs = _Outputs(interpreter)
+        outputs = _Outputs(interpreter, resume_point is not None)
         guard_distinct(values, interpreter.effects)
+        check_let_go(interpreter.effects.let_go())
         effects = []
         dropped = interpreter.gradients.dropped()
         waiting = interpreter.waiting.effects(interpreter.effects)
@@ -342,6 +351,7 @@ def capture(
                 interpreter.begin_backward()
         if change is None:
             change = AmbientChange.between(inside, nesting)
+        interpreter.left_open.end()
         change.take_back()
     guard_classes(values, guards)
     for item in trace.inputs:
@@ -364,5 +374,6 @@ def capture(
         trace.bindings(),
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
+        tuple(interpreter.gradients.flags.turned_on),
         symbolic,
     )

@@ -1,8 +1,10 @@
 """``for i in range(n)`` where ``n`` follows from a size that changes.
 
 An unrolled loop holds the graph to the number of its rounds, and to no more than that: ``range(0, n, 128)`` has one round for
-many sizes. Where that number was seen to change, each would be a graph of its own, without end. So the graph is broken there:
-the loop runs for real, and its body is a graph that all rounds of all calls share. ``fullgraph=True`` unrolls it all the same.
+many sizes. A loop that does nothing but compute with tensors is one call whatever the number is (:mod:`whole_loops
+<dovetail.frontend.whole_loops>`). Where the number of another was seen to change, each would be a graph of its own, without end.
+So the graph is broken there: the loop runs for real, and its body is a graph that all rounds of all calls share.
+``fullgraph=True`` unrolls it all the same.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.frontend.size_list import Run, SizeList
+from dovetail.frontend.whole_loops import run_loop_whole
 
 
 class LoopBreak(Break):
@@ -39,6 +42,8 @@ def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if not is_symbolic or not interpreter.trace.policy.size_lists:
             return interpreter.call_native(range, args, kwargs)
         return SizeList((Run(start, step, _rounds(start, stop, step)),))
+    if is_symbolic and run_loop_whole(interpreter, frame, start, stop, step):
+        return interpreter.call_native(range, (0,), {})
     count = _rounds(start, stop, step) if is_symbolic else len(range(*args))
     rounds = interpreter.trace.policy.rounds
     if rounds is not None:

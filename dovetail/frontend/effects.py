@@ -9,13 +9,15 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontend.frame import Break, Unread
+from dovetail.frontend.points import is_bound
 from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import ItemSource, Source
+from dovetail.guards.source import plain_items
 
 MISSING = object()
 
@@ -123,13 +125,13 @@ class Effects:
         if source is not None:
             self.writes += 1
             if record is None:
-                self._records[id(container)] = Record(container, source, len(container), append_only=True)
+                self._records[id(container)] = Record(container, source, list.__len__(container), append_only=True)
         list.append(container, value)
 
     def _settle(self, record: Record) -> None:
         """Make an ordinary record of one that was only appended to."""
         record.append_only = False
-        record.before = record.container[: record.before]
+        record.before = list.__getitem__(record.container, slice(record.before))
         self.read_items(record.container, record.source, record.before)
 
     def written(self, container: Any, key: Any = MISSING) -> bool:
@@ -171,9 +173,10 @@ class Effects:
             except ValueError:
                 before = MISSING
         elif isinstance(container, dict):
-            before = OrderedDict(container) if isinstance(container, OrderedDict) else dict(container)
+            base = dict_base(container)
+            before = base(base.items(container))
         elif isinstance(container, list):
-            before = list(container)
+            before = plain_items(container)
         elif isinstance(container, set):
             before = set(container)
         elif type(container) is deque:
@@ -249,7 +252,7 @@ class Effects:
             elif isinstance(container, dict):
                 _restore_dictionary(container, before, record.written)
             elif record.append_only:
-                del container[before:]
+                list.__delitem__(container, slice(before, None))
             elif isinstance(container, list):
                 list.__setitem__(container, slice(None), before)
             elif isinstance(container, deque):
@@ -265,6 +268,26 @@ class Effects:
         found = [(record.container, record.source) for record in self._records.values()]
         return found + [(written.target, written.source) for written in self._attributes.values()]
 
+    def let_go(self) -> Iterator[Any]:
+        """What was in a container or an attribute before, and is there no more; call before :meth:`undo`."""
+        for record in self._records.values():
+            container, before = record.container, record.before
+            if record.append_only:
+                continue
+            if isinstance(container, types.CellType):
+                old, new = [before], [] if not is_bound(container) else [container.cell_contents]
+            elif isinstance(container, dict):
+                base = dict_base(container)
+                old = [value for key, value in before.items() if base.get(container, key, MISSING) is not value]
+                new = list(base.values(container)) if old else []
+            else:
+                old, new = plain_items(before), plain_items(container)
+            kept = {id(value) for value in new}
+            yield from (value for value in old if id(value) not in kept)
+        for written in self._attributes.values():
+            if own_attribute(written.target, written.name) is not written.before:
+                yield written.before
+
     def collect(self) -> tuple[Effect, ...]:
         """The final state of every container that ended up different; call before :meth:`undo`."""
         effects: list[Effect] = []
@@ -278,7 +301,7 @@ class Effects:
                     for key, value in dict_base(container).items(container)
                     if key in record.assigned or key not in before or before[key] is not value
                 }
-                deleted = tuple(key for key in (*before, *record.assigned) if key not in container)
+                deleted = tuple(key for key in (*before, *record.assigned) if not dict.__contains__(container, key))
                 if _is_reordered(container, before):
                     everything = {
                         key: item if key in changed else Unread(item, ItemSource(record.source, key))
@@ -288,11 +311,12 @@ class Effects:
                 elif changed or deleted:
                     effects.append(Effect(record.source, "dict", changed, deleted))
             elif record.append_only:
-                effects.append(Effect(record.source, "append", container[before:]))
+                effects.append(Effect(record.source, "append", plain_items(container)[before:]))
             elif isinstance(container, list):
-                changed_items = len(before) != len(container) or any(map(operator.is_not, before, container))
+                items = plain_items(container)
+                changed_items = len(before) != len(items) or any(map(operator.is_not, before, items))
                 if record.assigned or changed_items:
-                    effects.append(Effect(record.source, "list", list(container)))
+                    effects.append(Effect(record.source, "list", items))
             elif isinstance(container, deque):
                 effects.append(Effect(record.source, "deque", list(container)))
             else:
@@ -308,17 +332,22 @@ class Effects:
 
 def _set_changes(container: set[Any], before: set[Any]) -> tuple[list[Any], list[Any]]:
     """What was added to a set and what was removed from it. Put back item by item, the rest of a set keeps its order."""
-    old, new = {id(item) for item in before}, {id(item) for item in container}
+    items = plain_items(container)
+    old, new = {id(item) for item in before}, {id(item) for item in items}
     # Equal constants may be different objects.
-    added = [item for item in container if id(item) not in old and (not is_leaf_value(item) or item not in before)]
-    removed = [item for item in before if id(item) not in new and (not is_leaf_value(item) or item not in container)]
+    added = [item for item in items if id(item) not in old and (not is_leaf_value(item) or item not in before)]
+    removed = [
+        item
+        for item in before
+        if id(item) not in new and (not is_leaf_value(item) or not set.__contains__(container, item))
+    ]
     return added, removed
 
 
 def _is_reordered(container: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """Whether writing what changed, key by key, would leave the keys in another order."""
-    natural = [key for key in before if key in container] + [key for key in container if key not in before]
     order = list(dict_base(container).keys(container))
+    natural = [key for key in before if dict.__contains__(container, key)] + [key for key in order if key not in before]
     return any(one is not other and one != other for one, other in zip(natural, order, strict=True))
 
 
@@ -328,7 +357,7 @@ def _restore_dictionary(container: dict[Any, Any], before: dict[Any, Any], writt
     for key in written:
         if key not in before:
             base.pop(container, key, None)
-        elif key not in container or base.__getitem__(container, key) is not before[key]:
+        elif not base.__contains__(container, key) or base.__getitem__(container, key) is not before[key]:
             base.__setitem__(container, key, before[key])
     if list(base.keys(container)) != list(before):
         base.clear(container)

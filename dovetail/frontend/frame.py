@@ -51,6 +51,10 @@ class LockTaken(Break):
     """A lock is taken. What is done under it may be done once (``if not ready: with lock: prepare()``)."""
 
 
+class LetGo(Break):
+    """An object is let go that has a ``__del__``: the capture may not refer to it any more when the call runs eagerly."""
+
+
 class Stop(BaseException):
     """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
 

@@ -15,6 +15,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.effects import Effect
 from dovetail.frontend.frame import Break
+from dovetail.frontend.gradient_flags import GradientFlags
 from dovetail.frontend.node_hooks import LeafNodeHooks
 from dovetail.frontend.values import Values
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
@@ -37,6 +38,7 @@ class Gradients:
         self._native = native
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
+        self.flags = GradientFlags(values)
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
         """``tensor.grad`` of an input, as it is by now."""
@@ -113,7 +115,7 @@ class Gradients:
             if value is not self._before[traced.index]:
                 source = self._values.guards.tensor_source(traced.index)
                 found.append(Effect(source, "attribute", {"grad": value}))
-        return found
+        return found + self.flags.effects()
 
     def check_hooks(self, traced: TracedInput) -> None:
         """Refuse hooks on the real tensor: the engine of the trace would not run them."""
@@ -176,6 +178,11 @@ class Gradients:
         return result
 
     def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:
+        if torch.is_anomaly_enabled():
+            raise Break(
+                "a gradient is computed inside while anomaly mode is on, which looks at every node of eager's graph",
+                "turn anomaly mode off, or compute the gradient outside of the compiled function",
+            )
         if any(map(self._values.trace.is_freed, roots)):
             raise Break(
                 "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"

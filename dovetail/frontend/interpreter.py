@@ -35,7 +35,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import runs_natively
+from dovetail.frontend.call_tables import check_loading, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -44,6 +44,7 @@ from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
@@ -75,9 +76,9 @@ ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 def _may_come_of_a_symbol(error: BaseException) -> bool:
     """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
-    return not isinstance(error, ORDINARY_ERRORS) and (
-        type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
-    )
+    if isinstance(error, ORDINARY_ERRORS) or private.is_marked_independent(error):
+        return False
+    return type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
 
 
 def _leads_to(start: BaseException | None, end: BaseException) -> bool:
@@ -85,6 +86,14 @@ def _leads_to(start: BaseException | None, end: BaseException) -> bool:
     while start is not None and start is not end:
         start = start.__context__
     return start is end
+
+
+def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
+    if python_method(mapping, "__iter__") is not None:
+        return True
+    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
+    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
 
 
 class Interpreter(Attributes, Calls, Checks, Operators):
@@ -102,6 +111,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.values.effects = self.effects
         self.gradients = Gradients(self.values, self._native)
         self.waiting = self.values.waiting = Waiting(self.values)
+        self.left_open = LeftOpen()
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
@@ -546,6 +556,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         method, _ = class_attribute(type(value), "__iter__")
         if isinstance(method, types.FunctionType) and not runs_natively(method.__globals__.get("__name__") or ""):
             return self.call(types.MethodType(method, value), (), {})
+        check_loading(type(value).__module__)
         if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.values.whole(value)
         elif isinstance(value, Iterator) and self.values.source_of(value) is not None:
@@ -579,13 +590,15 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         """One step of an iterator: (True, return value) at its end, else (False, item)."""
         method, _ = class_attribute(type(iterator), "__next__")
+        check_loading(type(iterator).__module__)
         try:
-            if isinstance(method, types.FunctionType) and not isinstance(iterator, collections.abc.Generator):
-                if not runs_natively(method.__globals__.get("__name__") or "") and not isinstance(
-                    iterator, WrappingIterator
-                ):
-                    return False, self.call(types.MethodType(method, iterator), (), {})
-            elif self.values.source_of(iterator) is not None:
+            if (
+                isinstance(method, types.FunctionType)
+                and not isinstance(iterator, (collections.abc.Generator, WrappingIterator))
+                and not runs_natively(method.__globals__.get("__name__") or "")
+            ):
+                return False, self.call(types.MethodType(method, iterator), (), {})
+            if self.values.source_of(iterator) is not None:
                 raise Break("an iterator that existed before is advanced", "hand over a list instead")
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:
@@ -629,7 +642,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def items_of(self, mapping: Any) -> dict[Any, Any]:
         """A mapping as a plain dictionary of traced values."""
-        if isinstance(mapping, dict):
+        if isinstance(mapping, dict) and not _asks_for_keys(mapping):
             self.values.whole(mapping)
             return {key: self.values.wrap(dict.__getitem__(mapping, key)) for key in plain_keys(mapping)}
         keys = self.drain(self.call(self.load_attribute(mapping, "keys"), (), {}))

@@ -43,6 +43,7 @@ from dovetail.frontend.call_tables import (
 from dovetail.frontend.callbacks import callback_codes, watched
 from dovetail.frontend.frame import Break, DataSize, LockTaken
 from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.size_list import SizeList
@@ -96,6 +97,7 @@ class NativeCalls:
     values: Any
     effects: Any
     frames: list[Any]
+    left_open: LeftOpen
     _function_classes: dict[type, type]
 
     if TYPE_CHECKING:
@@ -436,6 +438,9 @@ class NativeCalls:
         except OverlapError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
+            if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
+                private.mark_independent(error)
+                raise
             if not trace.avoids_breaks or not private_compile.needs_real_data(error):
                 private.mark_native(error)
                 raise
@@ -454,6 +459,7 @@ class NativeCalls:
             if known is not None:
                 trace.forgive_data_symbols(data_symbols)
                 result = function(*known[0], **known[1])
+        self.left_open.called(function, arguments, result)
         data_sizes = self.values.trace.policy.data_sizes
         if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
             name = getattr(function, "__name__", str(function))

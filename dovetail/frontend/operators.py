@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
 from collections.abc import Callable
@@ -51,6 +52,7 @@ COMPARISONS: dict[Any, tuple[str, str, str]] = {
 }
 UNARY: dict[Any, str] = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 SIMPLE_OPERANDS = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymFloat, torch.SymBool})
+_NUMBERS = (int, float, complex, bool)
 OLD_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -66,6 +68,16 @@ def _native_method(value: Any, name: str) -> bool:
     """Whether a special method is native code that does more than ``object`` does."""
     method, owner = class_attribute(type(value), name)
     return method is not MISSING and owner is not object and python_method(value, name) is None
+
+
+def _takes(item: Any, name: str, other: Any) -> bool:
+    """Whether a plain number or a tensor knows what to do with a number of the user's own class, without asking it."""
+    if not isinstance(other, _NUMBERS) or type(other) in _NUMBERS:
+        return False
+    if isinstance(item, torch.Tensor):
+        return True
+    method = getattr(item, name, None) if type(item) in _NUMBERS else None
+    return method is not None and method(other) is not NotImplemented
 
 
 def _order(left: Any, right: Any, names: tuple[str, str], comparison: bool) -> list[tuple[Any, str, Any]]:
@@ -182,6 +194,8 @@ class Operators(Numbers):
         asked = False
         for item, name, other in candidates:
             if isinstance(item, torch.Tensor) or is_leaf_value(item):
+                if _takes(item, name, other):
+                    return False, None
                 if function is operator.mod and item is left and isinstance(left, (str, bytes)):
                     return False, None
                 continue
@@ -251,6 +265,9 @@ class Operators(Numbers):
             ):
                 # A tensor's hash is its identity: no two are ever compared.
                 return item in container
+            if isinstance(container, (set, frozenset)) and is_leaf_value(item):
+                base: Any = set if isinstance(container, set) else frozenset
+                return bool(base.__contains__(container, item))
             for entry in container:
                 if entry is item or self.values.wrap(entry) is item:
                     return True
@@ -346,8 +363,18 @@ class Operators(Numbers):
                 return result
             if hasattr(kind, name):
                 break
-        if isinstance(value, OLD_CONTAINERS):
+        if isinstance(value, (*OLD_CONTAINERS, collections.deque)):
             self.guard_length(value)
+        elif (
+            (hasattr(kind, "__bool__") or hasattr(kind, "__len__"))
+            and self.values.source_of(value) is not None
+            and not is_leaf_value(value)
+            and not isinstance(value, type)
+        ):
+            raise Break(
+                f"the truth of a {kind.__qualname__} object is asked for, which nobody guards",
+                "ask for it outside of the function, or keep the items in a list or dictionary",
+            )
         return bool(value)
 
     def follows_branches(self) -> bool:
@@ -365,7 +392,8 @@ class Operators(Numbers):
         """An index of a list, or a slice of indices, with the user's own ``__index__`` interpreted."""
         if isinstance(key, slice):
             return slice(self.as_index(key.start), self.as_index(key.stop), self.as_index(key.step))
-        method = python_method(key, "__index__")
+        # Of an int of the user's own class, Python takes the number that it is.
+        method = None if isinstance(key, int) else python_method(key, "__index__")
         return key if method is None else operator.index(_Says(self.call(types.MethodType(method, key), (), {})))
 
     def guard_length(self, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 ``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
 is true, keep numbers on tensors that eager computes in Python, which rounds differently. So they are told that nothing is
-compiled, and what they then do is what they do in eager.
+compiled, and what they then do is what they do in eager. Other programs are told so once they have raised where eager may not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from dovetail.trace.fused_updates import NAMES, takes_symbols
 def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     frames = interpreter.frames
     module = frames[-1].globals.get("__name__") if frames else None
-    return not str(module).startswith("torch.optim.")
+    if str(module).startswith("torch.optim."):
+        return False
+    interpreter.trace.was_asked_compiling = True
+    return bool(interpreter.trace.says_compiling)
 
 
 @rule(torch.autograd.profiler.record_function)

@@ -20,7 +20,7 @@ from dovetail import torch_private_autograd as private_autograd
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.aliases import guard_hash
 from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.call_tables import NATIVE_CALLABLES, RULES, rule
+from dovetail.frontend.call_tables import METHOD_RULES, NATIVE_CALLABLES, RULES, rule
 from dovetail.frontend.callbacks import callback_codes, watched
 from dovetail.frontend.classes import build_class, call_metaclass, new_class
 from dovetail.frontend.frame import Break
@@ -527,3 +527,17 @@ def _count_elements(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _method_type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> types.MethodType:
     # Binding reads nothing of the object.
     return types.MethodType(*args, **kwargs)
+
+
+def _requires_grad(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    owner = getattr(function, "__self__", None)
+    target, *given = args if owner is None else (owner, *args)
+    traced = interpreter.values.trace.input_of(target)
+    flag = given[0] if given else kwargs.get("requires_grad", True)
+    if traced is None or type(flag) is not bool or len(given) + len(kwargs) > 1:
+        return NotImplemented
+    interpreter.gradients.flags.set(traced, flag)
+    return target
+
+
+METHOD_RULES["requires_grad_"] = _requires_grad

@@ -14,6 +14,7 @@ import torch
 from torch.optim import lr_scheduler, swa_utils
 
 from dovetail import torch_private_sizes as private_sizes
+from dovetail.aot.partition import memory_of
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.effects import Effect
 from dovetail.frontend.frame import Break
@@ -71,12 +72,19 @@ def can_wait(schedule: Any) -> bool:
         if vars(part).get("_scale_fn_custom") is not None:
             return False
         for group in part.optimizer.param_groups:
-            values = [group[key] for key in WRITTEN_KEYS if key in group]
-            if not all(type(item) in (int, float, tuple) for item in values) or not all(
-                type(inner) in (int, float) for item in values if type(item) is tuple for inner in item
-            ):
+            if not all(map(_is_rate, _written_values(group))):
                 return False
     return True
+
+
+def _written_values(group: dict[str, Any]) -> list[Any]:
+    values = [group[key] for key in WRITTEN_KEYS if key in group]
+    return [inner for item in values for inner in (item if type(item) is tuple else (item,))]
+
+
+def _is_rate(value: Any) -> bool:
+    """Whether a schedule may write it behind the graph: a number, or a tensor that it fills, which no derivative needs."""
+    return type(value) in (int, float) or (type(value) is torch.Tensor and not value.requires_grad)
 
 
 class Waiting:
@@ -87,6 +95,8 @@ class Waiting:
         self._calls: list[tuple[Source, Any]] = []
         self._objects: list[Any] = []
         self._containers: list[Any] = []
+        #: Tensors that a schedule fills, and what reads each in the graph so far.
+        self._filled: list[tuple[torch.Tensor, frozenset[torch.fx.Node]]] = []
 
     def add(self, source: Source, schedule: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call ``function(schedule, *args, **kwargs)`` when the graph has run."""
@@ -94,6 +104,18 @@ class Waiting:
         for part in _parts(schedule):
             self._objects.append(part)
             self._containers += [vars(part), *part.optimizer.param_groups]
+            rates = [item for group in part.optimizer.param_groups for item in _written_values(group)]
+            self._filled += [(item, self._readers(item)) for item in rates if isinstance(item, torch.Tensor)]
+
+    def _readers(self, rate: torch.Tensor) -> frozenset[torch.fx.Node]:
+        traced = self._values.trace.known(rate)
+        found: set[torch.fx.Node] = set()
+        stack = [] if traced is None else [traced.node]
+        while stack:
+            node = stack.pop()
+            found.update(node.users)
+            stack += [user for user in node.users if memory_of(user) == memory_of(node)]  # its views
+        return frozenset(found)
 
     def was_written(self, schedule: Any, effects: Any) -> bool:
         """Whether the program itself has written to what a schedule reads or writes."""
@@ -122,6 +144,8 @@ class Waiting:
         """The calls, in their order."""
         if self._calls and any(map(journal.written, self._containers)):
             raise ScheduleRead("what a schedule has written is written again after its step()")
+        if any(self._readers(rate) - before for rate, before in self._filled):
+            raise ScheduleRead("a rate is read after the step() of a schedule")
         return [Effect(source, "call", call) for source, call in self._calls]
 
 

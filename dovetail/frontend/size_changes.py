@@ -21,6 +21,11 @@ class SizeChanges:
         self._sizes: dict[str, set[int]] = {}
         self._numbers: set[str] = set()
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether a size of a tensor was seen to change."""
+        return bool(self._sizes)
+
     def expect(self, parts: SymbolicParts, places: Moved) -> None:
         """Take what was symbolic before a graph break for what changes after it."""
         for name, dims in parts.sizes_after(places):

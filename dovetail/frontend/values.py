@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import enum
 import functools
-import operator
 import types
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, KeysView
 from typing import Any
 
@@ -26,6 +25,7 @@ from dovetail.guards import (
     SPARSE_LAYOUTS,
     ArgumentSource,
     AttributeSource,
+    ComputedSource,
     DictKeys,
     Equals,
     FloatSource,
@@ -53,6 +53,8 @@ from dovetail.guards import (
     WrapperMatch,
     inner_tensor,
 )
+from dovetail.guards.source import plain_items, plain_keys, plain_length, read_item
+from dovetail.runtime.recipe import plain_content
 from dovetail.torch_private import OpOverload, is_traced
 from dovetail.trace import Trace
 
@@ -97,6 +99,9 @@ TRUSTED_PREFIXES = (
     "contextlib",
     "typing",
 )
+
+
+_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 
 
 def is_bound_builtin(value: object) -> bool:
@@ -315,6 +320,10 @@ class Values:
             self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
+        if isinstance(value, _NUMBERS_AND_TEXTS):
+            # Whatever the class defines besides, native code takes the number or the text that it is.
+            inside = ComputedSource(plain_content, (source,), f"the value of {source.name}")
+            self.guard(inside, Equals(plain_content(value)), f"{source.name} was read")
         self.note(value, source)
         return value
 
@@ -432,16 +441,17 @@ class Values:
         before = self.effects.before(container) if self.effects is not None else container
         self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):
-            self.read_items(container, source, before, None if but is None else but % len(before))
+            self.read_items(container, source, before, None if but is None else but % plain_length(before))
         elif isinstance(container, dict):
-            keys = tuple(before) if type(before) is OrderedDict else tuple(dict.keys(before))
+            keys = tuple(plain_keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
             self._hold(keys)
             for key in keys:
                 self.read(dict.__getitem__(before, key), ItemSource(source, key), plain=True)
         elif isinstance(container, (set, frozenset)):
-            self.guard(source, SetEquals(tuple(before)), f"{source.name} was gone through")
-            self._hold(before)
+            items = tuple(plain_items(before))
+            self.guard(source, SetEquals(items), f"{source.name} was gone through")
+            self._hold(items)
 
     def key_in(self, container: Any, key: Any) -> Any:
         """A key as a dictionary or set has it: one that existed before the trace has the real tensors, not the traced ones."""
@@ -499,10 +509,11 @@ class Values:
     def read_items(self, container: Any, source: Source, items: Any, but: int | None = None) -> None:
         """Guard the length of a list or tuple and read its items."""
         self._whole.add(id(container))
-        self.guard(source, Length(len(items)), f"{source.name} was gone through")
-        for position in range(len(items)):
+        length = plain_length(items)
+        self.guard(source, Length(length), f"{source.name} was gone through")
+        for position in range(length):
             if position != but:
-                self.read(operator.getitem(items, position), ItemSource(source, position), plain=True)
+                self.read(read_item(items, position), ItemSource(source, position), plain=True)
 
     def whole_deep(self, container: Any) -> None:
         """Guard a container as deep as native code can reach containers."""

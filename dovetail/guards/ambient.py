@@ -51,6 +51,7 @@ class AmbientState:
     functorch_level: int | None = field(metadata={"label": "functorch level"})
     forward_ad_level: int = field(metadata={"label": "forward-mode level"})
     saved_tensor_hooks: bool = field(metadata={"label": "saved-tensor hooks"})
+    anomaly: tuple[bool, bool] = field(metadata={"label": "anomaly mode"})
     jit_tracing: bool = field(metadata={"label": "torch.jit.trace"})
     compiling: bool = field(metadata={"label": "torch.compiler.is_compiling()"})
 
@@ -90,6 +91,7 @@ class AmbientState:
             functorch_level=private.functorch_level(),
             forward_ad_level=private.forward_ad_level(),
             saved_tensor_hooks=private.saved_tensor_hooks() is not None,
+            anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
             jit_tracing=private.is_jit_tracing(),
             compiling=not in_trace and torch.compiler.is_compiling(),
         )
@@ -155,6 +157,8 @@ class AmbientState:
         dtypes = [dtype for _, _, dtype in self.autocast]
         autocast_dtype = torch.get_autocast_dtype
         jit_tracing = self.jit_tracing
+        anomaly, checks_nan = self.anomaly
+        is_anomaly, is_checking_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
 
         def matches() -> bool:
             nonlocal fast
@@ -168,6 +172,8 @@ class AmbientState:
                 or is_compiling() is not compiling
                 or forward_ad_level() != forward_level
                 or is_jit_tracing() is not jit_tracing
+                or is_anomaly() is not anomaly
+                or (anomaly and is_checking_nan() is not checks_nan)
                 # The C++ check overlooks the type that autocast will use once it is enabled.
                 or [*map(autocast_dtype, AUTOCAST_DEVICES)] != dtypes
             ):

@@ -1,6 +1,7 @@
 """Changes of torch's state that a captured program makes: what changed, made again or taken back.
 
-Only what has a setter can be changed so: grad mode, autocast with its nesting, the default dtype and deterministic algorithms.
+Only what has a setter can be changed so: grad mode, autocast with its nesting, the default dtype, deterministic algorithms,
+anomaly mode and the switches for kernels.
 
 >>> before = AmbientState.snapshot()
 >>> with torch.no_grad():
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail import torch_private as private
 from dovetail.guards.ambient import AmbientState
 
-SETTABLE = frozenset({"grad_mode", "autocast", "autocast_cache", "default_dtype", "deterministic"})
+SETTABLE = frozenset(
+    {"grad_mode", "autocast", "autocast_cache", "default_dtype", "deterministic", "anomaly", "kernel_flags"}
+)
 
 
 def autocast_nesting() -> int:
@@ -76,6 +80,9 @@ class AmbientChange:
             torch.set_default_dtype(new.default_dtype)
         if old.deterministic != new.deterministic:
             torch.use_deterministic_algorithms(new.deterministic[0], warn_only=new.deterministic[1])
+        if old.anomaly != new.anomaly:
+            torch.autograd.set_detect_anomaly(*new.anomaly)
+        private.set_kernel_flags(old.kernel_flags, new.kernel_flags)
         for _ in range(nesting):
             torch.autocast_increment_nesting()
         for _ in range(-nesting):

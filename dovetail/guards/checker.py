@@ -63,6 +63,7 @@ from dovetail.guards.source import (
     class_order,
     constant_key,
     instance_dict,
+    read_entry,
     read_gradient,
     returns_itself,
 )
@@ -624,7 +625,7 @@ def make_check(generator: Generator) -> tuple[Callable[..., list[torch.Tensor] |
     text = generator.generate()
     namespace: dict[str, Any] = {
         **generator.names,
-        "dict_item": dict.__getitem__,
+        "dict_item": read_entry,
         "list_item": list.__getitem__,
         "tuple_item": tuple.__getitem__,
         "own_attribute": object.__getattribute__,

@@ -94,6 +94,15 @@ def plain_length(value: Any) -> int:
     raise TypeError(f"a {kind.__qualname__} has no plain length")
 
 
+def plain_items(value: Any) -> list[Any]:
+    """The items of a list, tuple, deque or set, also of a subclass, without running an ``__iter__`` of the user's."""
+    kind: type = type(value)
+    for builtin in (list, tuple, set, frozenset, collections.deque):
+        if issubclass(kind, builtin):
+            return [*builtin.__iter__(value)]
+    raise TypeError(f"a {kind.__qualname__} has no plain items")
+
+
 def plain_keys(value: Any) -> Iterator[Any]:
     """The keys of a dictionary in its own order, without running the user's code."""
     kind = type(value)
@@ -117,11 +126,31 @@ def plain_contains(container: Any, key: object) -> bool:
     raise TypeError(f"a {kind.__qualname__} has no keys")
 
 
+_ABSENT: Any = object()
+
+
+def read_entry(container: dict[Any, Any], key: Any) -> Any:
+    """What a dictionary holds under a key. A ``__missing__`` does not run: that of a ``defaultdict`` would add the key.
+
+    >>> table = collections.defaultdict(list)
+    >>> read_entry(table, "k")
+    Traceback (most recent call last):
+        ...
+    KeyError: 'k'
+    >>> len(table)
+    0
+    """
+    value = dict.get(container, key, _ABSENT)
+    if value is _ABSENT:
+        raise KeyError(key)
+    return value
+
+
 def read_item(container: Any, key: Any) -> Any:
     """One item of a list, tuple, deque or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
     kind: type = type(container)
     if issubclass(kind, dict):
-        return dict.__getitem__(container, key)
+        return read_entry(container, key)
     if issubclass(kind, list):
         return list.__getitem__(container, key)
     if issubclass(kind, tuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.guards import Source
-from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, rebuild
+from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, rebuild, set_states
 from dovetail.runtime.recipe_code import generate
 
 
@@ -74,6 +74,7 @@ class Effects:
         if self._rest:
             for effect, container, value in zip(self._rest, containers, values, strict=True):
                 _apply(effect, container, value)
+        set_states(memo)
         return result
 
 

@@ -39,7 +39,7 @@ class Entry:
     then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
     without the data: the program may handle the error. ``dropped`` are inputs whose ``.grad`` is dropped before the graph
     runs, each with the input that the gradient is. One whose graph ``is_edited`` never gives way to eager, which would leave out
-    what the passes have added.
+    what the passes have added. ``turned_on`` are inputs that require a gradient from here on.
     """
 
     checker: Checker
@@ -56,6 +56,7 @@ class Entry:
     backward_reads: BackwardReads | None = None
     dropped: tuple[tuple[int, int], ...] = ()
     is_edited: bool = False
+    turned_on: tuple[int, ...] = ()
 
     @functools.cached_property
     def _effects(self) -> Effects:
@@ -106,6 +107,8 @@ class Entry:
     def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """What the graph returns; None where the call is to be made by eager."""
         assert self.run is not None
+        for place in self.turned_on:
+            tensors[place].requires_grad_()
         for owner, gradient in self.dropped:
             tensors[owner].grad = None
             # The last reference of Dovetail's own: the graph does not take it.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import CaptureError, ModuleMadeError
+from dovetail.errors import CaptureError, ModuleMadeError, UnbuildableError
 
 Fetch = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -177,7 +177,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _plain_content(value: Any) -> Any:
+def plain_content(value: Any) -> Any:
     """What an object of a subclass of a number, a text or a frozen set holds; None for all else."""
     kind = next((kind for kind in _CONTENTS if isinstance(value, kind)), None)
     return None if kind is None or type(value) is kind else _CONTENTS[kind](value)
@@ -295,7 +295,7 @@ class RecipeBuilder:
         if isinstance(value, collections.deque) and value.maxlen is not None:
             maker = functools.partial(_make_deque, kind, value.maxlen)
             return self._call(number, maker, (tuple(value), getattr(value, "__dict__", {})))
-        plain = _plain_content(value)
+        plain = plain_content(value)
         if plain is not None:
             return self._call(number, functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {})))
         if kind is functools.partial:
@@ -351,7 +351,7 @@ class RecipeBuilder:
 
     @staticmethod
     def _refuse(value: Any) -> CaptureError:
-        error = ModuleMadeError if isinstance(value, torch.nn.Module) else CaptureError
+        error = ModuleMadeError if isinstance(value, torch.nn.Module) else UnbuildableError
         return error(
             f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
             advice="return tensors, numbers, containers or plain objects",
@@ -377,13 +377,30 @@ def rebuild(
     kwargs: Mapping[str, Any],
     memo: dict[int, Any] | None = None,
 ) -> Any:
-    """Build the result of one call. ``memo`` is handed on where several recipes of one call share objects."""
+    """Build the result of one call. ``memo`` is handed on where several recipes of one call share objects; whoever does so
+    calls :func:`set_states` in the end.
+    """
     kind = type(recipe)
     if kind is TensorItem:
         return tensors[recipe.index]  # type: ignore[attr-defined]
     if kind is ConstantItem:
         return recipe.value  # type: ignore[attr-defined]
-    return _rebuild(recipe, tensors, callee, args, kwargs, {} if memo is None else memo)
+    if memo is not None:
+        return _rebuild(recipe, tensors, callee, args, kwargs, memo)
+    memo = {}
+    result = _rebuild(recipe, tensors, callee, args, kwargs, memo)
+    set_states(memo)
+    return result
+
+
+#: Where the ``memo`` of a call keeps the states that are to be set last.
+_STATES = -(1 << 40)
+
+
+def set_states(memo: dict[int, Any]) -> None:
+    """Put iterators where they stood, as the last step of a call: that of a list goes no further than the list is long."""
+    for made, state in memo.pop(_STATES, ()):
+        made.__setstate__(state)
 
 
 def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, memo: dict[int, Any]) -> Any:
@@ -426,7 +443,7 @@ def _rebuild(recipe: Any, tensors: Any, callee: Any, args: Any, kwargs: Any, mem
     if kind is CallItem:
         made = memo[recipe.number] = recipe.function.value(*[make(item) for item in recipe.items])
         if recipe.state is not None:
-            made.__setstate__(make(recipe.state))
+            memo.setdefault(_STATES, []).append((made, make(recipe.state)))
         return made
     if kind is FunctionItem:
         return _rebuild_function(recipe, make, memo)

@@ -47,6 +47,8 @@ class TracedInput:
     name: str = ""
     original_grad_fn: Any = None
     original_version: int = 0
+    #: Whether the graph runs on a tensor that requires a gradient: the program may turn that on before it uses the input.
+    requires_grad: bool = False
 
     @property
     def original_node(self) -> torch.fx.Node:
@@ -60,7 +62,7 @@ class TracedInput:
 
     def changes_requires_grad(self) -> bool:
         """Whether the program sets ``requires_grad`` by itself (a write of a differentiable value does, and may)."""
-        if self.real.requires_grad:
+        if self.requires_grad:
             return not self.value.requires_grad
         return self.value.requires_grad and self.value.is_leaf
 
@@ -236,6 +238,9 @@ class Trace:
         self.avoids_breaks = False
         #: The number in a tensor was asked for, though it may have been a constant in this capture.
         self.asks_numbers = False
+        #: What ``torch.compiler.is_compiling()`` says to the program, and whether it has asked.
+        self.says_compiling = True
+        self.was_asked_compiling = False
         #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
         self.marks_gradients = False
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
@@ -340,7 +345,8 @@ class Trace:
                 # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
                     value = _Shield.apply(leaf, [private.to_fun(fake)])  # type: ignore[no-untyped-call]
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, value.grad_fn, value._version)
+        grad_fn, version, needs = value.grad_fn, value._version, real.requires_grad
+        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, grad_fn, version, needs)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
@@ -353,7 +359,7 @@ class Trace:
             return
         if operator is torch.ops.aten.resize_as_.default and kwargs.get("memory_format") is None:
             operator, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
-        hidden = item.real.requires_grad and not torch.is_grad_enabled()
+        hidden = item.requires_grad and not torch.is_grad_enabled()
         if hidden or any(
             isinstance(value, torch.Tensor) or private_sizes.is_symbolic(value)
             for value in tree_leaves((args[1:], kwargs))

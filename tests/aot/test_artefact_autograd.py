@@ -121,3 +121,29 @@ def test_made_up_ties_are_refused(field: str, value: Any, tmp_path: Path) -> Non
     write_artefact(tmp_path / "bad", changed, tensors)
     with pytest.raises(ArtefactError):
         dovetail.load(tmp_path / "bad")
+
+
+def branches(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
+    return (second.sin() * third).sum() + (first * second.exp()).sum() + third.sum()
+
+
+def _order_of_hooks(call: Callable[..., Any]) -> list[int]:
+    inputs, found = vectors(3), []
+    for number, item in enumerate(inputs):
+        item.register_hook(lambda gradient, number=number: found.append(number))
+    call(*inputs).backward()
+    return found
+
+
+def test_leaves_get_their_gradients_in_the_order_of_eager(tmp_path: Path) -> None:
+    assert _order_of_hooks(loaded(branches, vectors(3), tmp_path)) == _order_of_hooks(branches)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3]])
+def test_a_made_up_order_is_refused(order: list[int], tmp_path: Path) -> None:
+    dovetail.capture(branches, tuple(vectors(3))).export(tmp_path / "step")
+    document, tensors = read_artefact(tmp_path / "step")
+    document["spec"]["arrangement"] = order
+    write_artefact(tmp_path / "changed", document, tensors)
+    with pytest.raises(ArtefactError, match="in which order"):
+        dovetail.load(tmp_path / "changed")

@@ -284,7 +284,7 @@ def test_only_plain_files_are_read(good: Path, tmp_path: Path) -> None:
 
 def test_the_schema_is_what_is_written(good: Path) -> None:
     document = json.loads((good / "graph.json").read_text())
-    assert document["version"] == 3
+    assert document["version"] == 4
     validate(document["graph"], make_schema())
     json.dumps(make_schema())
 

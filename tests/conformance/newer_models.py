@@ -97,6 +97,13 @@ _WAVES = {
     "layerdrop": 0.0,
 }
 _STATE = {"hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4}
+_HYBRID = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 4,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LATENT = {
     "q_lora_rank": 16,
@@ -166,6 +173,56 @@ FACTORIES: dict[str, Factory] = {
     ),
     "recurrent_gemma": _decoder("RecurrentGemma", num_hidden_layers=3, head_dim=16, attention_window_size=8),
     "lfm2": _decoder("Lfm2", layer_types=["conv", "full_attention"]),
+    "bamba": _decoder("Bamba", **_HYBRID, attn_layer_indices=[1]),
+    "falcon_h1": _decoder("FalconH1", **_HYBRID, mamba_d_ssm=64),
+    "granitemoehybrid": _decoder(
+        "GraniteMoeHybrid",
+        **_HYBRID,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        layer_types=["mamba", "attention"],
+    ),
+    "zamba2": _decoder(
+        "Zamba2",
+        mamba_d_state=8,
+        mamba_ngroups=1,
+        mamba_headdim=16,
+        n_mamba_heads=4,
+        chunk_size=4,
+        layer_types=["mamba", "hybrid"],
+        hybrid_layer_ids=[1],
+        num_mem_blocks=1,
+    ),
+    "nemotron_h": _decoder(
+        "NemotronH",
+        layers_block_type=["mamba", "attention"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        n_groups=1,
+        ssm_state_size=8,
+        chunk_size=4,
+        head_dim=16,
+    ),
+    "qwen3_next": _decoder(
+        "Qwen3Next",
+        **_EXPERTS,
+        head_dim=16,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "minimax": _decoder(
+        "MiniMax",
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        block_size=4,
+        layer_types=["linear_attention", "full_attention"],
+    ),
     # Further decoders.
     "helium": _decoder("Helium", head_dim=16),
     "diffllama": _decoder("DiffLlama"),
@@ -173,6 +230,7 @@ FACTORIES: dict[str, Factory] = {
     "arcee": _decoder("Arcee"),
     "apertus": _decoder("Apertus"),
     "ernie4_5": _decoder("Ernie4_5", head_dim=16),
+    "olmo3": _decoder("Olmo3", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     # Further encoders.
     "rembert": _encoder("RemBert", input_embedding_size=16, output_embedding_size=16),
     "mobilebert": _encoder("MobileBert", embedding_size=16, intra_bottleneck_size=16, true_hidden_size=16),

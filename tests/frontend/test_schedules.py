@@ -176,13 +176,48 @@ def test_two_schedules_and_one_twice() -> None:
     assert len(train(make).entries) <= 2
 
 
-def test_a_rate_in_a_tensor() -> None:
-    def make(model: torch.nn.Module) -> Parts:
-        optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
-        schedule = lr_scheduler.StepLR(optimizer, 3)
-        return step_with(model, optimizer, schedule), [optimizer, schedule]
+@pytest.mark.parametrize("name", ["step", "sequence", "cyclic", "plateau", "swa"])
+def test_a_rate_in_a_tensor(name: str) -> None:
+    """Schedules fill it; each phase of the schedule was an entry of its own."""
 
-    train(make, steps=8)
+    def make(model: torch.nn.Module) -> Parts:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        schedule = SCHEDULES[name][0](optimizer)
+        return step_with(model, optimizer, schedule, zero_behind=True), [optimizer, schedule]
+
+    assert len(train(make, steps=8).entries) == 2
+
+
+READS_OF_TENSORS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "the rate": lambda rate, view: rate * 2,
+    "a view of it": lambda rate, view: view * 2,
+    "a view that is made then": lambda rate, view: rate.view(1),
+    "nothing": lambda rate, view: (rate, view),
+    "a write": lambda rate, view: rate.add_(1.0),
+}
+
+
+@pytest.mark.parametrize("name", READS_OF_TENSORS)
+def test_a_rate_in_a_tensor_is_read_after_the_schedule(name: str) -> None:
+    def make(model: torch.nn.Module) -> Parts:
+        rate = torch.tensor(0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            view = rate.view(1).expand(3)
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+            found = READS_OF_TENSORS[name](rate, view)
+            return [
+                item.clone() if name == "a write" else item for item in (found if type(found) is tuple else (found,))
+            ]
+
+        return step, [optimizer, schedule]
+
+    train(make, steps=4)
 
 
 def test_an_error_of_a_schedule_is_eagers_and_the_next_step_works() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.errors import EagerFallbackWarning
 from dovetail.runtime.ended import ended_assumption
 from tests.differential import same
 
@@ -123,6 +125,31 @@ def test_an_entry_that_is_needed_again_after_all_gets_its_kernels() -> None:
     for factor in (2, 3, 2, 3, 2):
         assert torch.allclose(compiled(x), (x * factor).sin())
     assert len(compiled.entries) == 2
+
+
+def test_a_backend_that_fails_at_the_second_run() -> None:
+    """The call had begun, with gradients dropped, when the backend was asked: its error left a step half done."""
+
+    def refuse(graph: torch.fx.GraphModule, inputs: Any, **context: Any) -> Any:
+        raise RuntimeError("no kernels today")
+
+    backend = dovetail.backends.Backend("refusing", refuse, slow_to_compile=True)
+    outcomes = []
+    for compiles in (False, True):
+        weight = torch.nn.Parameter(torch.ones(3))
+
+        def step(weight: torch.nn.Parameter = weight) -> torch.Tensor:
+            weight.grad = None
+            loss = (weight * weight).sum()
+            loss.backward()
+            return loss.detach()
+
+        run = dovetail.compile(step, backend=backend, fullgraph=True) if compiles else step
+        run()
+        weight.grad = None
+        with pytest.warns(EagerFallbackWarning, match="no kernels today") if compiles else contextlib.nullcontext():
+            outcomes.append((run(), weight.grad))
+    same(*outcomes)
 
 
 def test_differentiation_through_an_entry_that_ends_itself() -> None:

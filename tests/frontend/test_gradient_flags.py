@@ -1,0 +1,146 @@
+"""``requires_grad`` of inputs, set inside of the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.errors import ArtefactError, GraphBreakError
+from tests.differential import same
+
+Tensor = torch.Tensor
+
+
+def energy(x: Tensor, w: Tensor) -> Tensor:
+    x.requires_grad_()
+    return (x * w).sin().sum()
+
+
+def energy_and_forces(x: Tensor, w: Tensor) -> Any:
+    x.requires_grad = True
+    result = (x * w).sin().sum()
+    (forces,) = torch.autograd.grad(result, x, create_graph=True)
+    return result, forces
+
+
+def backward_inside(x: Tensor, w: Tensor) -> Any:
+    x.requires_grad_(True)
+    result = (x * w).sin().sum()
+    result.backward()
+    return result, x.grad
+
+
+def on_and_off(x: Tensor, w: Tensor) -> Any:
+    x.requires_grad_()
+    result = (x * 2).sum()
+    x.requires_grad_(False)
+    return result, x * 3
+
+
+def frozen_for_a_while(x: Tensor, w: Tensor) -> Any:
+    w.requires_grad_(False)
+    first = (x * w).sum()
+    w.requires_grad_(True)
+    return first, (x * w).sum()
+
+
+def frozen_from_here_on(x: Tensor, w: Tensor) -> Any:
+    result = (x * w).sum()
+    w.requires_grad = False
+    return result, x * w
+
+
+def what_it_says(x: Tensor, w: Tensor) -> Any:
+    before = x.requires_grad
+    x.requires_grad_()
+    return before, x.requires_grad, x.is_leaf, x
+
+
+def without_gradients(x: Tensor, w: Tensor) -> Any:
+    with torch.no_grad():
+        x.requires_grad_()
+        y = x * 2
+    return y, x * w
+
+
+PROGRAMS: tuple[Callable[[Tensor, Tensor], Any], ...] = (
+    energy,
+    energy_and_forces,
+    backward_inside,
+    on_and_off,
+    frozen_for_a_while,
+    frozen_from_here_on,
+    what_it_says,
+    without_gradients,
+)
+
+
+def _outcome(function: Callable[..., Any], needs_gradient: bool) -> Any:
+    found = []
+    weight = torch.nn.Parameter(torch.tensor([0.3, -0.4]))
+    for call in range(3):
+        x = torch.full((2,), call + 1.0, requires_grad=needs_gradient)
+        result = function(x, weight)
+        results = result if isinstance(result, tuple) else (result,)
+        flags = x.requires_grad, weight.requires_grad, [item is x for item in results]
+        values = [item.detach().clone() if isinstance(item, Tensor) else item for item in results]
+        kinds = [(item.requires_grad, item.is_leaf) for item in results if isinstance(item, Tensor)]
+        roots = [item for item in results if isinstance(item, Tensor) and item.requires_grad]
+        weight.requires_grad_()
+        refused = 0
+        for root in roots:
+            try:
+                root.sum().backward(retain_graph=True)
+            except RuntimeError:
+                refused += 1
+        found.append((flags, values, kinds, refused, x.grad, None if weight.grad is None else weight.grad.clone()))
+    return found
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda item: item.__name__)
+def test_as_in_eager_and_in_one_graph(function: Callable[..., Any], needs_gradient: bool) -> None:
+    """It was left to eager, all of the function."""
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    same(_outcome(function, needs_gradient), _outcome(compiled, needs_gradient))
+    assert all(entry.run is not None for entry in compiled.entries)
+
+
+def test_sizes_may_be_read_before_and_may_change() -> None:
+    def mean(x: Tensor, w: Tensor) -> Any:
+        count = x.shape[0]
+        x.requires_grad_()
+        result = (x * w).sin().sum() / count
+        return torch.autograd.grad(result, x, create_graph=True)[0]
+
+    compiled = dovetail.compile(mean, backend="aten", fullgraph=True)
+    weight = torch.tensor(0.3)
+    for count in (3, 4, 5, 6):
+        same(mean(torch.ones(count), weight), compiled(torch.ones(count), weight))
+    assert len(compiled.entries) == 2
+
+
+def test_an_input_that_was_used_before_is_refused() -> None:
+    def late(x: Tensor) -> Any:
+        y = x * 2
+        x.requires_grad_()
+        return y * x
+
+    with pytest.raises(GraphBreakError, match="has been used already"):
+        dovetail.compile(late, backend="aten", fullgraph=True)(torch.ones(2))
+    x = torch.ones(2)
+    broken = dovetail.compile(late, backend="aten")
+    with pytest.warns(dovetail.errors.GraphBreakWarning, match="has been used already"):
+        result = broken(x)
+    result.sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 2.0))  # type: ignore[arg-type]
+
+
+def test_no_artefact_holds_it(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match="sets requires_grad"):
+        dovetail.aot.export_joint(None, dovetail.capture(energy, (torch.ones(2), torch.ones(2))), tmp_path / "energy")
