@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -333,10 +333,18 @@ class CompiledFunction:
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
             return self._compile_to_break(args, kwargs, chosen, by_parts)
 
+        def compile_with(numbers: Mapping[str, int]) -> Entry:
+            chosen = dataclasses.replace(policy, other_numbers=numbers, rounds=None)
+            return self._compile_to_break(args, kwargs, chosen, by_parts)
+
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
         capturing.active = True
         try:
-            others = OtherSides(compile_at, (self.original, args, kwargs), limit, self.events).of(entry)
+            call = (self.original, args, kwargs)
+            others = OtherSides(compile_at, call, limit, self.events).of(entry)
+            others += OtherSides(compile_at, call, limit - len(others), self.events).of_numbers(
+                entry, self._rests(), compile_with
+            )
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
         for other in others:
@@ -392,12 +400,16 @@ class CompiledFunction:
 
     def _note_exit(self, entry: Entry) -> None:
         """Record what is symbolic at the graph break that an entry ends at."""
-        if entry.resume_point is not None:
-            symbolic = entry.compiled.joint.capture.symbolic
+        symbolic = None if entry.resume_point is None else entry.compiled.joint.capture.symbolic
+        if symbolic is not None:
             self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
 
     def _expect_changes(self) -> None:
         """Learn what changes without having seen it."""
+
+    def _rests(self) -> Iterable[frozenset[str]]:
+        """Numbers that are rests of divisions of sizes, by all the names of each."""
+        return ()
 
     def _note_loop(self) -> None:
         """A loop runs for real: what is compiled from here on is made for all sizes."""
@@ -567,6 +579,10 @@ class _Continuation(CompiledFunction):
         parts = self._exits.get(self._before)
         if parts is not None:
             self._changes.expect(parts, self._places)
+
+    def _rests(self) -> Iterable[frozenset[str]]:
+        parts = self._exits.get(self._before)
+        return () if parts is None else parts.rests_after(self._places)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     symbol_is_type,
 )
-from torch.utils._sympy.functions import Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -269,13 +269,27 @@ def is_equality(expression: Any) -> bool:
 def divides_sizes(expression: Any) -> bool:
     """Whether a condition holds for many sizes and for many others does not: one of order, or of a remainder.
 
+    Those of a quotient are among them, such as the rounds of a loop that goes in steps.
+
     >>> size = sympy.Symbol("size", integer=True)
-    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0))]
-    [True, False, True]
+    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0), sympy.Eq(FloorDiv(size, 4), 3))]
+    [True, False, True, True]
     """
     if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
         return True
+    if isinstance(expression, sympy.Eq) and expression.has(FloorDiv):
+        return True
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
+
+
+def is_one(expression: Any) -> bool:
+    """Whether a condition says that a size which was computed is 1.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [is_one(item) for item in (sympy.Eq(size - 8, 1), sympy.Ne(size - 8, 1), sympy.Eq(size, 64))]
+    [True, False, False]
+    """
+    return isinstance(expression, sympy.Eq) and expression.rhs == 1 and bool(expression.lhs.free_symbols)
 
 
 def compares_rest_with_one(expression: Any) -> bool:
@@ -288,6 +302,11 @@ def compares_rest_with_one(expression: Any) -> bool:
     if not isinstance(expression, (sympy.Eq, sympy.Ne)) or expression.rhs != 1:
         return False
     return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
+
+
+def is_rest(number: Any) -> bool:
+    """Whether a symbolic number is the rest of a division, which is 0 or 1 for many sizes."""
+    return isinstance(number, torch.SymInt) and isinstance(first_expression(number), (Mod, PythonMod, sympy.Mod))
 
 
 def compares_bound(expression: Any) -> bool:

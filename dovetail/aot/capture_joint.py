@@ -537,6 +537,10 @@ def _drop_unused_vectors(graph: torch.fx.Graph) -> None:
 
 
 def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
+    if shares_places(of) and any(map(private_sizes.is_data_number, of.shape)):
+        raise CaptureError(
+            "a result whose places share memory has a size that the data decides", advice="return a clone of it"
+        )
     with private.disable_current_modes(), trace.fake_mode:
         strides = torch.empty(of.shape, device="meta").stride() if shares_places(of) else of.stride()
         fake = torch.empty_strided(of.shape, strides, dtype=of.dtype, device=of.device)

@@ -35,7 +35,7 @@ from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.native_calls import NativeCalls
-from dovetail.frontend.told_sizes import told_number
+from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -125,6 +125,8 @@ class Calls(NativeCalls):
         given = [*args, *kwargs.values()]
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
+        if self.values.trace.policy.is_in_advance and args and tells(types.MethodType(function, args[0])):
+            return None
         has_library_code = is_of_library(function.__wrapped__)
         if has_library_code and any(map(private_sizes.is_symbolic, private.tree_leaves(given))):
             return self.call(function.__wrapped__, args, kwargs)

@@ -40,17 +40,21 @@ def moved(before: Sequence[Any], after: Sequence[Any], names: Sequence[str]) -> 
 
 @dataclass
 class SymbolicParts:
-    """Sizes and numbers, each by the position of a live value and the way from there, as sources name it: ``(0, "[1]")``."""
+    """Sizes and numbers, each by the position of a live value and the way from there, as sources name it: ``(0, "[1]")``.
+
+    ``rests`` are the numbers that are rests of divisions: 0 and 1, which no symbol stands for, are likely among them.
+    """
 
     sizes: dict[Place, set[int]] = field(default_factory=dict)
     numbers: set[Place] = field(default_factory=set)
+    rests: set[Place] = field(default_factory=set)
 
     @staticmethod
     def of(values: Sequence[Any]) -> SymbolicParts:
         """Those of live values.
 
         >>> SymbolicParts.of([3, (4, 5)])
-        SymbolicParts(sizes={}, numbers=set())
+        SymbolicParts(sizes={}, numbers=set(), rests=set())
         """
         found = SymbolicParts()
         for position, value in enumerate(values):
@@ -62,6 +66,7 @@ class SymbolicParts:
         for place, dims in other.sizes.items():
             self.sizes.setdefault(place, set()).update(dims)
         self.numbers |= other.numbers
+        self.rests |= other.rests
 
     def sizes_after(self, moved: Moved) -> Iterator[tuple[str, set[int]]]:
         """Names of tensors after the break, with their dimensions."""
@@ -75,6 +80,11 @@ class SymbolicParts:
             for name in moved.get(position, ()):
                 yield name + way
 
+    def rests_after(self, moved: Moved) -> Iterator[frozenset[str]]:
+        """All names that each of the rests has after the break."""
+        for position, way in self.rests:
+            yield frozenset(name + way for name in moved.get(position, ()))
+
     def _add(self, place: Place, value: Any, nesting: int) -> bool:
         """Note what is symbolic in a value; whether it is a symbolic number itself."""
         position, way = place
@@ -83,6 +93,8 @@ class SymbolicParts:
             is_number = not private_sizes.is_data_number(value)
             if is_number:
                 self.numbers.add(place)
+            if is_number and private_sizes.is_rest(value):
+                self.rests.add(place)
             return is_number
         if isinstance(value, torch.Tensor):
             shape = value.shape if value.layout is torch.strided else ()

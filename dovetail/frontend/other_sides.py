@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dovetail.frontend.frame import Break
 from dovetail.guards import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
 from dovetail.trace.other_sides import OtherSide, Proposals, stand_in
+from dovetail.trace.shapes import NUMBER_SUFFIX
 
 Sizes = Mapping[str, Mapping[int, int]]
 _MOST_SECONDS = 30.0
@@ -57,6 +59,30 @@ class OtherSides:
                     known.append(found)
                     waiting.append((found, merged))
         return known[1:]
+
+    def of_numbers(
+        self,
+        entry: Entry,
+        numbers: Iterable[frozenset[str]],
+        compile_with: Callable[[Mapping[str, int]], Entry],
+    ) -> list[Entry]:
+        """Entries for 0 and 1 in the place of each of these numbers (all names of it), where it is a symbol in this entry."""
+        found: list[Entry] = []
+        symbolic = {item.source.name.removesuffix(NUMBER_SUFFIX) for item in entry.checker.guards.tensors}
+        chosen = [names for names in numbers if symbolic & names]
+        for names, number in itertools.product(chosen, (0, 1)):
+            if self._limit <= 0:
+                break
+            self._limit -= 1
+            shown = f"{' and '.join(sorted(names))} = {number}"
+            try:
+                found.append(compile_with(dict.fromkeys(names, number)))
+            except (Break, Exception) as error:  # noqa: BLE001  (as for sizes)
+                because = f"{type(error).__name__}: {str(error)[:300]}"
+                self._events.note("no entry for another side", sizes=shown, because=because)
+            else:
+                self._events.note("another side", sizes=shown)
+        return found
 
     def _proposals(self, entry: Entry, sizes: Sizes) -> list[OtherSide]:
         tensors = self._tensors(entry, sizes)

@@ -100,8 +100,8 @@ def _as_it_is(value: Any) -> Any:
 
 def _told(function: Any) -> Any:
     def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if interpreter.trace.policy.other_sizes:
-            # Captured in advance, at sizes that no call had.
+        if interpreter.trace.policy.is_in_advance:
+            # Nobody has called this.
             return None
         return interpreter.call_torch(function, tuple(map(_as_it_is, args)), kwargs)
 

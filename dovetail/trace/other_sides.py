@@ -98,7 +98,8 @@ class Proposals:
         is_branch = private_sizes.divides_sizes(expression) and item.location is not None and not item.by_operator
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
         by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
-        return is_place and (is_branch or by_layout)
+        # The call itself is the case of its own: an entry for one size, where the other side is for all others.
+        return is_place and (is_branch or by_layout or private_sizes.is_one(expression))
 
     def _leads_there(
         self, position: int, tensors: Sequence[torch.Tensor], values: Callable[..., Any], relations: Callable[..., Any]

@@ -9,7 +9,10 @@ number of its own (a window of attention) has a graph for each side of that comp
 later calls compiled a side, but the second round of lengths nothing; ``grows`` where that did too.
 
 A model that is refused in one graph, or grows in one, is tried once more with graph breaks: ``breaks`` is the verdict where the
-numbers are eager's at all sizes and the second round has compiled nothing; the captures are those of all its parts.
+numbers are eager's at all sizes and the second round has compiled nothing; the captures are those of all its parts. Shown
+too are the entries of each part after each of the first sizes and after all, whether each was compiled at most once more at the
+second size and none later (``once more``; the other sides of comparisons, compiled then in advance, do not count), and why
+anything was compiled after the first sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -31,6 +34,7 @@ from tests.conformance.compare import Difference, differences
 from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
+LIMIT_WITH_BREAKS = 64
 SWEEP = tuple((rows, length) for length in range(LENGTH, 3, -1) for rows in (2, 4))
 
 
@@ -77,6 +81,9 @@ class DynamicResult:
     entries: list[int]
     reason: str = ""
     seconds: float = 0.0
+    parts: dict[str, list[int]] = field(default_factory=dict)
+    once_more: bool | None = None
+    late: list[str] = field(default_factory=list)
 
 
 def _differences(expected: Any, actual: Any) -> list[Difference]:
@@ -98,6 +105,23 @@ def check_model(name: str) -> DynamicResult:
     return broken
 
 
+def _note_parts(compiled: Any, result: DynamicResult) -> None:
+    """Add the number of entries of each part."""
+    call = compiled.compiled_call
+    calls = 1 + max((len(counts) for counts in result.parts.values()), default=0)
+    for position, part in enumerate((call, *call.continuations())):
+        name = "start" if position == 0 else f"{position}: {part.__qualname__.rsplit('going on at ')[-1].rstrip(')')}"
+        counts = result.parts.setdefault(name, [0] * (calls - 1))
+        counts.append(sum(entry.run is not None for entry in part.entries))
+
+
+def _once_more(parts: dict[str, list[int]], sides: int) -> bool:
+    """Whether each part was compiled at most once more at the second size, and nothing at the third and the fourth."""
+    first = [counts[: len(SHAPES)] for counts in parts.values()]
+    grown = all(counts[1] <= max(1, 2 * counts[0]) + sides for counts in first)
+    return grown and all(counts[1] == counts[-1] for counts in first)
+
+
 def _captures(compiled: Any, fullgraph: bool) -> int:
     if fullgraph:
         return len(compiled.compiled_call.entries)
@@ -110,9 +134,12 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     model.train()
     twin = copy.deepcopy(model)
     outcome = DynamicResult(name, "passed", [])
-    compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=fullgraph)
+    # A loop over layers with a break in it has an entry for each layer.
+    limit = {} if fullgraph else {"recompile_limit": LIMIT_WITH_BREAKS}
+    compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=fullgraph, **limit)
     shapes = _taken_by_eager(model, batches[0])
     probe = copy.deepcopy(model)
+    seen = sides = 0
     try:
         for rows, length in (*shapes, *SWEEP, *SWEEP):
             if len(outcome.entries) == len(SHAPES) and outcome.entries[-1] <= 2:
@@ -136,6 +163,15 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
                 outcome.reason = f"{(rows, length)}: " + "; ".join(str(item) for item in found[:3])
                 return outcome
             outcome.entries.append(_captures(compiled, fullgraph))
+            if not fullgraph:
+                _note_parts(compiled, outcome)
+                events = dovetail.events_of(compiled).events
+                if len(outcome.entries) > len(SHAPES):
+                    new = events[seen:]
+                    outcome.late += [f"{(rows, length)}: {item}" for item in new if item.name == "recompile"]
+                seen = len(events)
+                if len(outcome.entries) == 2:
+                    sides = sum(item.name == "another side" for item in events)
     except Exception as error:
         outcome.verdict = "refused" if isinstance(error, dovetail.errors.DovetailError) else "error"
         frames = traceback.extract_tb(error.__traceback__)
@@ -146,6 +182,8 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     events = [event for event in dovetail.events_of(compiled).events if event.name in ("static shapes", "recompile")]
     if not fullgraph:
         events = [event for event in dovetail.events_of(compiled).events if event.name == "graph break"]
+        outcome.once_more = _once_more(outcome.parts, sides)
+        outcome.parts = {name: [*counts[: len(SHAPES)], counts[-1]] for name, counts in outcome.parts.items()}
     settled = outcome.entries[max(0, len(outcome.entries) - len(SWEEP) - 1)]
     compiling = len(set(outcome.entries) - {0})
     late = len(set(outcome.entries[len(SHAPES) - 1 :])) - 1
@@ -160,7 +198,8 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
         # A part at its limit runs eagerly from then on: that it compiles nothing more is no merit.
         is_full = any(len(part.entries) >= part.options.recompile_limit for part in parts)
         # Where most lengths of the first round have compiled something, there is a graph for each of them.
-        if not fullgraph and settled == final and not is_full and late < len(SWEEP) // 6:
+        few = late < len(SWEEP) // (3 if outcome.once_more else 6)
+        if not fullgraph and settled == final and not is_full and few:
             outcome.verdict = "breaks"
     shown = dict.fromkeys(str(event) for event in events)
     outcome.reason = "; ".join(shown) if outcome.verdict != "passed" else ""
@@ -179,6 +218,11 @@ def main(arguments: list[str] | None = None) -> int:
         result = check_model(name)
         results.append(result)
         print(f"{name:20} {result.verdict:8} entries {result.entries} {result.seconds} s", flush=True)
+        if result.parts:
+            shown = "; ".join(f"{part} {counts}" for part, counts in result.parts.items())
+            print(f"    once more: {'yes' if result.once_more else 'no'}; {shown}", flush=True)
+            for text in result.late:
+                print(f"    late {text[:300]}", flush=True)
         if result.reason:
             print(f"    {result.reason[:900]}", flush=True)
     verdicts = [result.verdict for result in results]

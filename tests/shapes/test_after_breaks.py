@@ -83,3 +83,16 @@ def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
         return parts[0].view(whole) * whole[1], parts[1]["half"].softmax(1)
 
     check_parts(padded, [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 10), (4, 5), (2, 20))])
+
+
+def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
+    def padded(x: Any) -> Any:
+        padding = -x.shape[1] % 4
+        if padding > 0:
+            x = torch.nn.functional.pad(x * 2, (0, padding))
+        y = x.view(x.shape[0], -1, 4).cumsum(2).flatten(1)
+        print("padded")
+        return y[:, : y.shape[1] - padding] * 3 if padding else y + 1
+
+    lengths = (13, 10, 8, 11, 16, 7, 12, 14, 5)
+    check_parts(padded, [(randn(3, length, grad=True),) for length in lengths], most=4)

@@ -195,3 +195,12 @@ def test_stand_ins_have_the_order_of_strides() -> None:
 def test_the_option_is_a_number(value: Any) -> None:
     with pytest.raises(OptionError, match="other_sides"):
         dovetail.compile(torch.sin, other_sides=value)
+
+
+def test_the_rounds_of_a_loop_in_steps() -> None:
+    def chunks(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:, start : start + 4].cumsum(1) for start in range(0, x.shape[1], 4)], 1)
+
+    counts, compiled = _run(chunks, [12, 9, 7, 11, 10, 12, 6], fullgraph=True, other_sides=2)
+    # At 9 the last of three chunks is a single column: another side has three, one has two.
+    assert counts == [1, 4, 4, 4, 4, 4, 4], [str(event) for event in dovetail.events_of(compiled).events]
