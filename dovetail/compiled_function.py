@@ -232,6 +232,8 @@ class CompiledFunction:
         by_parts = False
         entry: Entry | None = None
         stop = Break("the capture takes another way each time", "report this as a bug")
+        # A break in a graph with sizes made of data: without them, it may come to another one.
+        unsure: list[Break] = []
         for _ in range(_MAXIMUM_ATTEMPTS):
             guards = GuardSet()
             capturing.active = True
@@ -300,13 +302,19 @@ class CompiledFunction:
                 capturing.active = False
             if following is _FROM_THE_START:
                 plan = ()
+                unsure.clear()
                 continue
             if self.options.fullgraph or not following or following == plan:
                 break
-            self._note_break(stop)
+            if policy.data_sizes == "keep":
+                unsure.append(stop)
+            else:
+                self._note_break(stop)
             if isinstance(stop, LoopBreak):
                 self._note_loop()
             plan = following
+        for item in unsure if entry is not None else ():
+            self._note_break(item)
         if entry is None:
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         self.entries = [entry, *self.entries]
