@@ -286,7 +286,10 @@ def is_method_of_users_class(function: types.FunctionType, args: tuple[Any, ...]
         return False
     if isinstance(owner, (torch.Tensor, type, *NATIVE_CALLABLES, types.FunctionType)):
         return False
-    name, where = function.__qualname__, function.__module__
+    name, where = function.__qualname__, function.__module__ or ""
+    if where.split(".", 1)[0] != "torch":
+        # The standard library's own classes run natively.
+        return False
     is_getter = function.__name__ == "__get__"
     return any(
         (base.__module__ == where and name.startswith(f"{base.__qualname__}."))

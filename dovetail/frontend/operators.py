@@ -400,7 +400,10 @@ class Operators(Numbers):
     def guard_length(self, value: Any) -> None:
         """Guard how many items a container has."""
         source = self.values.source_of(value)
-        if source is not None and not self.effects.written(value):
+        if source is not None and isinstance(value, dict) and self.effects.written(value):
+            # How many there are after a write depends on which there were.
+            self.values.guard_keys(value)
+        elif source is not None and not self.effects.written(value):
             if not isinstance(value, (*OLD_CONTAINERS, collections.deque, str, bytes, range)):
                 raise Break(
                     f"the length of a {type(value).__qualname__} object is asked for, which nobody guards",

@@ -472,6 +472,14 @@ class Values:
             self.guard(source, SetEquals(items), f"{source.name} was gone through")
             self._hold(items)
 
+    def guard_keys(self, container: dict[Any, Any]) -> None:
+        """Guard which keys a dictionary had before the trace, and nothing of what it held."""
+        source = self.source_of(container)
+        if source is not None and id(container) not in self._whole:
+            keys = tuple(plain_keys(self.effects.before(container) if self.effects is not None else container))
+            self.guard(source, DictKeys(keys), f"the length of {source.name} was read")
+            self._hold(keys)
+
     def key_in(self, container: Any, key: Any) -> Any:
         """A key as a dictionary or set has it: one that existed before the trace has the real tensors, not the traced ones."""
         key = plain_numbers(key)

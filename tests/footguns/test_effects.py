@@ -215,3 +215,30 @@ def test_a_leaf_made_inside_stays_a_leaf() -> None:
     loss.backward()
     assert isinstance(weight, torch.nn.Parameter)
     assert weight.grad is not None and torch.equal(weight.grad, torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("asked", ["length", "truth", "attributes", "default"])
+def test_the_length_of_a_dictionary_that_was_written_to_is_guarded(asked: str) -> None:
+    """Found by the fuzzer: how many keys there are after a write depends on which there were before it."""
+    table: dict[str, Any] = collections.defaultdict(list) if asked == "default" else {}
+    holder = SimpleNamespace()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if asked == "default":
+            table["k"].append(1)
+            return x * len(table)
+        if asked == "attributes":
+            holder.k = 3
+            return x * len(holder.__dict__)
+        table["k"] = 1
+        return x * (len(table) if asked == "length" else 2 if table else 3)
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for keys in ("", "k", "ab", "abk", "", "k"):
+        seen = []
+        for function in (program, compiled):
+            for owned in (table, holder.__dict__):
+                owned.clear()
+                owned.update({key: [] for key in keys})
+            seen.append(float(function(torch.ones(()))))
+        assert seen[0] == seen[1]
