@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_sizes as private_sizes
-from dovetail.backends.mutations import Memory
+from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
 from dovetail.trace.fused_updates import NAMES, takes_symbols
 
@@ -64,6 +64,14 @@ class _Output:
 
 
 @dataclass(frozen=True)
+class _Number:
+    """A number that the graph computes from inputs of one element."""
+
+    target: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class TrailingUpdate:
     """One call of an in-place operator behind a graph; its tensors are named by their place among inputs and outputs."""
 
@@ -82,6 +90,8 @@ def _found(item: Any, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> Any:
         return inputs[item.index]
     if isinstance(item, _Output):
         return outputs[item.index]
+    if isinstance(item, _Number):
+        return item.target(*(_found(each, inputs, outputs) for each in item.arguments))
     return [_found(each, inputs, outputs) for each in item] if isinstance(item, list) else item
 
 
@@ -105,8 +115,7 @@ class Trailing:
 
     def behind(self, run: Runner) -> Runner:
         """``run``, the compiled graph, with the updates behind it; inputs and outputs are those of the graph as it was."""
-        needed = {item.index for update in self.updates for item in _places(update) if isinstance(item, _Input)}
-        needed.update(self.written.values())
+        needed = {*_inputs_read(self.updates), *self.written.values()}
 
         def run_all(values: list[Any]) -> list[Any]:
             # The graph may empty the list of its inputs.
@@ -135,6 +144,16 @@ def _places(update: TrailingUpdate) -> list[Any]:
         for value in (*update.arguments, *update.keywords.values())
         for item in (value if isinstance(value, list) else [value])
     ]
+
+
+def _inputs_read(updates: Sequence[TrailingUpdate]) -> Iterator[int]:
+    stack = [item for update in updates for item in _places(update)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, _Input):
+            yield item.index
+        elif isinstance(item, _Number):
+            stack += item.arguments
 
 
 def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Trailing | None:
@@ -277,7 +296,7 @@ class _TakingOff:
         return outputs if all(index in self.write_backs for index in outputs) else None
 
     def _place(self, item: Any) -> Any:
-        """Where the value is found behind the graph; ``NotImplemented`` for a number that the graph computes."""
+        """Where the value is found behind the graph; ``NotImplemented`` for a number that is more than arithmetic on inputs."""
         if isinstance(item, (list, tuple)):
             return [self._place(each) for each in item]
         if not isinstance(item, torch.fx.Node):
@@ -286,12 +305,22 @@ class _TakingOff:
         if item in self.inputs:
             return _Input(self.inputs[item])
         if not isinstance(item.meta.get("val"), torch.Tensor):
-            return NotImplemented
+            return self._number(item)
         for index, result in enumerate(self.results):
             if _source(result) is item:
                 return _Output(index)
         self.results.append(item)
         return _Output(len(self.results) - 1)
+
+    def _number(self, node: Any) -> Any:
+        is_known = node.target is _aten._local_scalar_dense.default or is_pure_function(node.target)
+        if node.op != "call_function" or node.kwargs or not is_known:
+            return NotImplemented
+        arguments = []
+        for item in node.args:
+            number = isinstance(item, torch.fx.Node) and item not in self.inputs
+            arguments.append(self._number(item) if number else self._place(item))
+        return NotImplemented if NotImplemented in arguments else _Number(node.target, tuple(arguments))
 
     def _is_seen_otherwise(self, updates: Sequence[TrailingUpdate]) -> bool:
         """Whether an output may lie in memory that the updates write to, or the graph writes to what they read of its inputs."""
@@ -299,8 +328,7 @@ class _TakingOff:
         nodes = list(self.inputs)
         written = {memory.group(nodes[index]) for index in self.written.values()}
         in_graph = {memory.group(nodes[at]) for out, at in self.write_backs.items() if out not in self.written}
-        read = [item.index for update in updates for item in _places(update) if isinstance(item, _Input)]
-        if any(memory.group(nodes[index]) in in_graph for index in read):
+        if any(memory.group(nodes[index]) in in_graph for index in _inputs_read(updates)):
             return True
         return any(
             isinstance(result, torch.fx.Node) and memory.group(result) in written

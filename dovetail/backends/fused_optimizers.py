@@ -41,7 +41,9 @@ def _like(values: Sequence[Tensor], shapes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _power(base: float, step: Tensor) -> Tensor:
-    return torch.pow(torch.full((), base, dtype=torch.float64, device=step.device), step.to(torch.float64))
+    # A number that changes from call to call may be multiplied by, and no tensor be filled with it.
+    one = torch.ones((), dtype=torch.float64, device=step.device)
+    return torch.pow(one * base, step.to(torch.float64))
 
 
 def _adam(

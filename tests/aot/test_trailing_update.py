@@ -215,6 +215,22 @@ def test_gradients_that_are_not_finite() -> None:
         same(program.state(), eager.state(), exact=False)
 
 
-def test_under_inductor() -> None:
-    behind = run(Program(OPTIMIZERS["AdamW"]), "step", backend="inductor")
-    assert behind[-1] == 1, behind
+@pytest.mark.parametrize(
+    ("backend", "method", "behind"), [(PLAIN, "step", 1), ("inductor", "step", 1), ("inductor", "averaging", 0)]
+)
+def test_rates_betas_and_sizes_that_change(backend: Any, method: str, behind: int) -> None:
+    """One more entry for all of them. Inductor fills no tensor with a number that changes."""
+    program = Program(OPTIMIZERS["AdamW"])
+    eager = copy.deepcopy(program)
+    compiled = dovetail.compile(getattr(program, method), backend=backend, fullgraph=True)
+    entries = []
+    for number in range(6):
+        x = torch.randn(3 + number % 3, 4, generator=torch.Generator().manual_seed(number))
+        for each in (program, eager):
+            each.optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)
+            each.optimizer.param_groups[0]["betas"] = (0.9 - 0.02 * number, 0.999)
+        same((compiled(x),), (getattr(eager, method)(x),), exact=False)
+        same(program.state(), eager.state(), exact=False)
+        entries.append(len(compiled.entries))
+    assert entries[-1] == entries[1] == 2, entries
+    assert updates_behind(compiled)[-1] == behind
