@@ -107,7 +107,7 @@ class Proposals:
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
         by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
         # The call itself is the case of its own: an entry for one size, where the other side is for all others.
-        by_layout = by_layout or (item.by_operator and private_sizes.is_one(expression))
+        by_layout = by_layout or ((item.by_operator or self._unrolls) and private_sizes.is_one(expression))
         return is_place and (is_branch or by_layout)
 
     def _leads_there(
