@@ -349,7 +349,8 @@ class CompiledFunction:
         capturing.active = True
         try:
             call = (self.original, args, kwargs)
-            others = OtherSides(compile_at, call, limit, self.events).of(entry)
+            unrolls = self.options.fullgraph
+            others = OtherSides(compile_at, call, limit, self.events, unrolls).of(entry, self.entries)
             others += OtherSides(compile_at, call, limit - len(others), self.events).of_numbers(
                 entry, self._rests(), compile_with
             )

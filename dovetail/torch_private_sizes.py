@@ -269,17 +269,23 @@ def is_equality(expression: Any) -> bool:
 def divides_sizes(expression: Any) -> bool:
     """Whether a condition holds for many sizes and for many others does not: one of order, or of a remainder.
 
-    Those of a quotient are among them, such as the rounds of a loop that goes in steps.
-
     >>> size = sympy.Symbol("size", integer=True)
-    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0), sympy.Eq(FloorDiv(size, 4), 3))]
-    [True, False, True, True]
+    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0))]
+    [True, False, True]
     """
     if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
         return True
-    if isinstance(expression, sympy.Eq) and expression.has(FloorDiv):
-        return True
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
+
+
+def counts_steps(expression: Any) -> bool:
+    """Whether a condition says how many steps of more than one place there are: the rounds of a loop.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> counts_steps(sympy.Eq(FloorDiv(size + 3, 4), 3)), counts_steps(sympy.Eq(size, 3))
+    (True, False)
+    """
+    return isinstance(expression, sympy.Eq) and expression.has(FloorDiv)
 
 
 def is_one(expression: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class OtherSides:
     """What is compiled together with an entry. ``compile_at(sizes)`` compiles the same call at other sizes.
 
     ``limit`` is how often that is tried, also where it fails: a check that raises is a branch too. An entry that took long to
-    compile is left alone: its other sides would take as long.
+    compile is left alone: its other sides would take as long. ``unrolls``: loops are unrolled, so that their rounds are sides too.
     """
 
     def __init__(
@@ -34,14 +34,18 @@ class OtherSides:
         call: tuple[Any, tuple[Any, ...], Mapping[str, Any]],
         limit: int,
         events: EventLog,
+        unrolls: bool = False,
     ) -> None:
+        self._unrolls = unrolls
         self._compile_at = compile_at
         self._call = call
         self._limit = limit
         self._events = events
 
-    def of(self, entry: Entry) -> list[Entry]:
-        """The entries for other sides of the comparisons that this one made, and of those that the others made."""
+    def of(self, entry: Entry, existing: Sequence[Entry] = ()) -> list[Entry]:
+        """The entries for other sides of the comparisons that this one made, and of those that the others made; none for sizes
+        that one of the existing entries serves.
+        """
         seconds = next((item.duration for item in reversed(self._events.events) if item.name == "compile"), None)
         known = [entry]
         waiting: deque[tuple[Entry, Sizes]] = deque([(entry, {})])
@@ -49,7 +53,7 @@ class OtherSides:
             current, sizes = waiting.popleft()
             for side in self._proposals(current, sizes):
                 merged = {**sizes, **{name: {**sizes.get(name, {}), **dims} for name, dims in side.sizes.items()}}
-                if any(self._serves(other, merged) for other in known):
+                if any(self._serves(other, merged) for other in (*known, *existing)):
                     continue
                 if self._limit <= 0:
                     return known[1:]
@@ -90,7 +94,7 @@ class OtherSides:
             return []
         joint = entry.compiled.joint
         try:
-            return list(Proposals(joint.fake_mode.shape_env, joint.capture.bindings, tensors))
+            return list(Proposals(joint.fake_mode.shape_env, joint.capture.bindings, tensors, self._unrolls))
         except (CaptureError, ArithmeticError):
             # A comparison that cannot be computed, or not at these sizes.
             return []

@@ -59,9 +59,14 @@ def stand_in(tensor: torch.Tensor, sizes: Mapping[int, int], device: torch.devic
 
 
 class Proposals:
-    """The other sides of what one capture has compared. ``tensors`` are the inputs of the call, in order."""
+    """The other sides of what one capture has compared. ``tensors`` are the inputs of the call, in order. ``unrolls``: the
+    rounds of loops are among it.
+    """
 
-    def __init__(self, environment: RecordingShapeEnv, bindings: Bindings, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, environment: RecordingShapeEnv, bindings: Bindings, tensors: Sequence[torch.Tensor], unrolls: bool = False
+    ) -> None:
+        self._unrolls = unrolls
         self._bindings = bindings
         self._tensors = tensors
         self._recorded = [item for item in environment.recorded() if not private_sizes.is_truth(item.expression)]
@@ -95,11 +100,15 @@ class Proposals:
         a padding up to a window, which is a single place for one length in so many.
         """
         expression = item.expression
-        is_branch = private_sizes.divides_sizes(expression) and item.location is not None and not item.by_operator
+        is_branch = private_sizes.divides_sizes(expression) or (
+            self._unrolls and private_sizes.counts_steps(expression)
+        )
+        is_branch = is_branch and item.location is not None and not item.by_operator
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
         by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
         # The call itself is the case of its own: an entry for one size, where the other side is for all others.
-        return is_place and (is_branch or by_layout or private_sizes.is_one(expression))
+        by_layout = by_layout or ((item.by_operator or self._unrolls) and private_sizes.is_one(expression))
+        return is_place and (is_branch or by_layout)
 
     def _leads_there(
         self, position: int, tensors: Sequence[torch.Tensor], values: Callable[..., Any], relations: Callable[..., Any]
