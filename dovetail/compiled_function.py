@@ -45,6 +45,7 @@ from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
 from dovetail.frontend.exits import Moved, SymbolicParts, moved
 from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
+from dovetail.frontend.generator import cleans_up
 from dovetail.frontend.machine import Machine
 from dovetail.frontend.other_sides import OtherSides
 from dovetail.frontend.points import ResumePoint, flatten, unflatten
@@ -138,8 +139,9 @@ class CompiledFunction:
             if tensors is not None:
                 if entry is not self.entries[0]:
                     self._ask_first(entry)
-                result = entry.call(original, args, kwargs, tensors)
-                return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
+                if entry.resume_point is None:
+                    return entry.call(original, args, kwargs, tensors)
+                return self._go_on(entry.resume_point, [entry.call(original, args, kwargs, tensors)])
         return self._miss(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -189,6 +191,9 @@ class CompiledFunction:
             run = (self._hit(args, kwargs) if waited else None) or self._decide(args, kwargs)
         finally:
             compile_lock.release()
+        if any(map(cleans_up, args)):
+            # What a capture leaves refers to it, in circles: its ``finally`` would come late.
+            gc.collect()
         # The user's code never runs under the lock: it may wait for another thread that wants to compile.
         return run()
 
@@ -201,8 +206,9 @@ class CompiledFunction:
         return None
 
     def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-        result = entry.call(self.original, args, kwargs, tensors)
-        return result if entry.resume_point is None else self._go_on(entry.resume_point, result)
+        if entry.resume_point is None:
+            return entry.call(self.original, args, kwargs, tensors)
+        return self._go_on(entry.resume_point, [entry.call(self.original, args, kwargs, tensors)])
 
     def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Compile an entry for this call, and say how the call runs: by the entry, or eagerly."""
@@ -440,12 +446,22 @@ class CompiledFunction:
         """What runs after graph breaks: one for each place, with entries of its own."""
         return list(self._continuations.values())
 
-    def _go_on(self, point: ResumePoint, values: Any) -> Any:
-        """Run the instruction at a graph break for real, then the rest; over and over where the rest breaks again."""
+    def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
+        """Run the instruction at a graph break for real, then the rest; over and over where the rest breaks again.
+
+        ``results`` holds what the graph has given; it is taken out, so that nobody but the rest refers to the live values.
+        """
+        values = results.pop()
         if isinstance(values, Completed):
             return values.result
         while True:
             frames = unflatten(point, values)
+            if any(map(cleans_up, values)):
+                # Its ``finally`` runs as soon as nobody refers to it; a graph would hold all of its arguments to its end.
+                self.events.note("graph break", reason="a suspended generator has cleaning up to do", where=None)
+                live = values = None
+                gc.collect()
+                return Machine().run(frames)
             returned = Machine().step_to_work(frames)
             if not frames:
                 return returned
@@ -458,7 +474,7 @@ class CompiledFunction:
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
                 return outcome
-            point, values = outcome.point, outcome.values
+            point, values, outcome = outcome.point, outcome.values, None
 
     def _compile(
         self,
@@ -531,7 +547,7 @@ class CompiledFunction:
             raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
         name = _name_of(self.original)
         text = _explain_break(f"{name} runs eagerly", stop)
-        if isinstance(stop, LetGo):
+        if isinstance(stop, LetGo) or any(map(cleans_up, args)):
             # The rest of the capture refers to the object, in circles.
             stop.__traceback__ = stop.__cause__ = stop.__context__ = None
             gc.collect()
@@ -597,7 +613,8 @@ class _Continuation(CompiledFunction):
         super()._note_loop()
         self._owner._note_loop()
 
-    def _go_on(self, point: ResumePoint, values: Any) -> Any:
+    def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
+        values = results.pop()
         if isinstance(values, Completed):
             return values.result
         # The function that the rest belongs to goes on in a loop: a program with a break in a loop needs no deep stack.

@@ -5,11 +5,15 @@ from __future__ import annotations
 import collections.abc
 import sys
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 from dovetail.frontend.frame import Break, Frame, Stop
 from dovetail.frontend.instructions import Yield
-from dovetail.frontend.points import FramePoint, frame_values, unflatten
+from dovetail.frontend.points import FramePoint, frame_values, is_bound, unflatten
+
+#: Values in containers that are searched for generators.
+_MOST_LOOKED_AT = 1000
 
 
 class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
@@ -156,3 +160,26 @@ class RestoreGenerator:
 
         frame = unflatten((self.point,), values)[0] if self.point is not None else None
         return InterpretedGenerator(Machine(), frame, self.started)
+
+
+def cleans_up(value: object) -> bool:
+    """Whether a live value is, or holds, a generator that runs code of its own once nobody refers to it any more.
+
+    >>> cleans_up([1, (2, 3)])
+    False
+    """
+    stack, seen = [value], 0
+    while stack and seen < _MOST_LOOKED_AT:
+        seen += 1
+        item = stack.pop()
+        # Not isinstance: an abstract class asks the object for its class, which may run code of the user's.
+        if type(item) is InterpretedGenerator:
+            if item.has_cleaning_up():
+                return True
+        elif type(item) in (list, tuple):
+            stack += item  # type: ignore[arg-type]
+        elif type(item) is dict:
+            stack += item.values()
+        elif type(item) is CellType and is_bound(item):
+            stack.append(item.cell_contents)
+    return False

@@ -282,7 +282,8 @@ class Operators(Numbers):
             # Among leaves, which compare natively; all others have been compared.
             return is_leaf_value(item) and any(is_leaf_value(entry) and entry == item for entry in container)
         found, _ = class_attribute(type(container), "__contains__")
-        if found is None or not hasattr(type(container), "__contains__"):
+        is_iterable = hasattr(type(container), "__iter__") or hasattr(type(container), "__getitem__")
+        if is_iterable and (found is None or not hasattr(type(container), "__contains__")):
             # Item by item: the search ends at the first that fits.
             iterator = self.iterate(container)
             while True:
@@ -328,6 +329,7 @@ class Operators(Numbers):
         if isinstance(value, torch.Tensor):
             trace = self.values.trace
             data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
+            _check_truth(value)
             try:
                 return bool(value)
             except private.DATA_DEPENDENT_ERRORS as error:
@@ -422,3 +424,11 @@ class _Says:
         return self._number  # type: ignore[no-any-return]
 
     __index__ = __len__
+
+
+def _check_truth(value: torch.Tensor) -> None:
+    """Raise what eager raises for the truth of several values, or of none; fake tensors speak of scalars."""
+    count = value.numel() if value.layout is torch.strided else 1
+    if type(count) is int and count != 1:
+        with private.disable_current_modes():
+            bool(torch.zeros(min(count, 2)))

@@ -478,3 +478,24 @@ def test_a_list_made_of_an_object_asks_for_its_length_first(make: Any) -> None:
         compiled = dovetail.compile(lambda x, items=ours: x * sum(make(items)), backend="aten")
         assert torch.equal(compiled(x), x * sum(make(theirs)))
         assert ours.asked == theirs.asked
+
+
+def test_errors_of_in_and_of_truth_have_their_own_text() -> None:
+    check("""
+class Things:
+    def __iter__(self): return iter([torch.ones(3)])
+things, said = Things(), []
+def function(x):
+    for container in (things, Thing):
+        try:
+            0 in container
+        except Exception as error:
+            said.append(str(error))
+    try:
+        if x: pass
+    except RuntimeError as error:
+        said.append(str(error))
+    return x + 1
+def call_0(run): run(torch.ones(3))
+def call_1(run): run(torch.ones(0))
+""")

@@ -114,6 +114,8 @@ class _World:
                 raise
             except BaseException as raised:  # noqa: BLE001  (Dovetail's own breaks must not come out)
                 error = raised
+                # A generator that they hold would be closed whenever somebody lets go of the exception.
+                traceback.clear_frames(error.__traceback__)
         # Accepted: the text of a tensor names the node of autograd that made it, which is the graph's own in one of the two.
         text = re.sub(r"grad_fn=<\w+>", "grad_fn", printed.getvalue())
         state = (AmbientState.snapshot(), StateOfTorch.now())
