@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import itertools
 import sys
 from dataclasses import dataclass
 from types import CellType
@@ -177,9 +178,9 @@ def cleans_up(value: object) -> bool:
             if item.has_cleaning_up():
                 return True
         elif type(item) in (list, tuple):
-            stack += item  # type: ignore[arg-type]
+            stack += item[:_MOST_LOOKED_AT]  # type: ignore[index]
         elif type(item) is dict:
-            stack += item.values()
+            stack += itertools.islice(item.values(), _MOST_LOOKED_AT)
         elif type(item) is CellType and is_bound(item):
             stack.append(item.cell_contents)
     return False
