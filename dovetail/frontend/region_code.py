@@ -137,7 +137,7 @@ def _is_own_list(frame: Frame, name: str, head: int, positions: frozenset[int]) 
             before = at
             while instructions[before].opname in _ASSIGNS:
                 before -= 1
-            is_made = instructions[before].opname == "BUILD_LIST" and not instructions[before].arg
+            is_made = instructions[before].opname == "BUILD_LIST"
             # A list of another kind is one that this loop never sees, or one that was looked into.
             reaches = _uses(frame, name, at + 1, head, positions)
             if reaches is None or (reaches and not is_made):
