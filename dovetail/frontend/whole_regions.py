@@ -7,7 +7,7 @@ again. It runs for real when the graph runs, with autograd around it (:mod:`dove
 have is found out by probing (:mod:`dovetail.frontend.size_probes`).
 
 What a region may do is decided twice: by its instructions (:mod:`dovetail.frontend.region_code`), and by watching it run on the
-meta device. Random operators, tensors of another device and writes to what it is given are refused.
+meta device. Tensors of another device and writes to what it is given are refused.
 """
 
 from __future__ import annotations
@@ -157,7 +157,10 @@ class _Call:
         given.size(rounds)
         self._tensors = given.tensors
         self._run = _Run(frame, region, variables, places)
+        self._draws = False
         self._forms = self._watch(given)
+        if self._draws and self._tensors[0].device.type != "cpu":
+            raise RefusedError
 
     def _watch(self, given: GivenTensors) -> list[Any]:
         """Run the region without values, to see what it does and what it leaves."""
@@ -177,6 +180,7 @@ class _Call:
         memory = {private_recordings.storage_key(item.untyped_storage()) for item in given}
         with watch:
             found = self._run(given)
+        self._draws = self._draws or watch.draws
         if watch.is_refused or memory & watch.written or watch.devices - {"meta"}:
             raise NoRuleError
         return found
@@ -212,11 +216,17 @@ class _Call:
 
     def run(self) -> Any:
         """Record the call, and bring the variables to where they are after the region; the value of its last instruction."""
-        forms, run = self._forms, self._run
+        forms, run, draws = self._forms, self._run, self._draws
         tensors = [form for form in forms if isinstance(form, _Tensor)]
 
         def function(*given: torch.Tensor) -> list[torch.Tensor]:
+            before = None if draws else torch.get_rng_state()
             found = run(given)
+            if before is not None and not torch.equal(before, torch.get_rng_state()):
+                raise OutgrownError(
+                    "a loop that runs as one call has drawn random numbers, which it did not at capture",
+                    advice="keep the loop out of the compiled function",
+                )
             for form, value in zip(forms, found, strict=True):
                 if isinstance(form, (_Fixed, _Number)) and not form.is_like(value, given):
                     raise OutgrownError(
@@ -231,7 +241,7 @@ class _Call:
         results: list[torch.Tensor] = []
         if tensors:
             name = f"region at line {self._frame.line()}"
-            results = list(call_sized(self._interpreter, SizedFunction(name, function, sizes), self._tensors))
+            results = list(call_sized(self._interpreter, SizedFunction(name, function, sizes, draws), self._tensors))
         left: list[Any] = []
         for form in forms:
             if isinstance(form, _Tensor):
