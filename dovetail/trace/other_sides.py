@@ -96,8 +96,8 @@ class Proposals:
         """Whether a comparison is one of the program's own with many sizes on both of its sides.
 
         One size that is a case of its own is none: it is as likely to be an error, or a loop that is unrolled for it. What
-        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor, and for
-        a padding up to a window, which is a single place for one length in so many.
+        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor, for
+        a padding up to a window, which is a single place for one length in so many, and for windows of which there is one.
         """
         expression = item.expression
         is_branch = private_sizes.divides_sizes(expression) or (
@@ -106,6 +106,7 @@ class Proposals:
         is_branch = is_branch and item.location is not None and not item.by_operator
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
         by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
+        by_layout = by_layout or (item.by_operator and private_sizes.compares_quotient_with_one(expression))
         # The call itself is the case of its own: an entry for one size, where the other side is for all others.
         by_layout = by_layout or ((item.by_operator or self._unrolls) and private_sizes.is_one(expression))
         return is_place and (is_branch or by_layout)
