@@ -80,7 +80,7 @@ class Proposals:
     def __iter__(self) -> Iterator[OtherSide]:
         if not self._places or not any(map(self._is_branch, self._recorded)):
             return
-        values = self._bindings.function([item.expression for item in self._recorded])
+        values = _Values(self._bindings, [item.expression for item in self._recorded])
         relations = self._bindings.function([expression for _, _, _, expression in self._bindings.relations])
         for position, item in enumerate(self._recorded):
             if not self._is_branch(item):
@@ -160,6 +160,33 @@ class Proposals:
             except CaptureError:
                 return None
         return tensors
+
+
+class _Values:
+    """The values of conditions for some tensors; None for one that cannot be computed: what a branch divides by may be zero on
+    its other side.
+    """
+
+    def __init__(self, bindings: Bindings, conditions: Sequence[Any]) -> None:
+        self._bindings = bindings
+        self._conditions = conditions
+        self._all = bindings.function(conditions)
+        self._single: list[Callable[..., Any]] = []
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+        try:
+            found: Sequence[Any] = self._all(tensors)
+            return found
+        except ArithmeticError:
+            self._single = self._single or [self._bindings.function([item]) for item in self._conditions]
+            return [_value(function, tensors) for function in self._single]
+
+
+def _value(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    try:
+        return function(tensors)[0]
+    except ArithmeticError:
+        return None
 
 
 def _part(tensor: torch.Tensor, kind: str, dim: int) -> int:
