@@ -27,7 +27,8 @@ _NO_FALL_THROUGH = frozenset(
 FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
-def _successors(decoded: Decoded, position: int) -> list[int]:
+def successors(decoded: Decoded, position: int) -> list[int]:
+    """The instructions that may run after one, also as handlers of its exceptions."""
     instruction = decoded.instructions[position]
     following: list[int] = []
     if instruction.opname not in _NO_FALL_THROUGH and position + 1 < len(decoded.instructions):
@@ -73,7 +74,7 @@ def live_locals(code: types.CodeType) -> tuple[frozenset[str], ...]:
     while changed:
         changed = False
         for position in range(len(reads) - 1, -1, -1):
-            after = always.union(*(live[following] for following in _successors(decoded, position)))
+            after = always.union(*(live[following] for following in successors(decoded, position)))
             before = reads[position] | (after - writes[position])
             if before != live[position]:
                 live[position] = before
