@@ -456,7 +456,8 @@ class Attributes:
         found, _ = class_attribute(type(target), name)
         if isinstance(found, property):
             if found.fset is None:
-                raise AttributeError(f"property {name!r} of {type(target).__name__!r} object has no setter")
+                # Raises, in words that depend on how the property was made.
+                found.__set__(target, None)
             self.call(found.fset, (target, value), {})
             return
         if found is not MISSING and hasattr(type(found), "__set__"):

@@ -23,8 +23,8 @@ _NO_FALL_THROUGH = frozenset(
         "JUMP_BACKWARD_NO_INTERRUPT",
     }
 )
-# Builtins that look at the variables of the frame that calls them.
-FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+# Functions that look at the variables of the frame that calls them.
+FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
 
 
 def successors(decoded: Decoded, position: int) -> list[int]:

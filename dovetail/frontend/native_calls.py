@@ -46,6 +46,7 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import (
@@ -442,7 +443,10 @@ class NativeCalls:
         )
         try:
             with watched(function, codes):
-                result = function(*arguments, **keywords)
+                if module in LOOK_AT_CALLERS:
+                    result = call_for(self, function, *arguments, **keywords)
+                else:
+                    result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
             if not trace.avoids_breaks or not self._is_tensor_method(function, args):
                 name = getattr(function, "__name__", str(function))
