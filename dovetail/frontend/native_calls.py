@@ -63,7 +63,7 @@ from dovetail.guards import (
     ItemSource,
 )
 from dovetail.runtime.recipe import stands_for
-from dovetail.trace import OverlapError
+from dovetail.trace import LayoutChangeError, OverlapError
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.aliases`).
 _HASHING = frozenset({"__hash__", "__eq__"})
@@ -452,7 +452,7 @@ class NativeCalls:
                 ) from error
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
-        except OverlapError as error:
+        except (LayoutChangeError, OverlapError) as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
             if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
