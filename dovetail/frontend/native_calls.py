@@ -46,6 +46,7 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.places import ASKS_FOR_PLACES, check_place
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import (
@@ -158,6 +159,8 @@ class NativeCalls:
             return call_sparse(self.values.trace, function, args, kwargs)
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in ASKS_FOR_PLACES:
+            check_place(self, function, args, kwargs)
         if name in METHOD_RULES:
             found = METHOD_RULES[name](self, function, args, kwargs)
             if found is not NotImplemented:
