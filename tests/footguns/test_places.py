@@ -80,3 +80,21 @@ def test_memory_that_is_shared_with_other_processes() -> None:
     compiled = dovetail.compile(lambda x: (x.is_shared(), x + 1), backend="aten")
     for x in (torch.ones(2), torch.ones(2).share_memory_()):
         assert compiled(x)[0] is x.is_shared()
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_one_element_of_an_expanded_input_is_written_to(backend: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x[0, 0] = 5.0
+        return x * 1
+
+    compiled = dovetail.compile(function, backend=backend)
+    for make in (
+        lambda: torch.ones(3, 4),
+        lambda: torch.ones(1, 4).expand(3, 4),
+        lambda: torch.arange(8.0).as_strided((3, 4), (1, 1)),
+        lambda: torch.ones(4, 3).t(),
+    ):
+        mine, other = make(), make()
+        same(function(mine), compiled(other))
+        same(mine, other)
