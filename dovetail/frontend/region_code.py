@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.frame import Frame
-from dovetail.frontend.liveness import FRAME_READERS, live_locals, successors
+from dovetail.frontend.liveness import live_locals, may_read_frames, successors
 from dovetail.frontend.pure_modules import PLAIN, Reader, is_plain
 from dovetail.frontend.region_values import GivenTensors, ObjectValue
 
@@ -44,7 +44,7 @@ def regions(frame: Frame) -> Iterator[Region]:
         head += 1
     if instructions[head].opname != "GET_ITER" or instructions[head + 1].opname != "FOR_ITER":
         return
-    if FRAME_READERS & set(code.co_names) or len(instructions) > _MOST_INSTRUCTIONS * 4:
+    if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
         return
     exit_position = decoded.index_of[instructions[head + 1].argval]
     live = live_locals(code)
