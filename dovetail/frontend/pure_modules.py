@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from dovetail import torch_private as private
 from dovetail.frontend.call_tables import IMPURE_TORCH
 from dovetail.frontend.frame import Break, Frame
-from dovetail.frontend.region_values import GivenTensors, ObjectValue, RefusedError
+from dovetail.frontend.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.frontend.values import is_leaf_value
 from dovetail.guards import Length, NoHooks
 
@@ -148,9 +149,27 @@ class Reader:
         if not kind.startswith("torch.nn.modules"):
             self._check_function(type(module).forward, module)
 
-    def _check_function(self, function: Any, owner: torch.nn.Module | None) -> None:
+    def comprehension(self, value: FunctionValue) -> None:
+        """Read what the function of a comprehension reads of objects that its closure holds."""
+        names = value.function.__code__.co_freevars
+        self._check_function(value.function, None, dict(zip(names, value.closure, strict=True)))
+
+    def callee(self, value: Any) -> Value:
+        """A function of torch, or a module, that is about to be called."""
+        if isinstance(value, torch.nn.Module):
+            found = self._given.value(value)
+            if isinstance(found, ObjectValue):
+                self.module(found)
+            return found
+        if not self._computes(value, getattr(value, "__name__", "")):
+            raise RefusedError
+        return self._given.constant(value)
+
+    def _check_function(
+        self, function: Any, owner: torch.nn.Module | None, closure: Mapping[str, Value] | None = None
+    ) -> None:
         """Refuse a function of Python that writes to something, or calls what is not known to compute."""
-        if type(function) is not types.FunctionType or function.__closure__:
+        if type(function) is not types.FunctionType or (function.__closure__ and closure is None):
             raise RefusedError
         code = function.__code__
         if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
@@ -166,10 +185,15 @@ class Reader:
         for instruction in frame.decoded.instructions:
             name, argument = instruction.opname, instruction.argval
             following: Any = None
-            if not is_plain(name, _IN_FUNCTIONS) or (name.startswith("STORE_FAST") and own in _parts(argument)):
+            is_known = is_plain(name, _IN_FUNCTIONS) or (
+                closure is not None and name in ("LOAD_DEREF", "COPY_FREE_VARS")
+            )
+            if not is_known or (name.startswith("STORE_FAST") and own in _parts(argument)):
                 raise RefusedError
             if name.startswith("LOAD_FAST"):
                 following = owner if own is not None and _parts(argument)[-1] == own else None
+            elif name == "LOAD_DEREF":
+                following = (closure or {})[argument]
             elif name == "LOAD_GLOBAL":
                 following = self.global_name(frame, argument)
             elif name in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -178,6 +202,8 @@ class Reader:
 
     def _own_attribute(self, owner: Any, name: str) -> Any:
         """An attribute in a function that runs for real: what is read of a module, or of an object that it has."""
+        if isinstance(owner, Value):
+            return self.attribute(owner if isinstance(owner, ObjectValue) else None, name)
         if (
             owner is None
             or isinstance(owner, types.ModuleType)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from dovetail.frontend.frame import Frame
 from dovetail.frontend.liveness import live_locals, may_read_frames, successors
 from dovetail.frontend.pure_modules import PLAIN, Reader, is_plain
-from dovetail.frontend.region_values import GivenTensors, ObjectValue
+from dovetail.frontend.region_values import ObjectValue
 
 _PLAIN = PLAIN | {"STORE_SUBSCR", "STORE_SLICE"}
 _LIST_METHODS = frozenset({"append", "extend"})
@@ -42,15 +43,19 @@ def regions(frame: Frame) -> Iterator[Region]:
     head = frame.position + 1
     while instructions[head].opname in ("PRECALL", "CALL", "NOP"):
         head += 1
-    if instructions[head].opname != "GET_ITER" or instructions[head + 1].opname != "FOR_ITER":
+    if instructions[head].opname != "GET_ITER":
         return
     if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
         return
-    exit_position = decoded.index_of[instructions[head + 1].argval]
+    # A comprehension is a function that is called with the iterator, up to Python 3.11.
+    is_loop = instructions[head + 1].opname == "FOR_ITER"
+    if not is_loop and not any(is_comprehension(item) for item in frame.stack):
+        return
+    exit_position = decoded.index_of[instructions[head + 1].argval] if is_loop else head + 1
     live = live_locals(code)
     ends = 0
     for last in range(exit_position, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
-        if instructions[last].opname not in ("STORE_FAST", "RETURN_VALUE"):
+        if instructions[last].opname not in ("STORE_FAST", "STORE_DEREF", "RETURN_VALUE"):
             continue
         positions = _reached(frame, head, last)
         if positions is None:
@@ -67,6 +72,11 @@ def regions(frame: Frame) -> Iterator[Region]:
         ends += 1
         if ends == _MOST_ENDS:
             return
+
+
+def is_comprehension(value: object) -> bool:
+    """Whether something is the function of a comprehension of a list."""
+    return isinstance(value, types.FunctionType) and value.__code__.co_name == "<listcomp>"
 
 
 def _stored(instruction: Any) -> frozenset[str]:
@@ -143,13 +153,10 @@ def _uses(frame: Frame, name: str, start: int, head: int, positions: frozenset[i
     return None if reaches and is_used else reaches
 
 
-def read_attributes(
-    interpreter: Any, region: Region, frame: Frame, objects: Mapping[str, ObjectValue], given: GivenTensors
-) -> None:
+def read_attributes(reader: Reader, region: Region, frame: Frame, objects: Mapping[str, ObjectValue]) -> None:
     """Read, with their guards, the global names of a region and all attributes of the objects that it is given; check that it calls
     nothing but what computes. Raises :class:`RefusedError`.
     """
-    reader = Reader(interpreter, given)
     current: Any = None
     for at in sorted(region.positions):
         instruction = frame.decoded.instructions[at]

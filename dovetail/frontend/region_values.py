@@ -114,6 +114,20 @@ class _CalledModule(_Object):
         return torch.func.functional_call(module, dict(tensors), args, kwargs)
 
 
+@dataclass(frozen=True)
+class FunctionValue(Value):
+    """The function of a comprehension, with what its closure holds."""
+
+    function: types.FunctionType
+    closure: tuple[Value, ...]
+
+    def made(self, given: Sequence[torch.Tensor]) -> Any:
+        """See :class:`Value`."""
+        cells = tuple(types.CellType(item.made(given)) for item in self.closure)
+        function = self.function
+        return types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+
+
 class GivenTensors:
     """The tensors that a region is given, in the order in which they were asked for."""
 

@@ -23,11 +23,12 @@ from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import OutgrownError
-from dovetail.frontend.frame import Frame
+from dovetail.frontend.frame import NULL, Frame
 from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.machine import Machine
-from dovetail.frontend.region_code import Region, read_attributes, regions
-from dovetail.frontend.region_values import GivenTensors, ObjectValue, RefusedError, Value
+from dovetail.frontend.pure_modules import Reader
+from dovetail.frontend.region_code import Region, is_comprehension, read_attributes, regions
+from dovetail.frontend.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.frontend.size_probes import NoRuleError, Probes, SizeFormula, formula, probe
 from dovetail.frontend.sized_calls import SizedFunction, call_sized
 from dovetail.frontend.values import is_leaf_value
@@ -111,21 +112,36 @@ class _Number:
 class _Run:
     """A region as a function of the tensors that it is given: the value of its last instruction, then variables."""
 
-    def __init__(self, frame: Frame, region: Region, variables: Mapping[str, Value], bounds: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        region: Region,
+        variables: Mapping[str, Value],
+        bounds: Sequence[Value],
+        stack: Sequence[Value],
+    ) -> None:
         self._function = frame.function
         self._region = region
         self._variables = variables
         self._bounds = bounds
+        self._stack = stack
         self._names = sorted(region.left)
+        #: How much of the stack was taken.
+        self.taken: int | None = None
 
     def __call__(self, given: Sequence[torch.Tensor]) -> list[Any]:
         """Run it."""
         frame = Frame(self._function, {name: item.made(given) for name, item in self._variables.items()})
-        frame.stack = [range(*(item.made(given) for item in self._bounds))]
+        stack = [item.made(given) for item in self._stack]
+        frame.stack = [*stack, range(*(item.made(given) for item in self._bounds))]
         Machine().run_between(frame, self._region.head, self._region.last)
-        if len(frame.stack) != 1:
+        *rest, value = frame.stack
+        taken = len(stack) - len(rest)
+        is_rest = taken >= 0 and all(left is right for left, right in zip(rest, stack, strict=False))
+        if not is_rest or self.taken not in (None, taken):
             raise RefusedError
-        return [frame.stack[0], *(frame.locals.get(name, _UNBOUND) for name in self._names)]
+        self.taken = taken
+        return [value, *(frame.locals.get(name, _UNBOUND) for name in self._names)]
 
 
 class _Call:
@@ -145,7 +161,9 @@ class _Call:
                 continue
             variables[name] = given.value(value)
         objects = {name: item for name, item in variables.items() if isinstance(item, ObjectValue)}
-        read_attributes(interpreter, region, frame, objects, given)
+        reader = Reader(interpreter, given)
+        read_attributes(reader, region, frame, objects)
+        stack = self._stack(reader, given)
         for name, value in values.items():
             if name not in variables:
                 is_own = (
@@ -156,11 +174,30 @@ class _Call:
         # What is made in each round has as many parts as there are rounds.
         given.size(rounds)
         self._tensors = given.tensors
-        self._run = _Run(frame, region, variables, places)
+        self._run = _Run(frame, region, variables, places, stack)
         self._draws = False
         self._forms = self._watch(given)
         if self._draws and self._tensors[0].device.type != "cpu":
             raise RefusedError
+
+    def _stack(self, reader: Reader, given: GivenTensors) -> list[Value]:
+        """What lies on top of the stack and may be taken from there: what is called with the list, and the like."""
+        found: list[Value] = []
+        for value in reversed(self._frame.stack):
+            try:
+                if is_comprehension(value):
+                    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+                    comprehension = FunctionValue(value, tuple(map(given.value, cells)))
+                    reader.comprehension(comprehension)
+                    item: Value = comprehension
+                elif value is NULL or is_leaf_value(value):
+                    item = given.constant(value)
+                else:
+                    item = reader.callee(value)
+            except (RefusedError, ValueError):
+                break
+            found.append(item)
+        return found[::-1]
 
     def _watch(self, given: GivenTensors) -> list[Any]:
         """Run the region without values, to see what it does and what it leaves."""
@@ -258,6 +295,7 @@ class _Call:
                 self._frame.locals.pop(name, None)
             else:
                 self._frame.locals[name] = value
+        del self._frame.stack[len(self._frame.stack) - (self._run.taken or 0) :]
         self._frame.position = self._region.last - 1
         return left[0]
 

@@ -204,3 +204,54 @@ def last_part(x: torch.Tensor) -> torch.Tensor:
 )
 def test_what_is_no_such_region_is_still_right(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((9, 5, 7, 11)))
+
+
+class Chunks(nn.Module):
+    """A feed-forward layer that is given a few positions at a time, from within a comprehension."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.size = 4
+        self.inner = nn.Linear(4, 8, dtype=torch.float64)
+        self.outer = nn.Linear(8, 4, dtype=torch.float64)
+        self.dropout = nn.Dropout(rate)
+        self.norm = nn.LayerNorm(4, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = torch.cat(
+            [
+                self.dropout(self.outer(functional.gelu(self.inner(x[:, start : start + self.size]))))
+                for start in range(0, x.shape[1], self.size)
+            ],
+            dim=1,
+        )
+        return self.norm(parts + 1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_modules_in_a_comprehension_have_their_gradients_and_random_numbers(rate: float) -> None:
+    check_calls(Chunks(rate), _calls((12, 9, 7, 11, 4, 3, 30)), entries=2)
+
+
+def returned(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[:, at] * at for at in range(x.shape[1])], 1)
+
+
+def two_at_once(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    left, right = (
+        torch.cat([x[:, at : at + 2] for at in range(0, x.shape[1], 2)], 1),
+        torch.stack([x[:, at] for at in range(x.shape[1])], 1),
+    )
+    return left * 2, right * 3
+
+
+def in_an_outer_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = torch.cat([x[:, at : at + 3].softmax(1) for at in range(0, x.shape[1], 3)], 1)
+    return x
+
+
+@pytest.mark.parametrize("program", [returned, two_at_once, in_an_outer_loop])
+def test_a_comprehension_that_is_joined_is_one_call_for_all_lengths(program: Callable[..., Any]) -> None:
+    lengths, entries = ((9, 5, 7), None) if program is two_at_once else ((12, 9, 7, 11, 5, 30), 2)
+    check_calls(program, _calls(lengths), entries=entries)
