@@ -101,6 +101,9 @@ class Reader:
             if name not in _TENSOR_ATTRIBUTES and not is_method and name not in _LIST_METHODS:
                 raise RefusedError
             return None
+        if name.startswith("_"):
+            # torch's own switches are among these.
+            raise RefusedError
         value = self._read(self._interpreter.load_attribute, owner, name)
         is_value = isinstance(value, (torch.dtype, float)) or value in (torch.finfo, torch.iinfo)
         if not (self._computes(value, name) or is_value or _is_torch_module(value)):
@@ -154,6 +157,11 @@ class Reader:
         names = value.function.__code__.co_freevars
         self._check_function(value.function, None, dict(zip(names, value.closure, strict=True)))
 
+    def called(self, value: ObjectValue) -> None:
+        """Note that an object may be called: a module is given its tensors."""
+        if isinstance(value.value, torch.nn.Module):
+            self.module(value)
+
     def callee(self, value: Any) -> Value:
         """A function of torch, or a module, that is about to be called."""
         if isinstance(value, torch.nn.Module):
@@ -182,7 +190,7 @@ class Reader:
         if frame.decoded.exceptions:
             raise RefusedError
         current: Any = None
-        for instruction in frame.decoded.instructions:
+        for position, instruction in enumerate(frame.decoded.instructions):
             name, argument = instruction.opname, instruction.argval
             following: Any = None
             is_known = is_plain(name, _IN_FUNCTIONS) or (
@@ -194,6 +202,8 @@ class Reader:
                 following = owner if own is not None and _parts(argument)[-1] == own else None
             elif name == "LOAD_DEREF":
                 following = (closure or {})[argument]
+                if isinstance(following, ObjectValue) and not _reads_attribute(frame, position + 1):
+                    self.called(following)
             elif name == "LOAD_GLOBAL":
                 following = self.global_name(frame, argument)
             elif name in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -244,6 +254,10 @@ class Reader:
             is_known = module in ("math", "") or module.split(".")[0] == "torch"
             return is_known and name not in IMPURE_TORCH and value.__name__ not in IMPURE_TORCH
         return self._is_functional(value)
+
+
+def _reads_attribute(frame: Frame, position: int) -> bool:
+    return frame.decoded.instructions[position].opname in ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def _parts(argument: Any) -> tuple[Any, ...]:

@@ -163,6 +163,9 @@ def read_attributes(reader: Reader, region: Region, frame: Frame, objects: Mappi
         following: Any = None
         if loaded := _names(instruction, "LOAD"):
             following = objects.get(loaded[-1])
+            following_name = frame.decoded.instructions[at + 1].opname
+            if following is not None and following_name not in ("LOAD_ATTR", "LOAD_METHOD"):
+                reader.called(following)
         elif instruction.opname == "LOAD_GLOBAL":
             following = reader.global_name(frame, instruction.argval)
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):

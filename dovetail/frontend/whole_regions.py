@@ -270,6 +270,11 @@ class _Call:
                         "a loop that runs as one call has left another value than at capture",
                         advice="compute the value outside of the loop, or keep the loop out of the compiled function",
                     )
+                if isinstance(form, _Tensor) and value.requires_grad and not form.depends:
+                    raise OutgrownError(
+                        "a loop that runs as one call has a result with a gradient, which had none at capture",
+                        advice="keep the loop out of the compiled function",
+                    )
             return [value for form, value in zip(forms, found, strict=True) if isinstance(form, _Tensor)]
 
         def sizes(*given: torch.Tensor) -> list[tuple[list[Any], torch.dtype]]:

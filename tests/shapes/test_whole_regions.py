@@ -255,3 +255,113 @@ def in_an_outer_loop(x: torch.Tensor) -> torch.Tensor:
 def test_a_comprehension_that_is_joined_is_one_call_for_all_lengths(program: Callable[..., Any]) -> None:
     lengths, entries = ((9, 5, 7), None) if program is two_at_once else ((12, 9, 7, 11, 5, 30), 2)
     check_calls(program, _calls(lengths), entries=entries)
+
+
+class Recurrence(nn.Module):
+    """A cell over all positions, as a local variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4, dtype=torch.float64)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cell = self.cell
+        state = torch.zeros(x.shape[0], 4, dtype=x.dtype)
+        states = []
+        for at in range(x.shape[1]):
+            state = cell(x[:, at], state)
+            states.append(state * self.scale)
+        return torch.stack(states, dim=1)
+
+
+def test_a_cell_over_all_positions_is_one_call_for_all_lengths() -> None:
+    check_calls(Recurrence(), _calls((6, 9, 7, 11, 2, 30)), entries=2)
+
+
+def test_what_changes_in_a_module_that_is_called_is_seen() -> None:
+    module = Recurrence()
+    compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
+
+    def compare() -> None:
+        for length in (5, 7):
+            x = _leaf(3, length, 4)
+            same(module(x), compiled(x))
+
+    compare()
+    compare()
+    module.scale = 3.0
+    compare()
+    module.cell = nn.GRUCell(4, 4, dtype=torch.float64)
+    compare()
+    with torch.no_grad():
+        module.cell.weight_ih.mul_(2)
+    compare()
+    handle = module.cell.register_forward_hook(lambda _module, _args, result: result * 2)
+    compare()
+    handle.remove()
+    compare()
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+class Counted(nn.Module):
+    """A loop whose module has a memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Counting()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.inner(x[:, at : at + 4]) for at in range(0, x.shape[1], 4)], 1)
+
+
+def test_a_module_that_writes_to_itself_is_not_called_whole() -> None:
+    module, twin = Counted(), Counted()
+    compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=True)
+    for length in (9, 5, 7):
+        x = _leaf(3, length, 4)
+        same(module(x), compiled(x))
+        assert module.inner.calls == twin.inner.calls
+
+
+SEEN: list[int] = []
+
+
+def _noting(part: torch.Tensor) -> torch.Tensor:
+    SEEN.append(part.shape[1])
+    return part * 2
+
+
+def _doubling(part: torch.Tensor) -> torch.Tensor:
+    return part * 2
+
+
+def with_a_helper(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_doubling(x[:, at : at + 4]) for at in range(0, x.shape[1], 4)], 1)
+
+
+def with_a_helper_that_writes(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_noting(x[:, at : at + 4]) for at in range(0, x.shape[1], 4)], 1)
+
+
+def test_a_function_that_is_called_may_only_compute() -> None:
+    check_calls(with_a_helper, _calls((9, 5, 7)), entries=2)
+    compiled = dovetail.compile(with_a_helper_that_writes, backend="aten", fullgraph=True)
+    for length in (9, 5, 7):
+        x = _leaf(3, length, 4)
+        SEEN.clear()
+        expected, seen = with_a_helper_that_writes(x), list(SEEN)
+        SEEN.clear()
+        same(expected, compiled(x))
+        assert seen == SEEN
