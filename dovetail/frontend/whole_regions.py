@@ -12,7 +12,7 @@ meta device. Tensors of another device and writes to what it is given are refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,24 +45,30 @@ class WholeRegion:
     value: Any
 
 
-def run_region_whole(interpreter: Any, frame: Frame, start: Any, stop: Any, step: Any) -> WholeRegion | None:
-    """Run the loop whose ``range`` is about to be made, and what follows, as one call; None where that cannot be done.
+@dataclass(frozen=True)
+class Rounds:
+    """What a loop goes through: ``function(*args)``, which has ``count`` items."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    count: Any
+
+
+def run_region_whole(interpreter: Any, frame: Frame, rounds: Rounds) -> WholeRegion | None:
+    """Run the loop that is about to begin, and what follows, as one call; None where that cannot be done.
 
     Afterwards the frame stands so that the value is pushed and the last instruction, which stores or returns it, is next.
     """
     if private_compile.is_any_autocast_on() or frame.current_exceptions:
         return None
-    today = len(range(*map(private_sizes.hint, (start, stop, step))))
-    if not 0 < today <= _MOST_ROUNDS_WATCHED:
+    if not 0 < private_sizes.hint(rounds.count) <= _MOST_ROUNDS_WATCHED:
         return None
-    distance, width = (stop - start, step) if step > 0 else (start - stop, -step)
     for region in regions(frame):
         # Without a round there may be nothing to join.
-        if not distance > 0:
+        if not rounds.count > 0:
             return None
-        rounds = (distance + width - 1) // width
         try:
-            call = _Call(interpreter, frame, region, (start, stop, step), rounds)
+            call = _Call(interpreter, frame, region, rounds)
         except (RefusedError, NoRuleError):
             continue
         return WholeRegion(call.run())
@@ -117,13 +123,13 @@ class _Run:
         frame: Frame,
         region: Region,
         variables: Mapping[str, Value],
-        bounds: Sequence[Value],
+        rounds: tuple[Callable[..., Any], Sequence[Value]],
         stack: Sequence[Value],
     ) -> None:
         self._function = frame.function
         self._region = region
         self._variables = variables
-        self._bounds = bounds
+        self._rounds = rounds
         self._stack = stack
         self._names = sorted(region.left)
         #: How much of the stack was taken.
@@ -133,7 +139,8 @@ class _Run:
         """Run it."""
         frame = Frame(self._function, {name: item.made(given) for name, item in self._variables.items()})
         stack = [item.made(given) for item in self._stack]
-        frame.stack = [*stack, range(*(item.made(given) for item in self._bounds))]
+        function, args = self._rounds
+        frame.stack = [*stack, function(*(item.made(given) for item in args))]
         Machine().run_between(frame, self._region.head, self._region.last)
         *rest, value = frame.stack
         taken = len(stack) - len(rest)
@@ -147,7 +154,7 @@ class _Run:
 class _Call:
     """One region at its place in a program."""
 
-    def __init__(self, interpreter: Any, frame: Frame, region: Region, bounds: Sequence[Any], rounds: Any) -> None:
+    def __init__(self, interpreter: Any, frame: Frame, region: Region, rounds: Rounds) -> None:
         self._interpreter = interpreter
         self._frame = frame
         self._region = region
@@ -170,11 +177,11 @@ class _Call:
                     type(value) is list and name in region.own_lists and interpreter.values.source_of(value) is None
                 )
                 variables[name] = given.value(value, changes=is_own)
-        places = [given.size(item) for item in bounds]
+        args = [given.value(item) for item in rounds.args]
         # What is made in each round has as many parts as there are rounds.
-        given.size(rounds)
+        given.size(rounds.count)
         self._tensors = given.tensors
-        self._run = _Run(frame, region, variables, places, stack)
+        self._run = _Run(frame, region, variables, (rounds.function, args), stack)
         self._draws = False
         self._forms = self._watch(given)
         if self._draws and self._tensors[0].device.type != "cpu":
