@@ -386,6 +386,31 @@ def parts_in_a_comprehension(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.cumsum(1) for part in torch.split(x, 4, 1)], 1)
 
 
-@pytest.mark.parametrize("program", [parts_of_a_split, rows, parts_in_a_comprehension])
+def numbered_parts(x: torch.Tensor) -> torch.Tensor:
+    found = []
+    for number, part in enumerate(x.split(4, 1)):
+        found.append(part.sin() * number)
+    return torch.cat(found, 1)
+
+
+def pairs_of_parts(x: torch.Tensor) -> torch.Tensor:
+    found = [left * right.softmax(1) for left, right in zip(x.split(4, 1), (x * 2).split(4, 1), strict=True)]
+    return torch.cat(found, 1)
+
+
+WINDOW = 4
+
+
+def written_in_steps(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    result = torch.zeros_like(x)
+    for start in range(0, x.shape[1], WINDOW):
+        result[:, start : start + WINDOW] = x[:, start : start + WINDOW].cumsum(1)
+    return result, start
+
+
+@pytest.mark.parametrize(
+    "program",
+    [parts_of_a_split, rows, parts_in_a_comprehension, numbered_parts, pairs_of_parts, written_in_steps],
+)
 def test_parts_of_a_tensor_are_gone_through_in_one_call(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((12, 9, 7, 11, 3, 30)), entries=2)
