@@ -12,7 +12,7 @@ import inspect
 import operator
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -116,6 +116,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
+        #: Calls that give messages, to be made when the capture has succeeded.
+        self.messages: list[Callable[[], Any]] = []
         self.ended = False
         self.entry_location: UserLocation | None = None
         self._function_classes: dict[type, type] = {}
