@@ -230,6 +230,8 @@ class Attributes:
 
     def load_default_attribute(self, target: Any, name: str) -> Any:
         """What ``object.__getattribute__`` and then ``__getattr__`` do."""
+        if issubclass(type(target), threading.local):
+            raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
         kind = type(target)
         values = self.values
         found, owner = class_attribute(kind, name)

@@ -34,6 +34,7 @@ from dovetail.frontend.call_tables import (
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
+from dovetail.frontend.getters import GETTERS, get
 from dovetail.frontend.native_calls import NativeCalls
 from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
@@ -122,6 +123,10 @@ class Calls(NativeCalls):
             source = self.values.source_of(function)
             if source is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
+            if kind is typing.NewType and len(args) == 1 and not kwargs:
+                return args[0]
+            if kind in GETTERS and len(args) == 1 and not kwargs:
+                return get(self, function, args[0])
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 

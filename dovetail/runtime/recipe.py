@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 import sys
 import types
 import warnings
@@ -326,6 +327,8 @@ class RecipeBuilder:
         plain = plain_content(value)
         if plain is not None:
             return self._call(number, functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {})))
+        if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
+            return self._call(number, *value.__reduce__())
         if kind is functools.partial:
             return self._call(number, _make_partial, (value.func, value.args, value.keywords))
         if kind is types.CellType:

@@ -87,6 +87,37 @@ def change(i):
     if i == 2: times(7)
 def function(x): return x * times(3)
 """,
+    "a thread-local object has an attribute": """
+import threading
+state = threading.local()
+def change(i): state.k = i
+def function(x):
+    try:
+        k = state.k
+    except AttributeError:
+        k = 77
+    return x * k + getattr(state, "k", 5) + hasattr(state, "k")
+""",
+    "getters of operator": """
+import operator, typing
+Number = typing.NewType("Number", int)
+items = [3, 1, 2]
+class A:
+    def m(self, a, *, k): return a + k + self.z
+things = [A(), A()]
+for place, thing in enumerate(things):
+    thing.a = A()
+    thing.a.b, thing.z = 3 - place, place
+def change(i):
+    items.append(i)
+    things[0].a.b = i
+    things[1].z = i + 4
+def function(x):
+    k = operator.attrgetter("a.b", "z")(things[0])[0] + operator.itemgetter(0, -1)(items)[1]
+    k += operator.methodcaller("m", 1, k=2)(things[1])
+    least = min(things, key=operator.attrgetter("z"))
+    return x * Number(k) + least.z + operator.itemgetter(slice(1, None))(items)[0]
+""",
     "a property of no name has no setter": """
 class A:
     @property
