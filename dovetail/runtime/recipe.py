@@ -233,6 +233,21 @@ def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = froze
     return False
 
 
+def _slots(value: Any) -> Iterable[tuple[str, Any, bool]]:
+    """What an object holds in its slots, by the names that the compiler gives them, and whether a subclass has that name too."""
+    order = type(value).__mro__
+    for place, owner in enumerate(order):
+        if "__slots__" not in owner.__dict__:
+            continue
+        for name, member in owner.__dict__.items():
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    item = member.__get__(value, type(value))
+                except AttributeError:
+                    continue
+                yield name, item, any(name in earlier.__dict__ for earlier in order[:place])
+
+
 class RecipeBuilder:
     """Builds the recipes of one call; objects that several of them share stay shared, if they are rebuilt in this order.
 
@@ -372,11 +387,10 @@ class RecipeBuilder:
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             attributes += [(name, self.build(item)) for name, item in own.items()]
-        for owner in kind.__mro__:
-            slots = owner.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    attributes.append((name, self.build(getattr(value, name))))
+        for name, item, is_shadowed in _slots(value):
+            if is_shadowed:
+                raise self._refuse(value)
+            attributes.append((name, self.build(item)))
         builtin = isinstance(value, (dict, list, set, collections.deque))
         if not builtin and getattr(native_new(kind), "__self__", object) is not object:
             # The state of a native class is neither items nor attributes.
