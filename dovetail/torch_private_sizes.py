@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -52,6 +52,24 @@ def hint(value: Any) -> int:
     # Its name since torch 2.12 or 2.13.
     known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
     return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
+
+
+def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
+    """What a size is for these values of its symbols; nothing is guarded."""
+    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
+
+
+def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
+    """The symbols in some sizes, in order of their names, with what each was at capture."""
+    found: dict[Any, int] = {}
+    for value in values:
+        if is_symbolic(value):
+            environment = value.node.shape_env
+            known = (
+                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+            )
+            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
 def expression_of(value: Any) -> Any:

@@ -130,6 +130,8 @@ class Attributes:
             if class_attribute(type(traced.real), name)[0] is MISSING and isinstance(attributes, dict):
                 source = InstanceDictSource(self.values.guards.tensor_source(traced.index))
                 self.values.guard(source, HasNoKey(name), f"{source.base.name} has no attribute {name}")
+        if name == "_base":
+            raise Break("._base of a tensor is read", "read it outside of the compiled function")
         return self._native_attribute(target, name)
 
     def _native_attribute(self, target: Any, name: str) -> Any:

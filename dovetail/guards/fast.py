@@ -135,8 +135,11 @@ class _FastGenerator(Generator):
     def _tail(self) -> None:
         if self._native_line is not None:
             native = self.native
+            # Below a second object that is remembered, which is compared only further on, they are of no account where the
+            # call has another object: the full check decides.
+            miss = self.start_again() if len(self.anchors) > 1 else "None"
             line = (
-                [f"        if not {self.constant(native.make_check(), 'native_')}(): return None"]
+                [f"        if not {self.constant(native.make_check(), 'native_')}(): return {miss}"]
                 if native and native.count
                 else []
             )

@@ -549,3 +549,28 @@ def test_a_global_that_changes_at_every_call_is_left_out() -> None:
     assert not is_remembering(checker)
     namespace[names[0]] = 100
     assert torch.equal(compiled(x), namespace["function"](x))
+
+
+class _Cache:
+    """What a program makes anew for each call."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.layers = [f"layer {size}" for size in sizes]
+
+
+def test_another_object_in_the_place_of_a_remembered_one_is_a_hit_where_it_is_alike() -> None:
+    def f(model: Any, x: torch.Tensor, cache: _Cache) -> torch.Tensor:
+        names = [name for name in cache.layers if name.startswith("layer")]
+        return model(x) + len(names)  # type: ignore[no-any-return]
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(3)])
+    compiled = dovetail.compile(f, backend="aten", fullgraph=True)
+    x = torch.randn(4, 3)
+    remembered, changed = _Cache(*range(8)), _Cache(*range(8))
+    warm(compiled, model, x, remembered)
+    remembered.layers[0] = "of a call that is over"
+    for cache in (changed, _Cache(*range(8))):
+        assert torch.equal(compiled(model, x, cache), f(model, x, cache))
+    assert len(compiled_function(compiled).entries) == 1
+    changed.layers.append("one more")
+    assert torch.equal(compiled(model, x, changed), f(model, x, changed))
