@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import enum
 import sys
 import threading
 import types
@@ -255,7 +256,7 @@ class Attributes:
         found, owner = class_attribute(kind, name)
         if name == "__class__" and (owner is object or found is MISSING):
             return kind
-        source: Source | None = values.source_of(target)
+        source = self._source_of_owner(target, name)
         attributes = instance_dict(target)
         if name == "__dict__" and attributes is not None:
             if source is not None:
@@ -301,6 +302,15 @@ class Attributes:
         if fallback is not MISSING and not isinstance(fallback, types.FunctionType):
             return values.wrap(getattr(target, name))
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+    def _source_of_owner(self, target: Any, name: str) -> Source | None:
+        """Where an object of which an attribute is asked for, or written to, can be found again."""
+        source: Source | None = self.values.source_of(target)
+        if source is None and isinstance(type(target), enum.EnumMeta) and not self.values.is_created(type(target)):
+            # A constant, but what the user keeps on it (not its value and name, nor what its class has) may change.
+            is_own = not name.startswith("_") and class_attribute(type(target), name)[0] is MISSING
+            return self.values.pin(target, str(target)) if is_own else None
+        return source
 
     def instance_item_source(
         self, target: Any, attributes: dict[str, Any], source: Source | None, name: str
@@ -535,7 +545,7 @@ class Attributes:
 
     def _store_instance(self, target: Any, name: str, value: Any) -> None:
         attributes = instance_dict(target)
-        source = self.values.source_of(target)
+        source = self._source_of_owner(target, name)
         if isinstance(target, threading.local):
             raise Break("an attribute of a thread-local object is set", "keep it in an object that is no thread's own")
         if attributes is None or source is None:

@@ -118,6 +118,17 @@ def function(x):
     least = min(things, key=operator.attrgetter("z"))
     return x * Number(k) + least.z + operator.itemgetter(slice(1, None))(items)[0]
 """,
+    "what is kept on a member of an enumeration": """
+import enum
+class Kind(enum.Enum):
+    A = 1
+    B = 2
+    def __init__(self, value): self.extra = value * 10
+def change(i): Kind.A.extra = i
+def function(x):
+    Kind.B.count = getattr(Kind.B, "count", 0) + 1
+    return x * Kind.A.extra + Kind.B.count
+""",
     "a property of no name has no setter": """
 class A:
     @property
