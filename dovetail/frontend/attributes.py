@@ -137,7 +137,19 @@ class Attributes:
 
     def _native_attribute(self, target: Any, name: str) -> Any:
         target = self.values.wrap(target)
-        return self.values.wrap(getattr(target, name))
+        try:
+            return self.values.wrap(getattr(target, name))
+        except AttributeError as error:
+            found = error
+        if str(found) == f"{type(target).__name__!r} object has no attribute {name!r}":
+            traced = self.values.trace.input_of(target)
+            shown = "Tensor" if traced is None else type(traced.real).__name__
+            found = AttributeError(f"{shown!r} object has no attribute {name!r}", name=name)
+        try:
+            raise found
+        finally:
+            # The traceback leads to this call.
+            del found
 
     def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:
         try:
@@ -301,7 +313,7 @@ class Attributes:
             return self.call(fallback, (target, name), {})
         if fallback is not MISSING and not isinstance(fallback, types.FunctionType):
             return values.wrap(getattr(target, name))
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=target)
 
     def _source_of_owner(self, target: Any, name: str) -> Source | None:
         """Where an object of which an attribute is asked for, or written to, can be found again."""

@@ -153,7 +153,8 @@ class Calls(NativeCalls):
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         if is_leaf_value(result):
-            if not has_library_code:
+            wrapped = function.__wrapped__
+            if not has_library_code and interpreted_of(wrapped) is wrapped and not self.values.is_created(wrapped):
                 # Whoever clears the cache has it computed again: asking it again is what eager would do.
                 asked = Answers(
                     cached_result,

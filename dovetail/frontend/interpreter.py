@@ -10,6 +10,7 @@ import collections.abc
 import contextlib
 import inspect
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import check_loading, runs_natively
+from dovetail.frontend.call_tables import check_loading, is_library_module, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -412,7 +413,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             for place, display in ((table, "G"), (builtins_dict, "builtins"))[: 1 + (name not in builtins_dict)]:
                 self.values.guard(self.values.pin(place, display), HasNoKey(name), what)
         if name not in builtins_dict:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         value = builtins_dict[name]
         if is_open and key not in self._seen_globals:
             self._seen_globals[key] = self.values.read(
@@ -465,7 +466,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """``import`` inside a function: the module must be loaded already or load without touching tensors."""
         with private.disable_current_modes():
-            return __import__(name, frame.globals, None, names, level)
+            found = __import__(name, frame.globals, None, names, level)
+        if level == 0:
+            module = sys.modules.get(name)
+            if module is not None and not is_trusted(name) and not is_library_module(module):
+                source = ItemSource(self.values.pin(sys.modules, "sys.modules"), name)
+                self.values.guard(source, Identity(module), f"{name} was imported")
+        return found
 
     # --- items and operators ------------------------------------------------------------------------------------------
 

@@ -233,6 +233,16 @@ def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = froze
     return False
 
 
+#: What a missing name, attribute or module is told by, beside the arguments of the exception.
+_WITH_MEMBERS = (AttributeError, NameError, ImportError)
+_MEMBERS = ("name", "path", "name_from")
+
+
+def _own_members(error: BaseException) -> Iterable[tuple[str, Any]]:
+    if isinstance(error, _WITH_MEMBERS):
+        yield from ((name, getattr(error, name)) for name in _MEMBERS if getattr(error, name, None) is not None)
+
+
 def _slots(value: Any) -> Iterable[tuple[str, Any, bool]]:
     """What an object holds in its slots, by the names that the compiler gives them, and whether a subclass has that name too."""
     order = type(value).__mro__
@@ -366,7 +376,7 @@ class RecipeBuilder:
             return ExceptionItem(
                 kind,
                 tuple(self.build(item) for item in value.args),
-                tuple((name, self.build(item)) for name, item in value.__dict__.items()),
+                tuple((name, self.build(item)) for name, item in (*value.__dict__.items(), *_own_members(value))),
                 (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
                 shown_part(value.__traceback__),
                 number,
@@ -551,7 +561,10 @@ def _rebuild_exception(recipe: ExceptionItem, make: Callable[[Any], Any], memo: 
     error: BaseException = recipe.cls.__new__(recipe.cls, *[make(item) for item in recipe.items])
     memo[recipe.number] = error
     for name, item in recipe.attributes:
-        error.__dict__[name] = make(item)
+        if name in _MEMBERS and isinstance(error, _WITH_MEMBERS):
+            setattr(error, name, make(item))
+        else:
+            error.__dict__[name] = make(item)
     cause, context, suppress = recipe.chain
     error.__cause__, error.__context__ = make(cause), make(context)
     error.__suppress_context__ = suppress

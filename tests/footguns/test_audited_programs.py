@@ -129,6 +129,75 @@ def function(x):
     Kind.B.count = getattr(Kind.B, "count", 0) + 1
     return x * Kind.A.extra + Kind.B.count
 """,
+    "a module is another one at the next import": """
+import sys, types
+def change(i):
+    module = types.ModuleType("audited_module")
+    module.k = i
+    sys.modules["audited_module"] = module
+def function(x):
+    import audited_module
+    from audited_module import k
+    return x * audited_module.k + k
+""",
+    "a cache and a dispatch that are made inside": """
+def change(i): pass
+import functools
+def function(x):
+    @functools.lru_cache(maxsize=None)
+    def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+    @functools.wraps(fib)
+    def g(n): return fib(n)
+    @functools.singledispatch
+    def h(a): return 1
+    @h.register(int)
+    def _(a): return a
+    return x * g(7) + h(3) + h("s") + len(g.__name__)
+""",
+    "errors have the text and the names of Python's": """
+def change(i): pass
+log = []
+def bad():
+    yield 1
+    raise KeyError("z")
+def function(x):
+    try: x = x + sum(bad())
+    except KeyError as e: log.append(e.args); x = x * 2
+    try: a, b = bad()
+    except KeyError: x = x + 3
+    try: a, b = (1, 2, 3)
+    except ValueError as e: log.append(str(e))
+    try: dict([(1, 2), (3,)])
+    except ValueError as e: log.append(str(e))
+    try: [][0]
+    except IndexError as e: log.append(str(e))
+    try: int("x")
+    except ValueError as e: log.append(str(e))
+    try: None.foo
+    except AttributeError as e: log.append((str(e), e.name, e.obj))
+    try: undefined_thing
+    except NameError as e: log.append((str(e), e.name))
+    try: "a" + 1
+    except TypeError as e: log.append(str(e))
+    try: x.foo_bar
+    except AttributeError as e: log.append(str(e))
+    try: len(5)
+    except TypeError as e: log.append(str(e))
+    try: (lambda a: a)()
+    except TypeError as e: log.append(str(e))
+    try: torch.ones(2) + torch.ones(3)
+    except RuntimeError as e: log.append("rt")
+    try: {}[[]]
+    except TypeError as e: log.append(str(e))
+    try: import_nothing()
+    except NameError as e: log.append(str(e))
+    try:
+        import nothing_here_x
+    except ImportError as e: log.append((str(e), e.name))
+    try: from_x = __import__("os").nope
+    except AttributeError as e: log.append(str(e))
+    return x
+""",
     "a property of no name has no setter": """
 class A:
     @property
