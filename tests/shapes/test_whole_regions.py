@@ -426,8 +426,8 @@ class Returned(nn.Module):
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [self.dropout(self.inner(x[:, at : at + 4]).tanh()) for at in range(0, x.shape[1], 4)]
-        return functional.dropout(self.norm(torch.cat(parts, 1)), 0.3)
+        joined = torch.cat([self.dropout(self.inner(x[:, at : at + 4]).tanh()) for at in range(0, x.shape[1], 4)], 1)
+        return functional.dropout(self.norm(joined), 0.3)
 
 
 def test_without_gradients_the_numbers_and_the_generator_are_those_of_eager() -> None:
@@ -447,7 +447,7 @@ def test_without_gradients_the_numbers_and_the_generator_are_those_of_eager() ->
 def test_the_second_derivative_draws_the_same_numbers() -> None:
     module = Returned()
     compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
-    for length in (5, 9, 7):
+    for length in (5, 7):
         x = torch.randn(2, length, 4, requires_grad=True)
         found = []
         for function in (module, compiled):
