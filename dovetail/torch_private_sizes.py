@@ -328,6 +328,17 @@ def compares_rest_with_one(expression: Any) -> bool:
     return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
 
 
+def compares_quotient_with_one(expression: Any) -> bool:
+    """Whether a condition says that a size which is a quotient is 1, or is not: many sizes have the same quotient.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [compares_quotient_with_one(item) for item in (sympy.Ne(FloorDiv(size, 4), 1), sympy.Ne(size, 1), size > 1)]
+    [True, False, False]
+    """
+    kinds = (sympy.Eq, sympy.Ne, sympy.Gt)
+    return isinstance(expression, kinds) and expression.rhs == 1 and expression.lhs.has(FloorDiv)
+
+
 def is_rest(number: Any) -> bool:
     """Whether a symbolic number is the rest of a division, which is 0 or 1 for many sizes."""
     return isinstance(number, torch.SymInt) and isinstance(first_expression(number), (Mod, PythonMod, sympy.Mod))

@@ -23,6 +23,7 @@ import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.overlapping_views
+import dovetail.frontend.parts_loops
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
