@@ -43,7 +43,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
-from dovetail.frontend.exits import Moved, SymbolicParts, moved
+from dovetail.frontend.exits import Expected, Moved, SymbolicParts, moved
 from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.generator import cleans_up
 from dovetail.frontend.machine import Machine
@@ -347,8 +347,9 @@ class CompiledFunction:
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
             return self._compile_to_break(args, kwargs, chosen, by_parts)
 
-        def compile_with(numbers: Mapping[str, int]) -> Entry:
-            chosen = dataclasses.replace(policy, other_numbers=numbers, rounds=None)
+        def compile_as(expected: Expected) -> Entry:
+            other: dict[str, Any] = {"other_sizes": expected.sizes, "other_strides": expected.strides}
+            chosen = dataclasses.replace(policy, **other, other_numbers=expected.numbers, rounds=None)
             return self._compile_to_break(args, kwargs, chosen, by_parts)
 
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
@@ -356,16 +357,20 @@ class CompiledFunction:
         try:
             call = (self.original, args, kwargs)
             unrolls = self.options.fullgraph
-            others = OtherSides(compile_at, call, limit, self.events, unrolls).of(entry, self.entries)
-            others += OtherSides(compile_at, call, limit - len(others), self.events).of_numbers(
-                entry, self._rests(), compile_with
-            )
+            sides = OtherSides(compile_at, call, limit, self.events, unrolls)
+            expected = list(self._expected())
+            foreseen = sides.of_expected(entry, self.entries, expected, compile_as)
+            others = sides.of(entry, [*foreseen, *self.entries])
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
         for other in others:
             self._note_exit(other)
+        for other in foreseen:
+            self._note_exit(other, is_expected=True)
         # Behind the entry of this call, before those that were there.
-        self.entries = [self.entries[0], *others, *self.entries[1:]]
+        self.entries = [self.entries[0], *foreseen, *others, *self.entries[1:]]
+        for other, situation in sides.handed_on(self.entries, expected):
+            self._exits[other.resume_point].add_situation(situation)
 
     def _compile_to_break(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
@@ -413,17 +418,20 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
-    def _note_exit(self, entry: Entry) -> None:
-        """Record what is symbolic at the graph break that an entry ends at."""
+    def _note_exit(self, entry: Entry, is_expected: bool = False) -> None:
+        """Record what is symbolic at the graph break that an entry ends at, and what it hands on there."""
         symbolic = None if entry.resume_point is None else entry.compiled.joint.capture.symbolic
         if symbolic is not None:
-            self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
+            parts = self._exits.setdefault(entry.resume_point, SymbolicParts())
+            parts.merge(symbolic)
+            if not is_expected:
+                parts.add_situation(symbolic.formulas.today())
 
     def _expect_changes(self) -> None:
         """Learn what changes without having seen it."""
 
-    def _rests(self) -> Iterable[frozenset[str]]:
-        """Numbers that are rests of divisions of sizes, by all the names of each."""
+    def _expected(self) -> Iterable[Expected]:
+        """Sizes and numbers that may come together."""
         return ()
 
     def _note_loop(self) -> None:
@@ -605,9 +613,9 @@ class _Continuation(CompiledFunction):
         if parts is not None:
             self._changes.expect(parts, self._places)
 
-    def _rests(self) -> Iterable[frozenset[str]]:
+    def _expected(self) -> Iterable[Expected]:
         parts = self._exits.get(self._before)
-        return () if parts is None else parts.rests_after(self._places)
+        return () if parts is None else parts.expected_after(self._places)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -54,6 +54,17 @@ def hint(value: Any) -> int:
     return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
 
 
+def size_today(value: Any) -> int | None:
+    """A whole number, or what a symbolic one stands for at this call; None where a tensor's data decide.
+
+    >>> size_today(3)
+    3
+    """
+    if type(value) is int:
+        return value
+    return int(value.node.hint) if is_symbolic(value) and value.node.has_hint() else None
+
+
 def expression_of(value: Any) -> Any:
     """The expression of a symbolic number, simplified by what is known by now."""
     return value.node.expr
@@ -308,11 +319,6 @@ def compares_rest_with_one(expression: Any) -> bool:
     if not isinstance(expression, (sympy.Eq, sympy.Ne)) or expression.rhs != 1:
         return False
     return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
-
-
-def is_rest(number: Any) -> bool:
-    """Whether a symbolic number is the rest of a division, which is 0 or 1 for many sizes."""
-    return isinstance(number, torch.SymInt) and isinstance(first_expression(number), (Mod, PythonMod, sympy.Mod))
 
 
 def compares_bound(expression: Any) -> bool:

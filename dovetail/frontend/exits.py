@@ -6,7 +6,7 @@ the second, because it was rounded up to a window, say, would be taken for fixed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import torch_private_sizes as private_sizes
+from dovetail.frontend.frame import Unread
 
 _MOST_NESTING = 4
 Place = tuple[int, str]
@@ -38,35 +39,119 @@ def moved(before: Sequence[Any], after: Sequence[Any], names: Sequence[str]) -> 
     return found
 
 
+Layout = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""The sizes and the strides of a tensor; None for what the data decide."""
+
+
+@dataclass
+class Situation:
+    """The sizes, strides and whole numbers among live values that belong together: symbols and all, or the numbers of one call.
+
+    ``passed`` are the names that values have which the part before a break has not touched, by position.
+    """
+
+    layouts: dict[Place, Layout] = field(default_factory=dict)
+    numbers: dict[Place, Any] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+
+    def map(self, function: Callable[[Any], Any]) -> Situation:
+        """The same with a function applied to every number; numbers that it makes None are left out.
+
+        >>> Situation(numbers={(0, ""): 3}).map(lambda number: number + 1).numbers
+        {(0, ''): 4}
+        """
+        numbers = {place: function(number) for place, number in self.numbers.items()}
+        return Situation(
+            {
+                place: (tuple(map(function, shape)), tuple(map(function, strides)))
+                for place, (shape, strides) in self.layouts.items()
+            },
+            {place: number for place, number in numbers.items() if number is not None},
+            self.passed,
+        )
+
+    def today(self) -> Situation:
+        """What symbols stand for at this call."""
+        return self.map(private_sizes.size_today)
+
+    def with_passed(self, given: Expected) -> Situation:
+        """The same for a call that is given other numbers and sizes, where these are only passed on."""
+        numbers, layouts = dict(self.numbers), dict(self.layouts)
+        for position, name in self.passed.items():
+            for place in [place for place in numbers if place[0] == position]:
+                numbers[place] = given.numbers.get(name + place[1], numbers[place])
+            for place in [place for place in layouts if place[0] == position]:
+                layouts[place] = given.layouts.get(name + place[1], layouts[place])
+        return Situation(layouts, numbers, self.passed)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Sizes and numbers that may come together, by the names of the sources that they are read from, and which sizes change."""
+
+    changing: Mapping[str, Collection[int]] = field(default_factory=dict)
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, dict[int, int]]:
+        """The sizes of each tensor."""
+        return {name: dict(enumerate(shape)) for name, (shape, _) in self.layouts.items()}
+
+    @property
+    def strides(self) -> dict[str, tuple[int, ...]]:
+        """The strides of each tensor."""
+        return {name: strides for name, (_, strides) in self.layouts.items()}
+
+    def __str__(self) -> str:
+        shown = [f"{name}: {'x'.join(map(str, shape)) or 'a number'}" for name, (shape, _) in self.layouts.items()]
+        return ", ".join([*(f"{name} = {number}" for name, number in self.numbers.items()), *shown])
+
+
 @dataclass
 class SymbolicParts:
     """Sizes and numbers, each by the position of a live value and the way from there, as sources name it: ``(0, "[1]")``.
 
-    ``rests`` are the numbers that are rests of divisions: 0 and 1, which no symbol stands for, are likely among them.
+    ``formulas`` says what all live values are in the capture that this is of; ``situations`` are those that may come.
     """
 
     sizes: dict[Place, set[int]] = field(default_factory=dict)
     numbers: set[Place] = field(default_factory=set)
-    rests: set[Place] = field(default_factory=set)
+    formulas: Situation = field(default_factory=Situation, repr=False)
+    situations: list[Situation] = field(default_factory=list, repr=False)
 
     @staticmethod
-    def of(values: Sequence[Any]) -> SymbolicParts:
-        """Those of live values.
+    def of(values: Sequence[Any], passed: Mapping[int, str] | None = None) -> SymbolicParts:
+        """Those of live values; ``passed`` names those that are as they were given, by position.
 
         >>> SymbolicParts.of([3, (4, 5)])
-        SymbolicParts(sizes={}, numbers=set(), rests=set())
+        SymbolicParts(sizes={}, numbers=set())
         """
-        found = SymbolicParts()
+        found = SymbolicParts(formulas=Situation(passed=dict(passed or {})))
         for position, value in enumerate(values):
-            found._add((position, ""), value, 0)
+            found._add((position, ""), value.value if type(value) is Unread else value, 0)
         return found
+
+    def note_passed(self, names: Collection[str], sizes: Mapping[str, Collection[int]]) -> None:
+        """Take numbers and sizes for symbolic that are, by these names, where they come from."""
+        for position, name in self.formulas.passed.items():
+            self.numbers |= {
+                place for place in self.formulas.numbers if place[0] == position and name + place[1] in names
+            }
+            for place in self.formulas.layouts:
+                if place[0] == position and name + place[1] in sizes:
+                    self.sizes.setdefault(place, set()).update(sizes[name + place[1]])
 
     def merge(self, other: SymbolicParts) -> None:
         """Add those of another capture that breaks at the same place."""
         for place, dims in other.sizes.items():
             self.sizes.setdefault(place, set()).update(dims)
         self.numbers |= other.numbers
-        self.rests |= other.rests
+
+    def add_situation(self, situation: Situation) -> None:
+        """Note what may come, once."""
+        if situation not in self.situations:
+            self.situations.append(situation)
 
     def sizes_after(self, moved: Moved) -> Iterator[tuple[str, set[int]]]:
         """Names of tensors after the break, with their dimensions."""
@@ -80,24 +165,37 @@ class SymbolicParts:
             for name in moved.get(position, ()):
                 yield name + way
 
-    def rests_after(self, moved: Moved) -> Iterator[frozenset[str]]:
-        """All names that each of the rests has after the break."""
-        for position, way in self.rests:
-            yield frozenset(name + way for name in moved.get(position, ()))
+    def expected_after(self, moved: Moved) -> Iterator[Expected]:
+        """What was symbolic in any capture, as it is in each situation."""
+        for situation in self.situations:
+            layouts: dict[str, Layout] = {}
+            numbers: dict[str, int] = {}
+            for position, way in self.sizes:
+                shape, strides = situation.layouts.get((position, way), ((None,), ()))
+                if None not in shape and None not in strides:
+                    layouts.update((name + way, (shape, strides)) for name in moved.get(position, ()))
+            for position, way in self.numbers:
+                number = situation.numbers.get((position, way))
+                if number is not None:
+                    numbers.update((name + way, number) for name in moved.get(position, ()))
+            if layouts or numbers:
+                yield Expected(dict(self.sizes_after(moved)), layouts, numbers)
 
     def _add(self, place: Place, value: Any, nesting: int) -> bool:
         """Note what is symbolic in a value; whether it is a symbolic number itself."""
         position, way = place
         kind = type(value)
+        if kind in (int, torch.SymInt):
+            self.formulas.numbers[place] = value
         if kind in (torch.SymInt, torch.SymFloat):
             is_number = not private_sizes.is_data_number(value)
             if is_number:
                 self.numbers.add(place)
-            if is_number and private_sizes.is_rest(value):
-                self.rests.add(place)
             return is_number
         if isinstance(value, torch.Tensor):
             shape = value.shape if value.layout is torch.strided else ()
+            if value.layout is torch.strided and private_sizes.size_today(value.storage_offset()) == 0:
+                self.formulas.layouts[place] = tuple(shape), value.stride()
             dims = {
                 dim
                 for dim, size in enumerate(shape)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dovetail import torch_private_recordings as private_recordings
 from dovetail.errors import CaptureError
 from dovetail.events import EventLog
+from dovetail.frontend.exit_situations import situations_of
+from dovetail.frontend.exits import Expected, Situation
 from dovetail.frontend.frame import Break
-from dovetail.guards import FETCH_ERRORS
+from dovetail.guards import FETCH_ERRORS, Equals, NumberSource
 from dovetail.runtime.entry import Entry
 from dovetail.trace.other_sides import OtherSide, Proposals, stand_in
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 Sizes = Mapping[str, Mapping[int, int]]
 _MOST_SECONDS = 30.0
+_TODAY = Expected()
 
 
 class OtherSides:
@@ -53,7 +56,7 @@ class OtherSides:
             current, sizes = waiting.popleft()
             for side in self._proposals(current, sizes):
                 merged = {**sizes, **{name: {**sizes.get(name, {}), **dims} for name, dims in side.sizes.items()}}
-                if any(self._serves(other, merged) for other in (*known, *existing)):
+                if any(self._fits(other, merged) for other in (*known, *existing)):
                     continue
                 if self._limit <= 0:
                     return known[1:]
@@ -64,32 +67,56 @@ class OtherSides:
                     waiting.append((found, merged))
         return known[1:]
 
-    def of_numbers(
+    def of_expected(
         self,
         entry: Entry,
-        numbers: Iterable[frozenset[str]],
-        compile_with: Callable[[Mapping[str, int]], Entry],
+        existing: Sequence[Entry],
+        expected: Iterable[Expected],
+        compile_as: Callable[[Expected], Entry],
     ) -> list[Entry]:
-        """Entries for 0 and 1 in the place of each of these numbers (all names of it), where it is a symbol in this entry."""
+        """Entries for what the part before a graph break hands on where it takes its own other sides.
+
+        These sizes and numbers belong together: a padding of 0 comes with a length that is a multiple already, and with no
+        other. So each is captured as a whole, or not at all where two tensors share their memory.
+        """
         found: list[Entry] = []
-        symbolic = {item.source.name.removesuffix(NUMBER_SUFFIX) for item in entry.checker.guards.tensors}
-        chosen = [names for names in numbers if symbolic & names]
-        for names, number in itertools.product(chosen, (0, 1)):
+        for item in expected:
+            if any(self._serves(other, item) for other in (entry, *found)):
+                continue
+            if any(self._serves(other, item) and _is_for_all(other, item) for other in existing):
+                continue
+            if not self._can_resize(entry, item):
+                self._events.note(
+                    "no entry for another side", sizes=str(item), because="two tensors share their memory"
+                )
+                continue
             if self._limit <= 0:
                 break
             self._limit -= 1
-            shown = f"{' and '.join(sorted(names))} = {number}"
+            because: str | None
             try:
-                found.append(compile_with(dict.fromkeys(names, number)))
+                other = compile_as(item)
             except (Break, Exception) as error:  # noqa: BLE001  (as for sizes)
                 because = f"{type(error).__name__}: {str(error)[:300]}"
-                self._events.note("no entry for another side", sizes=shown, because=because)
             else:
-                self._events.note("another side", sizes=shown)
+                because = None if self._serves(other, item) else "its guards do not hold at these sizes"
+            if because is None:
+                found.append(other)
+                self._events.note("another side", sizes=str(item))
+            else:
+                self._events.note("no entry for another side", sizes=str(item), because=because)
         return found
 
+    def handed_on(self, entries: Sequence[Entry], expected: Iterable[Expected]) -> Iterator[tuple[Entry, Situation]]:
+        """What each entry that ends at a graph break hands on there, at this call's sizes and at those that are expected."""
+        for given in (_TODAY, *expected):
+            entry = next((item for item in entries if self._serves(item, given)), None)
+            tensors = None if entry is None else self._tensors(entry, given)
+            if entry is not None and tensors is not None:
+                yield from ((entry, found.with_passed(given)) for found in situations_of(entry, tensors))
+
     def _proposals(self, entry: Entry, sizes: Sizes) -> list[OtherSide]:
-        tensors = self._tensors(entry, sizes)
+        tensors = self._resized(entry, sizes)
         if tensors is None or entry.checker.guards.shapes is None:
             return []
         joint = entry.compiled.joint
@@ -105,7 +132,7 @@ class OtherSides:
         except (Break, Exception) as error:  # noqa: BLE001  (capture is a transaction; nobody has asked for this one)
             self._note("no entry for another side", side, because=f"{type(error).__name__}: {str(error)[:300]}")
             return None
-        if not self._serves(found, sizes):
+        if not self._fits(found, sizes):
             self._note("no entry for another side", side, because="its guards do not hold at these sizes")
             return None
         self._note("another side", side)
@@ -114,21 +141,80 @@ class OtherSides:
     def _note(self, name: str, side: OtherSide, **details: Any) -> None:
         self._events.note(name, sizes=str(side), instead_of=side.condition, where=side.where, **details)
 
-    def _serves(self, entry: Entry, sizes: Sizes) -> bool:
-        """Whether the sizes are ones that an entry was made for."""
-        shapes, tensors = entry.checker.guards.shapes, self._tensors(entry, sizes)
-        return shapes is not None and tensors is not None and shapes.holds(tensors)
+    def _serves(self, entry: Entry, given: Expected) -> bool:
+        """Whether these sizes and numbers are ones that an entry was made for."""
+        guards = entry.checker.guards
+        for guard in guards.guards if given.numbers else ():
+            number = given.numbers.get(guard.source.name)
+            if isinstance(guard.predicate, Equals) and number is not None and guard.predicate.value != number:
+                return False
+        tensors = self._tensors(entry, given)
+        if tensors is None or (guards.shapes is not None and not guards.shapes.holds(tensors)):
+            return False
+        # Sizes that are no symbols in this entry: 1, say, or one that it was not told of.
+        return all(
+            then is None or then == now
+            for item, tensor in zip(guards.tensors, tensors, strict=True)
+            if item.source.name in given.layouts
+            for then, now in zip(item.facts.shape, tensor.shape, strict=True)
+        )
 
-    def _tensors(self, entry: Entry, sizes: Sizes) -> list[torch.Tensor] | None:
+    def _can_resize(self, entry: Entry, given: Expected) -> bool:
+        """Whether no input that is to have another size shares its memory with another input."""
+        tensors = self._tensors(entry, _TODAY)
+        if tensors is None:
+            return False
+        memory = [private_recordings.storage_key(item.untyped_storage()) for item in tensors]
+        names = [item.source.name for item in entry.checker.guards.tensors]
+        return all(memory.count(key) == 1 for key, name in zip(memory, names, strict=True) if name in given.layouts)
+
+    def _tensors(self, entry: Entry, given: Expected) -> list[torch.Tensor] | None:
         """The inputs of an entry at this call, those with other sizes by empty ones."""
         found = []
         for item in entry.checker.guards.tensors:
+            name = item.source.name
+            number = given.numbers.get(name.removesuffix(NUMBER_SUFFIX))
+            layout = given.layouts.get(name)
             try:
+                if number is not None and isinstance(item.source, NumberSource):
+                    found.append(item.source.read(number))
+                    continue
                 tensor = item.source.fetch(*self._call)
-                dims = sizes.get(item.source.name)
-                found.append(stand_in(tensor, dims, torch.device("meta")) if dims else tensor)
+                if layout is not None:
+                    tensor = stand_in(tensor, dict(enumerate(layout[0])), torch.device("meta"), layout[1])
+                found.append(tensor)
             except FETCH_ERRORS:
                 return None
             except CaptureError:
                 return None
         return found
+
+    def _resized(self, entry: Entry, sizes: Sizes) -> list[torch.Tensor] | None:
+        """The inputs of an entry at this call, some with other sizes and their strides in the same order."""
+        tensors = self._tensors(entry, _TODAY)
+        if tensors is None:
+            return None
+        found = []
+        for item, tensor in zip(entry.checker.guards.tensors, tensors, strict=True):
+            dims = sizes.get(item.source.name)
+            try:
+                found.append(stand_in(tensor, dims, torch.device("meta")) if dims else tensor)
+            except CaptureError:
+                return None
+        return found
+
+    def _fits(self, entry: Entry, sizes: Sizes) -> bool:
+        """Whether the sizes are ones that an entry was made for."""
+        shapes, tensors = entry.checker.guards.shapes, self._resized(entry, sizes)
+        return shapes is not None and tensors is not None and shapes.holds(tensors)
+
+
+def _is_for_all(entry: Entry, given: Expected) -> bool:
+    """Whether an entry takes other sizes too in the place of those that change; 0 and 1 are never symbols."""
+    return all(
+        item.facts.shape[dim] is None or item.facts.shape[dim] in (0, 1)
+        for item in entry.checker.guards.tensors
+        if item.source.name in given.layouts
+        for dim in given.changing.get(item.source.name, ())
+        if dim < len(item.facts.shape)
+    )

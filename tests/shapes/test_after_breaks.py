@@ -96,3 +96,55 @@ def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
 
     lengths = (13, 10, 8, 11, 16, 7, 12, 14, 5)
     check_parts(padded, [(randn(3, length, grad=True),) for length in lengths], most=4)
+
+
+def _padded(x: Any, window: int) -> tuple[int, Any]:
+    padding = (window - x.shape[1] % window) % window
+    return padding, torch.nn.functional.pad(x, (0, padding)) if padding > 0 else x * 1
+
+
+def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
+    def windowed(x: Any) -> Any:
+        padding, y = _padded(x * 2, 4)
+        print("padded")
+        y = y.view(y.shape[0], -1, 4).softmax(2).flatten(1)
+        if padding > 0:
+            y = y[:, :-padding]
+        # With another padding, but the sizes of today, this is another program's error.
+        if y.shape[1] != x.shape[1]:
+            raise ValueError(f"{y.shape[1]} instead of {x.shape[1]}")
+        return y * x
+
+    check_parts(windowed, [(randn(3, length, grad=True),) for length in (12, 9, 7, 11, 8, 10, 16, 5)], most=4)
+
+
+def test_a_padding_in_a_closure_and_across_two_breaks() -> None:
+    def windowed(x: Any) -> Any:
+        padding, y = _padded(x * 2, 4)
+        print("padded")
+        y = y.view(y.shape[0], -1, 4).cumsum(2)
+        print("summed")
+        parts = [part[:, : part.shape[1] - padding] for part in (y.flatten(1), y.flatten(1).sin()) if padding >= 0]
+        if parts[0].shape != x.shape:
+            raise ValueError(f"{parts[0].shape} instead of {x.shape}")
+        return parts[0] + parts[1]
+
+    check_parts(
+        windowed,
+        [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 9), (5, 7), (4, 8), (2, 10))],
+        most=4,
+    )
+
+
+def test_a_first_part_that_adds_nothing_keeps_what_is_given() -> None:
+    def padded(x: Any) -> Any:
+        missing = max(0, 8 - x.shape[1])
+        y = torch.cat([x * 2, x.new_zeros(x.shape[0], missing)], 1)
+        print("padded")
+        return y[:, : y.shape[1] - missing].softmax(1) + missing
+
+    check_parts(
+        padded,
+        [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 5), (5, 6), (4, 10), (2, 7))],
+        most=4,
+    )
