@@ -358,8 +358,9 @@ class CompiledFunction:
             call = (self.original, args, kwargs)
             unrolls = self.options.fullgraph
             sides = OtherSides(compile_at, call, limit, self.events, unrolls)
-            expected = list(self._expected())
+            expected, near = list(self._expected()), list(self._expected(is_near=True))
             foreseen = sides.of_expected(entry, self.entries, expected, compile_as)
+            foreseen += sides.of_near(entry, [*foreseen, *self.entries[1:]], near, compile_as)
             others = sides.of(entry, [*foreseen, *self.entries])
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
@@ -369,8 +370,8 @@ class CompiledFunction:
             self._note_exit(other, is_expected=True)
         # Behind the entry of this call, before those that were there.
         self.entries = [self.entries[0], *foreseen, *others, *self.entries[1:]]
-        for other, situation in sides.handed_on(self.entries, expected):
-            self._exits[other.resume_point].add_situation(situation)
+        for point, situation, is_near in sides.handed_on(self.entries, expected, near):
+            self._exits[point].add_situation(situation, is_near)
 
     def _compile_to_break(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
@@ -430,7 +431,7 @@ class CompiledFunction:
     def _expect_changes(self) -> None:
         """Learn what changes without having seen it."""
 
-    def _expected(self) -> Iterable[Expected]:
+    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
         """Sizes and numbers that may come together."""
         return ()
 
@@ -613,9 +614,9 @@ class _Continuation(CompiledFunction):
         if parts is not None:
             self._changes.expect(parts, self._places)
 
-    def _expected(self) -> Iterable[Expected]:
+    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
         parts = self._exits.get(self._before)
-        return () if parts is None else parts.expected_after(self._places)
+        return () if parts is None else parts.expected_after(self._places, is_near)
 
     def _note_loop(self) -> None:
         super()._note_loop()

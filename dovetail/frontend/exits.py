@@ -112,13 +112,15 @@ class Expected:
 class SymbolicParts:
     """Sizes and numbers, each by the position of a live value and the way from there, as sources name it: ``(0, "[1]")``.
 
-    ``formulas`` says what all live values are in the capture that this is of; ``situations`` are those that may come.
+    ``formulas`` says what all live values are in the capture that this is of; ``situations`` are what its entries were made
+    for, ``near`` what they hand on at other sizes.
     """
 
     sizes: dict[Place, set[int]] = field(default_factory=dict)
     numbers: set[Place] = field(default_factory=set)
     formulas: Situation = field(default_factory=Situation, repr=False)
     situations: list[Situation] = field(default_factory=list, repr=False)
+    near: list[Situation] = field(default_factory=list, repr=False)
 
     @staticmethod
     def of(values: Sequence[Any], passed: Mapping[int, str] | None = None) -> SymbolicParts:
@@ -148,10 +150,11 @@ class SymbolicParts:
             self.sizes.setdefault(place, set()).update(dims)
         self.numbers |= other.numbers
 
-    def add_situation(self, situation: Situation) -> None:
+    def add_situation(self, situation: Situation, is_near: bool = False) -> None:
         """Note what may come, once."""
-        if situation not in self.situations:
-            self.situations.append(situation)
+        known = self.near if is_near else self.situations
+        if situation not in known:
+            known.append(situation)
 
     def sizes_after(self, moved: Moved) -> Iterator[tuple[str, set[int]]]:
         """Names of tensors after the break, with their dimensions."""
@@ -165,9 +168,9 @@ class SymbolicParts:
             for name in moved.get(position, ()):
                 yield name + way
 
-    def expected_after(self, moved: Moved) -> Iterator[Expected]:
+    def expected_after(self, moved: Moved, is_near: bool = False) -> Iterator[Expected]:
         """What was symbolic in any capture, as it is in each situation."""
-        for situation in self.situations:
+        for situation in self.near if is_near else self.situations:
             layouts: dict[str, Layout] = {}
             numbers: dict[str, int] = {}
             for position, way in self.sizes:

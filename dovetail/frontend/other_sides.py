@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from dovetail import torch_private_recordings as private_recordings
 from dovetail.errors import CaptureError
 from dovetail.events import EventLog
-from dovetail.frontend.exit_situations import situations_of
+from dovetail.frontend.exit_situations import formulas_of
 from dovetail.frontend.exits import Expected, Situation
 from dovetail.frontend.frame import Break
 from dovetail.guards import FETCH_ERRORS, Equals, NumberSource
@@ -20,7 +21,8 @@ from dovetail.trace.other_sides import OtherSide, Proposals, stand_in
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 Sizes = Mapping[str, Mapping[int, int]]
-_MOST_SECONDS = 30.0
+_MOST_SECONDS = 60.0
+_NUMBER = "a number is "
 _TODAY = Expected()
 
 
@@ -44,15 +46,16 @@ class OtherSides:
         self._call = call
         self._limit = limit
         self._events = events
+        self._constants: dict[int, dict[str, Any]] = {}
 
     def of(self, entry: Entry, existing: Sequence[Entry] = ()) -> list[Entry]:
         """The entries for other sides of the comparisons that this one made, and of those that the others made; none for sizes
         that one of the existing entries serves.
         """
-        seconds = next((item.duration for item in reversed(self._events.events) if item.name == "compile"), None)
+        is_quick = self._is_quick()
         known = [entry]
         waiting: deque[tuple[Entry, Sizes]] = deque([(entry, {})])
-        while waiting and seconds is not None and seconds < _MOST_SECONDS:
+        while waiting and is_quick:
             current, sizes = waiting.popleft()
             for side in self._proposals(current, sizes):
                 merged = {**sizes, **{name: {**sizes.get(name, {}), **dims} for name, dims in side.sizes.items()}}
@@ -107,13 +110,61 @@ class OtherSides:
                 self._events.note("no entry for another side", sizes=str(item), because=because)
         return found
 
-    def handed_on(self, entries: Sequence[Entry], expected: Iterable[Expected]) -> Iterator[tuple[Entry, Situation]]:
-        """What each entry that ends at a graph break hands on there, at this call's sizes and at those that are expected."""
-        for given in (_TODAY, *expected):
+    def of_near(
+        self, entry: Entry, known: Sequence[Entry], near: Iterable[Expected], compile_as: Callable[[Expected], Entry]
+    ) -> list[Entry]:
+        """Entries for what the part before a graph break hands on at other sizes, where no entry is for it.
+
+        A number that is 0 or 1 is no symbol; of all else, what a single size needs for itself is left alone.
+        """
+        found: list[Entry] = []
+        left = list(near) if self._is_quick() else []
+        while self._limit > 0:
+            left = [item for item in left if not any(self._serves(other, item) for other in (entry, *found, *known))]
+            kinds: dict[str, list[Expected]] = {}
+            for item in left:
+                kinds.setdefault(self._obstacle(entry, item), []).append(item)
+            chosen = max(kinds.values(), key=len, default=[])
+            chosen = next((items for kind, items in kinds.items() if kind.startswith(_NUMBER)), chosen)
+            if not chosen or (len(chosen) == 1 and not self._obstacle(entry, chosen[0]).startswith(_NUMBER)):
+                break
+            found += self.of_expected(entry, [*found, *known], chosen[:1], compile_as)
+            left = [item for item in left if item not in chosen]
+        return found
+
+    def handed_on(
+        self, entries: Sequence[Entry], expected: Iterable[Expected], near: Sequence[Expected]
+    ) -> Iterator[tuple[Any, Situation, bool]]:
+        """What entries that end at a graph break hand on there: the place, the situation, and whether that is only near."""
+        # Fetched once for all.
+        formulas = {id(entry): formulas_of(entry) for entry in entries}
+        is_first = not near
+        for is_near, given in [*((False, item) for item in (_TODAY, *expected)), *((True, item) for item in near)]:
             entry = next((item for item in entries if self._serves(item, given)), None)
+            found = None if entry is None else formulas[id(entry)]
             tensors = None if entry is None else self._tensors(entry, given)
-            if entry is not None and tensors is not None:
-                yield from ((entry, found.with_passed(given)) for found in situations_of(entry, tensors))
+            if entry is None or found is None or tensors is None:
+                continue
+            with contextlib.suppress(ArithmeticError):
+                yield entry.resume_point, found.at(tensors).with_passed(given), is_near
+                if is_first and not is_near:
+                    for situation in found.near(tensors):
+                        yield entry.resume_point, situation, True
+
+    def _is_quick(self) -> bool:
+        seconds = next((item.duration for item in reversed(self._events.events) if item.name == "compile"), None)
+        return seconds is not None and seconds < _MOST_SECONDS
+
+    def _obstacle(self, entry: Entry, given: Expected) -> str:
+        """Why an entry is not for these sizes and numbers."""
+        guards = entry.checker.guards
+        for item in guards.tensors:
+            name = item.source.name.removesuffix(NUMBER_SUFFIX)
+            if isinstance(item.source, NumberSource) and given.numbers.get(name) in (0, 1):
+                return f"{_NUMBER}{given.numbers[name]}"
+        tensors = self._tensors(entry, given)
+        failures = [] if tensors is None or guards.shapes is None else guards.shapes.failures(tensors)
+        return failures[0][0] if failures else "another one"
 
     def _proposals(self, entry: Entry, sizes: Sizes) -> list[OtherSide]:
         tensors = self._resized(entry, sizes)
@@ -144,10 +195,9 @@ class OtherSides:
     def _serves(self, entry: Entry, given: Expected) -> bool:
         """Whether these sizes and numbers are ones that an entry was made for."""
         guards = entry.checker.guards
-        for guard in guards.guards if given.numbers else ():
-            number = given.numbers.get(guard.source.name)
-            if isinstance(guard.predicate, Equals) and number is not None and guard.predicate.value != number:
-                return False
+        constants = self._constants_of(entry)
+        if any(constants.get(name, number) != number for name, number in given.numbers.items()):
+            return False
         tensors = self._tensors(entry, given)
         if tensors is None or (guards.shapes is not None and not guards.shapes.holds(tensors)):
             return False
@@ -158,6 +208,17 @@ class OtherSides:
             if item.source.name in given.layouts
             for then, now in zip(item.facts.shape, tensor.shape, strict=True)
         )
+
+    def _constants_of(self, entry: Entry) -> dict[str, Any]:
+        """The whole numbers that an entry was made for, by the names of their sources."""
+        found = self._constants.get(id(entry))
+        if found is None:
+            found = self._constants[id(entry)] = {
+                guard.source.name: guard.predicate.value
+                for guard in entry.checker.guards.guards
+                if isinstance(guard.predicate, Equals) and type(guard.predicate.value) is int
+            }
+        return found
 
     def _can_resize(self, entry: Entry, given: Expected) -> bool:
         """Whether no input that is to have another size shares its memory with another input."""
