@@ -43,7 +43,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
-from dovetail.frontend.exits import Expected, Moved, SymbolicParts, moved
+from dovetail.frontend.exits import Expected, Moved, SymbolicParts, made_between, moved
 from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.generator import cleans_up
 from dovetail.frontend.machine import Machine
@@ -53,7 +53,7 @@ from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.size_list import ListBreak
 from dovetail.frontend.suspend import Resumption
-from dovetail.guards import AmbientState, GuardSet, compile_checker
+from dovetail.guards import AmbientState, GuardSet, are_of, compile_checker
 from dovetail.options import Options
 from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
@@ -125,6 +125,8 @@ class CompiledFunction:
         self._continuations: dict[ResumePoint, _Continuation] = {}
         #: What is symbolic at each graph break, by the captures that end there.
         self._exits: dict[ResumePoint, SymbolicParts] = {}
+        #: What instructions at graph breaks have given, by the names that it has here.
+        self._given: frozenset[str] = frozenset()
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
 
@@ -216,8 +218,10 @@ class CompiledFunction:
         if len(self.entries) >= self.options.recompile_limit:
             return functools.partial(self._over_limit, args, kwargs)
         if self.entries:
-            failures = self.entries[0].checker.explain(original, args, kwargs)
-            self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+            misses = [entry.checker.explain(original, args, kwargs) for entry in self.entries]
+            given = next((miss for miss in misses if miss and are_of(miss, self._given)), None)
+            chosen, by = (misses[0], {}) if given is None else (given, {"decided_by": "what ran at the graph break"})
+            self.events.note("recompile", reason=str(chosen[0]) if chosen else "unknown", **by)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # What there is to know about modules of several processes.
             importlib.import_module("dovetail.distributed")
@@ -425,6 +429,7 @@ class CompiledFunction:
         if symbolic is not None:
             parts = self._exits.setdefault(entry.resume_point, SymbolicParts())
             parts.merge(symbolic)
+            parts.note_given(symbolic.formulas.passed, self._given)
             if not is_expected:
                 parts.add_situation(symbolic.formulas.today())
 
@@ -478,7 +483,9 @@ class CompiledFunction:
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                following = _Continuation(self, Resumption(point, names), before, moved(live, values, names))
+                places = moved(live, values, names)
+                made = made_between(live, flatten(unflatten(before, live))[2], values, names)
+                following = _Continuation(self, Resumption(point, names), before, places, made)
                 following = self._continuations.setdefault(point, following)
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
@@ -596,7 +603,14 @@ class _Continuation(CompiledFunction):
 
     _refuses_inputs = False
 
-    def __init__(self, owner: CompiledFunction, resumption: Resumption, before: ResumePoint, places: Moved) -> None:
+    def __init__(
+        self,
+        owner: CompiledFunction,
+        resumption: Resumption,
+        before: ResumePoint,
+        places: Moved,
+        made: frozenset[str],
+    ) -> None:
         super().__init__(resumption, owner.options)
         self.backend = owner.backend
         self.events = owner.events
@@ -608,6 +622,8 @@ class _Continuation(CompiledFunction):
         self._exits = owner._exits
         self._before = before
         self._places = places
+        known = owner._exits.get(before, SymbolicParts()).given
+        self._given = made.union(name for position in known for name in places.get(position, ()))
 
     def _expect_changes(self) -> None:
         parts = self._exits.get(self._before)

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError
-from dovetail.frontend.exits import Situation
+from dovetail.frontend.exits import Expected, Situation
 from dovetail.runtime.entry import Entry
 from dovetail.trace.other_sides import resized
 from dovetail.trace.shapes import NUMBER_SUFFIX
@@ -31,7 +31,6 @@ class ExitFormulas:
         capture = entry.compiled.joint.capture
         self._formulas: Situation = capture.symbolic.formulas
         self._bindings = capture.bindings
-        self._shapes = entry.checker.guards.shapes
         self._expressions: dict[Any, int] = {}
         self._compute: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
         self._formulas.map(self._note)
@@ -43,21 +42,6 @@ class ExitFormulas:
         results = () if self._compute is None else self._compute(tensors)
         return self._formulas.map(lambda number: self._value(number, results))
 
-    def near(self, tensors: Sequence[torch.Tensor]) -> Iterator[Situation]:
-        """What is handed on at other sizes that the entry is for, the nearest first: all that are the same today change."""
-        if self._bindings is None or self._shapes is None or self._compute is None:
-            return
-        groups: dict[int, dict[int, list[int]]] = {}
-        for index, kind, dim in self._bindings.symbols.values():
-            if kind == "size" and not self._bindings.names[index].endswith(NUMBER_SUFFIX):
-                groups.setdefault(tensors[index].shape[dim], {}).setdefault(index, []).append(dim)
-        for now, group in groups.items():
-            near = [size for size in range(2, now * _MOST_TIMES + 1) if size != now and now <= size * _MOST_TIMES]
-            for size in sorted(near, key=lambda size: abs(size - now))[:_MOST_TRIES]:
-                others = resized(tensors, {index: dict.fromkeys(dims, size) for index, dims in group.items()})
-                if others is not None and self._shapes.holds(others):
-                    yield self.at(others)
-
     def _note(self, number: Any) -> None:
         if private_sizes.is_symbolic(number) and not private_sizes.is_data_number(number):
             self._expressions.setdefault(private_sizes.first_expression(number), len(self._expressions))
@@ -67,6 +51,24 @@ class ExitFormulas:
             return number
         position = self._expressions.get(private_sizes.first_expression(number))
         return None if position is None or position >= len(results) else int(results[position])
+
+
+def sizes_near(entry: Entry, tensors: Sequence[torch.Tensor]) -> Iterator[Expected]:
+    """Sizes of the inputs that a later call may have, the nearest first: all that are the same today change together."""
+    bindings = entry.compiled.joint.capture.bindings
+    groups: dict[int, dict[int, list[int]]] = {}
+    for index, kind, dim in () if bindings is None else bindings.symbols.values():
+        if kind == "size" and not bindings.names[index].endswith(NUMBER_SUFFIX):
+            groups.setdefault(tensors[index].shape[dim], {}).setdefault(index, []).append(dim)
+    for now, group in groups.items():
+        near = [size for size in range(2, now * _MOST_TIMES + 1) if size != now and now <= size * _MOST_TIMES]
+        for size in sorted(near, key=lambda size: abs(size - now))[:_MOST_TRIES]:
+            others = resized(tensors, {index: dict.fromkeys(dims, size) for index, dims in group.items()})
+            if others is not None:
+                layouts = {
+                    bindings.names[index]: (tuple(others[index].shape), others[index].stride()) for index in group
+                }
+                yield Expected(layouts=layouts)
 
 
 def formulas_of(entry: Entry) -> ExitFormulas | None:

@@ -43,6 +43,29 @@ Layout = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The sizes and the strides of a tensor; None for what the data decide."""
 
 
+_CONSTANTS = (int, bool, float, complex, str, bytes, type(None))
+
+
+def made_between(
+    before: Sequence[Any], names_before: Sequence[str], after: Sequence[Any], names_after: Sequence[str]
+) -> frozenset[str]:
+    """The names of what the instruction at a graph break has given: what was not there before.
+
+    Of two constants nobody can say which one it is: one is the same where it has the same name.
+
+    >>> sorted(made_between([[1], True, 2], ["a", "b", "c"], [True, 2, (3,)], ["b", "stack[0]", "stack[1]"]))
+    ['stack[0]', 'stack[1]']
+    """
+    objects = {id(value) for value in before if not isinstance(value, _CONSTANTS)}
+    constants = {name: value for name, value in zip(names_before, before, strict=True) if isinstance(value, _CONSTANTS)}
+    return frozenset(
+        name
+        for value, name in zip(after, names_after, strict=True)
+        if id(value) not in objects
+        and not (name in constants and type(constants[name]) is type(value) and constants[name] == value)
+    )
+
+
 @dataclass
 class Situation:
     """The sizes, strides and whole numbers among live values that belong together: symbols and all, or the numbers of one call.
@@ -113,7 +136,8 @@ class SymbolicParts:
     """Sizes and numbers, each by the position of a live value and the way from there, as sources name it: ``(0, "[1]")``.
 
     ``formulas`` says what all live values are in the capture that this is of; ``situations`` are what its entries were made
-    for, ``near`` what they hand on at other sizes.
+    for, ``near`` what they hand on at other sizes. ``given`` are the positions of values that an instruction at an earlier
+    graph break has given, and that nobody has touched since.
     """
 
     sizes: dict[Place, set[int]] = field(default_factory=dict)
@@ -121,6 +145,7 @@ class SymbolicParts:
     formulas: Situation = field(default_factory=Situation, repr=False)
     situations: list[Situation] = field(default_factory=list, repr=False)
     near: list[Situation] = field(default_factory=list, repr=False)
+    given: set[int] = field(default_factory=set, repr=False)
 
     @staticmethod
     def of(values: Sequence[Any], passed: Mapping[int, str] | None = None) -> SymbolicParts:
@@ -149,6 +174,10 @@ class SymbolicParts:
         for place, dims in other.sizes.items():
             self.sizes.setdefault(place, set()).update(dims)
         self.numbers |= other.numbers
+
+    def note_given(self, passed: Mapping[int, str], given: Collection[str]) -> None:
+        """Take what was only passed on for given at a break where it was."""
+        self.given.update(position for position, name in passed.items() if name in given)
 
     def add_situation(self, situation: Situation, is_near: bool = False) -> None:
         """Note what may come, once."""

@@ -12,7 +12,7 @@ import torch
 from dovetail import torch_private_recordings as private_recordings
 from dovetail.errors import CaptureError
 from dovetail.events import EventLog
-from dovetail.frontend.exit_situations import formulas_of
+from dovetail.frontend.exit_situations import formulas_of, sizes_near
 from dovetail.frontend.exits import Expected, Situation
 from dovetail.frontend.frame import Break
 from dovetail.guards import FETCH_ERRORS, Equals, NumberSource
@@ -117,28 +117,33 @@ class OtherSides:
 
         A number that is 0 or 1 is no symbol; of all else, what a single size needs for itself is left alone.
         """
+        left = [item for item in near if not any(self._serves(other, item) for other in (entry, *known))]
+        kinds: dict[str, list[Expected]] = {}
+        for item in left:
+            kinds.setdefault(self._obstacle(entry, item), []).append(item)
+        numbers = [kind for kind in kinds if kind.startswith(_NUMBER)]
+        many = [kind for kind, items in kinds.items() if kind not in numbers and len(items) > 1]
+        many.sort(key=lambda kind: -len(kinds[kind]))
         found: list[Entry] = []
-        left = list(near) if self._is_quick() else []
-        while self._limit > 0:
-            left = [item for item in left if not any(self._serves(other, item) for other in (entry, *found, *known))]
-            kinds: dict[str, list[Expected]] = {}
-            for item in left:
-                kinds.setdefault(self._obstacle(entry, item), []).append(item)
-            chosen = max(kinds.values(), key=len, default=[])
-            chosen = next((items for kind, items in kinds.items() if kind.startswith(_NUMBER)), chosen)
-            if not chosen or (len(chosen) == 1 and not self._obstacle(entry, chosen[0]).startswith(_NUMBER)):
-                break
-            found += self.of_expected(entry, [*found, *known], chosen[:1], compile_as)
-            left = [item for item in left if item not in chosen]
+        # A number that is 0 or 1 is as likely as any other; the rest is a guess.
+        for kind in [*numbers, *(many if self._is_quick() else ())]:
+            for item in kinds[kind]:
+                if any(self._serves(other, item) for other in found):
+                    continue
+                new = self.of_expected(entry, [], [item], compile_as)
+                found += new
+                if not new or kind in numbers:
+                    break
         return found
 
     def handed_on(
         self, entries: Sequence[Entry], expected: Iterable[Expected], near: Sequence[Expected]
     ) -> Iterator[tuple[Any, Situation, bool]]:
         """What entries that end at a graph break hand on there: the place, the situation, and whether that is only near."""
-        # Fetched once for all.
         formulas = {id(entry): formulas_of(entry) for entry in entries}
-        is_first = not near
+        if not near:
+            today = self._tensors(entries[0], _TODAY)
+            near = [] if today is None else list(sizes_near(entries[0], today))
         for is_near, given in [*((False, item) for item in (_TODAY, *expected)), *((True, item) for item in near)]:
             entry = next((item for item in entries if self._serves(item, given)), None)
             found = None if entry is None else formulas[id(entry)]
@@ -147,9 +152,6 @@ class OtherSides:
                 continue
             with contextlib.suppress(ArithmeticError):
                 yield entry.resume_point, found.at(tensors).with_passed(given), is_near
-                if is_first and not is_near:
-                    for situation in found.near(tensors):
-                        yield entry.resume_point, situation, True
 
     def _is_quick(self) -> bool:
         seconds = next((item.duration for item in reversed(self._events.events) if item.name == "compile"), None)
