@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -63,6 +63,24 @@ def size_today(value: Any) -> int | None:
     if type(value) is int:
         return value
     return int(value.node.hint) if is_symbolic(value) and value.node.has_hint() else None
+
+
+def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
+    """What a size is for these values of its symbols; nothing is guarded."""
+    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
+
+
+def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
+    """The symbols in some sizes, in order of their names, with what each was at capture."""
+    found: dict[Any, int] = {}
+    for value in values:
+        if is_symbolic(value):
+            environment = value.node.shape_env
+            known = (
+                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+            )
+            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
 def expression_of(value: Any) -> Any:

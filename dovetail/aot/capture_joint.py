@@ -28,6 +28,7 @@ from dovetail.trace.backward_order import arrangement_of_leaves
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import differing_nodes, use_exact_formulas
 from dovetail.trace.opaque import check_gradient_ticket, forget_examples
+from dovetail.trace.overlap import may_overlap_itself
 
 
 class AutogradView:
@@ -300,6 +301,11 @@ class _Outputs:
             value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype
         ):
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
+        if real.layout is torch.strided and not private.is_fake(real) and may_overlap_itself(real):
+            raise CaptureError(
+                f"{item.name} is written to, and several of its elements share one place in memory",
+                advice="clone it first",
+            )
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:
             parts = parts_of_ticket(other.real)

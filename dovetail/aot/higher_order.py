@@ -38,6 +38,7 @@ from dovetail.runtime.spread import keep_common
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.eigenvectors import phases_checked
 from dovetail.trace.exact import use_exact_formulas
+from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 #: Takes the next order and which inputs of this one its first inputs are; says which saved values it takes besides.
@@ -89,7 +90,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
             stack += node.all_input_nodes
     symbolic = any(private_sizes.has_symbols(node.meta["val"]) for node in placeholders)
     indices = tuple(index for index, node in enumerate(placeholders) if symbolic or node in reached)
-    draws = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
+    draws = [node for node in graph.nodes if has_random_result(node)]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if private_sizes.has_symbols(placeholders[index].meta["val"]))

@@ -123,6 +123,8 @@ class Attributes:
             if class_attribute(type(traced.real), name)[0] is MISSING and isinstance(attributes, dict):
                 source = InstanceDictSource(self.values.guards.tensor_source(traced.index))
                 self.values.guard(source, HasNoKey(name), f"{source.base.name} has no attribute {name}")
+        if name == "_base":
+            raise Break("._base of a tensor is read", "read it outside of the compiled function")
         return self._native_attribute(target, name)
 
     def _native_attribute(self, target: Any, name: str) -> Any:
@@ -456,7 +458,8 @@ class Attributes:
         found, _ = class_attribute(type(target), name)
         if isinstance(found, property):
             if found.fset is None:
-                raise AttributeError(f"property {name!r} of {type(target).__name__!r} object has no setter")
+                # Raises, in words that depend on how the property was made.
+                found.__set__(target, None)
             self.call(found.fset, (target, value), {})
             return
         if found is not MISSING and hasattr(type(found), "__set__"):

@@ -40,6 +40,11 @@ INLINED_TORCH = (
     "torch.nn.utils.spectral_norm",
     "torch.nn.utils.prune",
     "torch.nn.utils._named_member_accessor",
+    # They set parameters, or make modules.
+    "torch.nn.utils.convert_parameters",
+    "torch.nn.utils.fusion",
+    "torch.nn.utils.init",
+    "torch.nn.utils.memory_format",
     "torch._functorch.functional_call",
     "torch.utils._pytree",
     # They call one another, and those of the user.
@@ -135,6 +140,7 @@ IMPURE_TORCH = frozenset(
         "backward",
         "retain_grad",
         "Generator",
+        "swap_tensors",
     }
 )
 LOCKS = (type(threading.Lock()), type(threading.RLock()))

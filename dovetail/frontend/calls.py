@@ -38,6 +38,7 @@ from dovetail.frontend.native_calls import NativeCalls
 from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
+    Answers,
     AttributeSource,
     Identity,
     Length,
@@ -45,6 +46,15 @@ from dovetail.guards import (
     ReferentSource,
 )
 from dovetail.runtime.recipe import interpreted_of
+
+
+def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    """What a function with a cache returns today.
+
+    >>> cached_result(functools.cache(max), (1, 2), ())
+    2
+    """
+    return function(*args, **dict(kwargs))
 
 
 class Calls(NativeCalls):
@@ -138,6 +148,15 @@ class Calls(NativeCalls):
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         if is_leaf_value(result):
+            if not has_library_code:
+                # Whoever clears the cache has it computed again: asking it again is what eager would do.
+                asked = Answers(
+                    cached_result,
+                    (tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))),
+                    result,
+                )
+                source = self.values.pin(function, function.__qualname__)
+                self.values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
             return result
         if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
             # The object in the cache itself: what is read from it is guarded.

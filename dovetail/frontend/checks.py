@@ -68,7 +68,9 @@ class Checks:
         trace = self.trace
         if trace.phase != "forward" or trace.policy.data_sizes == "break" or self.values.in_backward:
             return None
-        jumping, staying = _only_raises(frame.code, target), _only_raises(frame.code, frame.position + 1)
+        # From Python 3.13 on, the instruction before the jump may be the one that asks.
+        jumps = frame.decoded.instructions[frame.position].opname.startswith("POP_JUMP")
+        jumping, staying = _only_raises(frame.code, target), _only_raises(frame.code, frame.position + 2 - jumps)
         return None if jumping is staying else wanted if staying else not wanted
 
 

@@ -126,7 +126,10 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         if frame is None or not self._started:
             return False
         handler = frame.handler_of(frame.position - 1)
-        # From Python 3.12 on, every generator has a handler of its own that turns a StopIteration into a RuntimeError.
+        while handler is not None and frame.decoded.instructions[handler.target].opname == "CLEANUP_THROW":
+            # From Python 3.12 on, a ``yield from`` has a handler that passes on to the next one what is no StopIteration.
+            handler = frame.handler_of(handler.target)
+        # And every generator has one that turns a StopIteration into a RuntimeError.
         return handler is not None and frame.decoded.instructions[handler.target].opname != "CALL_INTRINSIC_1"
 
     @property

@@ -50,6 +50,7 @@ from dovetail.frontend.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.schedules import Waiting
+from dovetail.frontend.shown_frames import passing_traceback
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
@@ -309,9 +310,11 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(error, private.DATA_DEPENDENT_ERRORS):
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
+        traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)
-        if error.__context__ is None and handled is not None and not _leads_to(handled, error):
-            error.__context__ = handled
+        if context is None and handled is not None and not _leads_to(handled, error):
+            context = handled
+        self._mark_exception(error, traceback, context)
         found = frame.handler_of(frame.position)
         if found is None:
             try:
@@ -333,6 +336,16 @@ class Interpreter(Attributes, Calls, Checks, Operators):
                     "an error raised by a tensor operation is caught", "check before the operation instead"
                 ) from error
         frame.enter_handler(found, error)
+
+    def _mark_exception(self, error: BaseException, traceback: Any, context: BaseException | None) -> None:
+        """Raising an exception writes to it, and it may have existed before."""
+        source = self.values.source_of(error)
+        if source is None:
+            error.__traceback__, error.__context__ = traceback, context
+            return
+        self.effects.set_attribute(error, "__traceback__", traceback, source)
+        if context is not error.__context__:
+            self.effects.set_attribute(error, "__context__", context, source)
 
     def _catches(self, frame: Frame, target: int, error: BaseException) -> bool:
         """Whether the handler at ``target`` is an ``except`` clause (a ``with`` or ``finally`` re-raises)."""

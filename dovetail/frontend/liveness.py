@@ -23,11 +23,18 @@ _NO_FALL_THROUGH = frozenset(
         "JUMP_BACKWARD_NO_INTERRUPT",
     }
 )
-# Builtins that look at the variables of the frame that calls them.
-FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+# Functions that look at the variables of the frame that calls them.
+_FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
 
 
-def _successors(decoded: Decoded, position: int) -> list[int]:
+def may_read_frames(code: types.CodeType) -> bool:
+    """Whether a function may look at variables otherwise than by their names; ``torch.stack`` is not ``inspect.stack``."""
+    names = set(code.co_names)
+    return bool(_FRAME_READERS & names) or {"inspect", "stack"} <= names
+
+
+def successors(decoded: Decoded, position: int) -> list[int]:
+    """The instructions that may run after one, also as handlers of its exceptions."""
     instruction = decoded.instructions[position]
     following: list[int] = []
     if instruction.opname not in _NO_FALL_THROUGH and position + 1 < len(decoded.instructions):
@@ -55,7 +62,7 @@ def live_locals(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """
     decoded = decode(code)
     everything = frozenset(code.co_varnames)
-    if FRAME_READERS & set(code.co_names):
+    if may_read_frames(code):
         return (everything,) * len(decoded.instructions)
     # Zero-argument super() finds the first argument without an instruction that loads it.
     always = frozenset(code.co_varnames[:1]) if "super" in code.co_names else frozenset()
@@ -73,7 +80,7 @@ def live_locals(code: types.CodeType) -> tuple[frozenset[str], ...]:
     while changed:
         changed = False
         for position in range(len(reads) - 1, -1, -1):
-            after = always.union(*(live[following] for following in _successors(decoded, position)))
+            after = always.union(*(live[following] for following in successors(decoded, position)))
             before = reads[position] | (after - writes[position])
             if before != live[position]:
                 live[position] = before

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import operator
+import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from dovetail.frontend.frame import Frame
 from dovetail.frontend.generator import InterpretedGenerator
 from dovetail.frontend.instructions import Return, Yield, instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.shown_frames import call_within, passing_traceback
 from dovetail.runtime.recipe import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
@@ -142,6 +145,7 @@ class Machine:
     def _unwind(self, frames: list[Frame], error: BaseException) -> None:
         while frames:
             frame = frames[-1]
+            error.__traceback__ = passing_traceback(frame, error)
             entry = frame.handler_of(frame.position)
             if entry is not None:
                 frame.enter_handler(entry, error)
@@ -151,6 +155,7 @@ class Machine:
 
     @staticmethod
     def _enter_handler(frame: Frame, error: BaseException) -> None:
+        error.__traceback__ = passing_traceback(frame, error)
         entry = frame.handler_of(frame.position)
         if entry is None:
             raise error
@@ -163,7 +168,9 @@ class Machine:
         reader = _FRAME_READERS.get(function) if isinstance(function, (types.BuiltinFunctionType, type)) else None
         if reader is not None:
             return reader(self.frames[-1], args, kwargs)
-        return function(*args, **kwargs)
+        if type(function) in _BLIND and function not in _SEEING:
+            return function(*args, **kwargs)
+        return call_within(self.frames, _variables, function, *args, **kwargs)
 
     def created(self, value: Any) -> None:
         """Nothing to remember: there is no trace."""
@@ -342,6 +349,10 @@ def _evaluate(function: Any) -> Callable[[Frame, tuple[Any, ...], dict[str, Any]
 
     return handler
 
+
+#: Functions written in C look at no frame but for a few; a class may have an ``__init__`` of the user's.
+_BLIND = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
+_SEEING = frozenset({sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))})
 
 _FRAME_READERS: dict[Any, Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]] = {
     super: _super,

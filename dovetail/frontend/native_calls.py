@@ -46,6 +46,8 @@ from dovetail.frontend.gradients import Gradients
 from dovetail.frontend.left_open import LeftOpen
 from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
+from dovetail.frontend.places import ASKS_FOR_PLACES, check_place
+from dovetail.frontend.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import (
@@ -63,7 +65,7 @@ from dovetail.guards import (
     ItemSource,
 )
 from dovetail.runtime.recipe import stands_for
-from dovetail.trace import OverlapError
+from dovetail.trace import LayoutChangeError, OverlapError
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.aliases`).
 _HASHING = frozenset({"__hash__", "__eq__"})
@@ -158,6 +160,8 @@ class NativeCalls:
             return call_sparse(self.values.trace, function, args, kwargs)
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
+        if name in ASKS_FOR_PLACES:
+            check_place(self, function, args, kwargs)
         if name in METHOD_RULES:
             found = METHOD_RULES[name](self, function, args, kwargs)
             if found is not NotImplemented:
@@ -442,7 +446,10 @@ class NativeCalls:
         )
         try:
             with watched(function, codes):
-                result = function(*arguments, **keywords)
+                if module in LOOK_AT_CALLERS:
+                    result = call_for(self, function, *arguments, **keywords)
+                else:
+                    result = function(*arguments, **keywords)
         except private.DATA_DEPENDENT_ERRORS as error:
             if not trace.avoids_breaks or not self._is_tensor_method(function, args):
                 name = getattr(function, "__name__", str(function))
@@ -452,7 +459,7 @@ class NativeCalls:
                 ) from error
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
-        except OverlapError as error:
+        except (LayoutChangeError, OverlapError) as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
             if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):

@@ -28,6 +28,7 @@ from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.number_tensors import number_of
 from dovetail.frontend.numbers import gives_a_float, is_exact_only_in_python, sum_of
 from dovetail.frontend.operators import python_method
+from dovetail.frontend.protocols import is_protocol, look_for_members
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse_value import SparseValue
 from dovetail.frontend.standard_library import shown_type
@@ -93,7 +94,10 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
-        interpreter.guard_registration(type(value), kinds)
+        if is_protocol(kinds):
+            look_for_members(interpreter, value, kinds)
+        else:
+            interpreter.guard_registration(type(value), kinds)
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)

@@ -11,6 +11,7 @@ import logging
 import operator
 import os
 import sys
+import traceback
 import types
 import typing
 import warnings
@@ -79,6 +80,20 @@ def _exc_info(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
 @rule(sys.exception)
 def _exception(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     return interpreter.handled_exception(interpreter.frames[-1])
+
+
+def _looks_at_frames(function: Any) -> None:
+    @rule(function)
+    def handler(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+        reason = f"{function.__module__}.{function.__name__} looks at the frames that are running"
+        raise Break(reason, "do this outside of the compiled function")
+
+
+for _function in (sys._getframe, inspect.currentframe, inspect.stack, inspect.trace):
+    _looks_at_frames(_function)
+for _name in traceback.__all__:
+    if inspect.isfunction(getattr(traceback, _name)):
+        _looks_at_frames(getattr(traceback, _name))
 
 
 @rule(logging.Logger.isEnabledFor)

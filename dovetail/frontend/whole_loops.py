@@ -147,7 +147,7 @@ def _attribute(interpreter: Any, owner: Any, name: str) -> Any:
     return value
 
 
-def _are_plain(values: Sequence[torch.Tensor]) -> bool:
+def are_plain(values: Sequence[torch.Tensor]) -> bool:
     """Whether tensors are dense ones of one device that no transform looks after."""
     is_transformed = private.forward_ad_level() >= 0 or any(map(private.is_functorch_wrapped, values))
     is_dense = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
@@ -206,7 +206,7 @@ class _Loop:
         """Run the loop without values, to see what it does."""
         hint = private_sizes.hint
         values = list(self._tensors.values())
-        if not _are_plain(values) or hint(self._stop) > _MOST_ROUNDS_WATCHED:
+        if not are_plain(values) or hint(self._stop) > _MOST_ROUNDS_WATCHED:
             raise _RefusedError
         with_gradients = torch.is_grad_enabled()
         flags = [value.requires_grad and with_gradients for value in values]
@@ -216,7 +216,7 @@ class _Loop:
             # No leaves: a loop may write to what requires a gradient.
             given = [item.requires_grad_(flag).clone() for item, flag in zip(like, flags, strict=True)]
             memory = {private_recordings.storage_key(item.untyped_storage()): at for at, item in enumerate(given)}
-            watch = _Watch()
+            watch = Watch()
             try:
                 with watch:
                     found = self._rounds.results(given)
@@ -315,12 +315,13 @@ class _Rounds:
         return [frame.locals[name] for name in self.wanted]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Notes which memory is written to, and whether an operator draws random numbers or asks for values."""
+class Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Notes which memory is written to, on which devices, and whether an operator draws random numbers or asks for values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written: set[int] = set()
+        self.devices: set[str] = set()
         self.is_refused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -328,6 +329,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         refused = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.inplace_view}
         self.is_refused = self.is_refused or not refused.isdisjoint(func.tags)
+        self.devices |= {
+            item.device.type for item in private.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)
+        }
         for position, argument in enumerate(func._schema.arguments):
             if argument.is_write:
                 value = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -44,6 +44,10 @@ class Effects:
             else:
                 self._attributes += [(places[effect.source], name, index) for name, index in found]
         self._build = None if recipe is None else generate(recipe)
+        #: What is written into a plain dictionary, where that is the same at every call.
+        constants = [_constant_items(effect) for effect in self._rest]
+        self._constants = [items for items in constants if items is not None]
+        self._is_constant = len(self._constants) == len(constants) and not self._attributes
         builds = [generate(effect.values) for effect in self._rest]
         # Where nothing is shared between them, each is built by itself.
         self._builds = None if self._build is None or None in builds else builds
@@ -57,6 +61,12 @@ class Effects:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Build the result of the call, then make all changes; ``tensors`` are the graph's inputs, ``results`` its results."""
+        if self._is_constant and self._build is not None:
+            containers = [effect.source.fetch(callee, args, kwargs) for effect in self._rest]
+            result = self._build(results, callee, args, kwargs)
+            for items, container in zip(self._constants, containers, strict=True):
+                _write_items(container, items)
+            return result
         memo: dict[int, Any] = {}
         if self._rest:
             # Containers are fetched before the first of them is changed: one may be reached through another.
@@ -91,21 +101,42 @@ def _plain_attributes(effect: EffectRecipe) -> list[tuple[str, int]] | None:
     return found
 
 
+def _constant_items(effect: EffectRecipe) -> dict[Any, Any] | None:
+    """The items that are written into a dictionary, where they are constants; None where it is more than that."""
+    values = effect.values
+    if effect.kind != "dict" or effect.deleted or not isinstance(values, ObjectItem) or values.cls is not dict:
+        return None
+    items: dict[Any, Any] = {}
+    for key, item in values.pairs:
+        if not isinstance(key, ConstantItem) or not isinstance(item, ConstantItem):
+            return None
+        items[key.value] = item.value
+    return items
+
+
+def _write_items(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
+    """Past the container's own class; one call for a plain dictionary."""
+    if type(container) is dict:
+        container.update(items)
+        return
+    # An ordered dictionary keeps a list of its keys beside the table, which dict's own methods would not maintain.
+    base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+    for key, item in items.items():
+        base.__setitem__(container, key, item)
+
+
 def _apply(effect: EffectRecipe, container: Any, value: Any) -> None:
     if isinstance(container, types.CellType):
         container.cell_contents = value
     elif effect.kind == "dict":
-        # An ordered dictionary keeps a list of its keys beside the table, which dict's own methods would not maintain.
         base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         for key in effect.deleted:
             base.pop(container, key, None)
-        for key, item in value.items():
-            base.__setitem__(container, key, item)
+        _write_items(container, value)
     elif effect.kind == "ordered dict":
         base = OrderedDict if isinstance(container, OrderedDict) else dict
         base.clear(container)
-        for key, item in value.items():
-            base.__setitem__(container, key, item)
+        _write_items(container, value)
     elif effect.kind == "attribute":
         setter: Any = type if isinstance(container, type) else object
         for name in effect.deleted:

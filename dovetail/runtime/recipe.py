@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError, ModuleMadeError, UnbuildableError
+from dovetail.runtime.shown_frames import is_shown_frame, shown_part
 
 Fetch = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -121,12 +122,13 @@ class FunctionItem(Recipe):
 
 @dataclass(frozen=True)
 class ExceptionItem(Recipe):
-    """An exception: arguments, attributes and the exceptions that it is chained to; the traceback is not kept."""
+    """An exception: arguments, attributes, the exceptions that it is chained to, and the program's lines of its traceback."""
 
     cls: type
     items: tuple[Recipe, ...]
     attributes: tuple[tuple[str, Recipe], ...]
     chain: tuple[Recipe, Recipe, bool]
+    traceback: types.TracebackType | None
     number: int
 
 
@@ -338,12 +340,17 @@ class RecipeBuilder:
             names = (value.__name__, value.__qualname__, value.__doc__, value.__module__)
             made = tuple(self.build(item) for item in (*parts, names))
             return FunctionItem(value.__code__, value.__globals__, closure, made, number)
+        if kind is types.TracebackType:
+            return ConstantItem(shown_part(value))
+        if kind is types.FrameType and is_shown_frame(value):
+            return ConstantItem(value)
         if isinstance(value, BaseException):
             return ExceptionItem(
                 kind,
                 tuple(self.build(item) for item in value.args),
                 tuple((name, self.build(item)) for name, item in value.__dict__.items()),
                 (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
+                shown_part(value.__traceback__),
                 number,
             )
         return None
@@ -531,4 +538,5 @@ def _rebuild_exception(recipe: ExceptionItem, make: Callable[[Any], Any], memo: 
     cause, context, suppress = recipe.chain
     error.__cause__, error.__context__ = make(cause), make(context)
     error.__suppress_context__ = suppress
+    error.__traceback__ = recipe.traceback
     return error

@@ -1,7 +1,7 @@
 """The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
 from dovetail.trace.overlap import OverlapError
-from dovetail.trace.program import Program
+from dovetail.trace.program import LayoutChangeError, Program
 from dovetail.trace.shapes import (
     ASSUMPTION,
     Bindings,
@@ -18,6 +18,7 @@ from dovetail.trace.trace import Trace, TracedInput
 __all__ = [
     "ASSUMPTION",
     "Bindings",
+    "LayoutChangeError",
     "OverlapError",
     "Program",
     "ShapeGuards",

@@ -21,8 +21,13 @@ from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+
+
+class LayoutChangeError(CaptureError):
+    """A tensor is made to lie in other memory, or in another order, in a way that no graph can hold."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +309,9 @@ class RecordingMode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the call and record it."""
+        """Run the call and record it. Raises :class:`LayoutChangeError`."""
+        if function == _SET_DATA:
+            raise LayoutChangeError(".data of a tensor is set", advice="set it outside of the compiled function")
         self.before_call()
         result = function(*args, **(kwargs or {}))
         self.recorder.record(function, args, kwargs or {}, result)

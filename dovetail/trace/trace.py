@@ -27,7 +27,7 @@ from dovetail.trace.fake_kernels import FakeMode, SymbolicFakeMode
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.other_sides import stand_in
 from dovetail.trace.overlap import check_overlap
-from dovetail.trace.program import Program, Recorder, RecordingMode
+from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
 
@@ -112,6 +112,10 @@ SAME_DTYPE = frozenset(
 )
 
 
+_RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
+_PLAIN_FORMATS = (None, torch.contiguous_format)
+
+
 class _FunctionalMode(private.FunctionalTensorMode):
     """Functionalisation, with eager's order of random numbers.
 
@@ -133,6 +137,9 @@ class _FunctionalMode(private.FunctionalTensorMode):
                 super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
                 return target
         check_overlap(func, args, kwargs)
+        if func in _RESIZES and (kwargs or {}).get("memory_format") not in _PLAIN_FORMATS:
+            # The functional form leaves the format out (torch 2.13).
+            raise LayoutChangeError("a tensor is resized to another memory format", advice="make a new tensor instead")
         if torch.Tag.inplace_view in func.tags:
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self.open_trace.note_metadata_change(func, args, kwargs or {})
@@ -508,12 +515,6 @@ class Trace:
                 f"{name} has no size before the first call of its module",
                 where=where,
                 advice="call the module eagerly first",
-            )
-        if real.device.type == "meta":
-            raise InputError(
-                f"{name} is on the meta device and has no data",
-                where=where,
-                advice="move it with .to_empty(device=...)",
             )
         if real.layout is not torch.strided:
             raise InputError(f"{name} has the layout {real.layout}", where=where, advice="use a dense tensor")

@@ -225,7 +225,6 @@ class Unflattenable(torch.Tensor):
         (torch.ones(2).as_subclass(Unflattenable), "is a tensor subclass, Unflattenable"),
         (torch.eye(3).to_mkldnn(), "has the layout torch._mkldnn"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is quantized or nested"),
-        (torch.ones(2, device="meta"), "is on the meta device"),
     ],
 )
 def test_refused_by_name(value: Any, text: str) -> None:

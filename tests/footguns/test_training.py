@@ -193,8 +193,12 @@ def test_bad_input() -> None:
         dovetail.compile(torch.sin, fulgraph=True)
     with pytest.raises(errors.NotCallableError):
         dovetail.compile(3)
-    with pytest.raises(errors.InputError, match="meta"):
-        dovetail.compile(torch.nn.Linear(2, 2, device="meta"), backend="aten")(torch.ones(1, 2))
+    on_meta = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(RuntimeError, match="meta") as eager:
+        on_meta(torch.ones(1, 2))
+    with pytest.raises(RuntimeError) as ours:
+        dovetail.compile(on_meta, backend="aten")(torch.ones(1, 2))
+    assert str(ours.value) == str(eager.value)
 
     def broken(graph: Any, inputs: Any, *, kind: str, options: Any) -> Any:
         raise ValueError("cannot")

@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.frontend.frame import NULL
 from dovetail.frontend.instructions import python312, shared
-from dovetail.frontend.instructions.control import for_iter
+from dovetail.frontend.instructions.control import for_iter, target_of
 from dovetail.frontend.instructions.shared import pop_many, read_variable, write_variable
 
 SHARED_WITH = python312.SHARED_WITH
@@ -87,13 +87,18 @@ def _store_fast_store_fast(interpreter: Any, frame: Any, instruction: Any) -> No
 
 
 def _to_bool(interpreter: Any, frame: Any, instruction: Any) -> None:
-    frame.stack.append(interpreter.truth(frame.stack.pop()))
+    value, following = frame.stack.pop(), frame.decoded.instructions[frame.position + 1]
+    if following.opname in ("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"):
+        wanted = following.opname == "POP_JUMP_IF_TRUE"
+        frame.stack.append(interpreter.truth_at_jump(frame, value, target_of(frame, following), wanted))
+    else:
+        frame.stack.append(interpreter.truth(value))
 
 
 def _compare_op(interpreter: Any, frame: Any, instruction: Any) -> None:
     shared.compare_op(interpreter, frame, instruction)
     if instruction.arg & 16:
-        frame.stack.append(interpreter.truth(frame.stack.pop()))
+        _to_bool(interpreter, frame, instruction)
 
 
 def _convert_value(interpreter: Any, frame: Any, instruction: Any) -> None:

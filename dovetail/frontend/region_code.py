@@ -1,0 +1,229 @@
+"""The instructions of a part of a function that may run as one call: where it begins and ends, and what it reads."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.frontend.call_tables import IMPURE_TORCH
+from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.liveness import live_locals, may_read_frames, successors
+from dovetail.frontend.region_values import GivenTensors, ObjectValue, RefusedError
+
+_PLAIN = frozenset(
+    {
+        *("NOP", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "CALL_KW", "LOAD_CONST", "COPY", "SWAP", "POP_TOP"),
+        *("BINARY_OP", "BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "BUILD_SLICE", "UNARY_NEGATIVE"),
+        *("BUILD_TUPLE", "BUILD_LIST", "COMPARE_OP", "UNPACK_SEQUENCE", "UNARY_NOT", "IS_OP", "CONTAINS_OP"),
+        *("GET_ITER", "FOR_ITER", "END_FOR", "POP_ITER", "LIST_APPEND", "LIST_EXTEND", "BUILD_STRING", "FORMAT_VALUE"),
+        *("FORMAT_SIMPLE", "CONVERT_VALUE", "RAISE_VARARGS", "TO_BOOL", "RETURN_VALUE", "NOT_TAKEN"),
+        *("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"),
+    }
+)
+_ALLOWED_BUILTINS = (min, max, len, abs, range, zip, enumerate, reversed, sum, int, bool, float, tuple, list, divmod)
+_LIST_METHODS = frozenset({"append", "extend"})
+_TENSOR_ATTRIBUTES = frozenset({"dtype", "device", "shape", "ndim", "T", "mT", "H", "mH"})
+# Methods in C that do something else than compute.
+_NO_COMPUTATION = frozenset({"data_ptr", "untyped_storage", "storage", "tolist", "numpy", "item", "record_stream"})
+# What may stand between the making of lists and their names, in ``first, count, second = [], 0, []``.
+_ASSIGNS = frozenset({"STORE_FAST", "STORE_FAST_STORE_FAST", "SWAP", "LOAD_CONST"})
+_MOST_INSTRUCTIONS = 600
+_MOST_ENDS = 12
+
+
+@dataclass(frozen=True)
+class Region:
+    """From the instruction that takes the ``range`` of a loop to one that stores or returns a value.
+
+    ``read`` are the variables that it may read first, ``left`` those that it writes and that may be read after it, and
+    ``own_lists`` those that can be nothing but a list which the function has made and nothing else knows of.
+    """
+
+    head: int
+    last: int
+    positions: frozenset[int]
+    read: tuple[str, ...]
+    left: frozenset[str]
+    own_lists: frozenset[str]
+
+
+def regions(frame: Frame) -> Iterator[Region]:
+    """The regions that begin with the loop whose ``range`` call a frame stands at, the shortest first."""
+    code, decoded = frame.code, frame.decoded
+    instructions = decoded.instructions
+    head = frame.position + 1
+    while instructions[head].opname in ("PRECALL", "CALL", "NOP"):
+        head += 1
+    if instructions[head].opname != "GET_ITER" or instructions[head + 1].opname != "FOR_ITER":
+        return
+    if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
+        return
+    exit_position = decoded.index_of[instructions[head + 1].argval]
+    live = live_locals(code)
+    ends = 0
+    for last in range(exit_position, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
+        if instructions[last].opname not in ("STORE_FAST", "RETURN_VALUE"):
+            continue
+        positions = _reached(frame, head, last)
+        if positions is None:
+            continue
+        if not all(_is_plain(instructions[at].opname) for at in positions) or _is_guarded(frame, positions):
+            return
+        loads = {name for at in positions for name in _names(instructions[at], "LOAD")}
+        stores = {name for at in positions for name in _names(instructions[at], "STORE")}
+        read = tuple(sorted(loads & live[head]))
+        own = frozenset(name for name in read if _is_own_list(frame, name, head, positions))
+        after = live[last] - _stored(instructions[last])
+        if not own & after:
+            yield Region(head, last, positions, read, frozenset(stores & after), own)
+        ends += 1
+        if ends == _MOST_ENDS:
+            return
+
+
+def _stored(instruction: Any) -> frozenset[str]:
+    return frozenset(_names(instruction, "STORE"))
+
+
+def _is_plain(name: str) -> bool:
+    return (
+        name in _PLAIN
+        or name.startswith(("LOAD_FAST", "STORE_FAST", "POP_JUMP_"))
+        or name in ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
+    )
+
+
+def _names(instruction: Any, kind: str) -> tuple[str, ...]:
+    """The local variables that an instruction loads, or stores."""
+    name, value = instruction.opname, instruction.argval
+    if name == "STORE_FAST_LOAD_FAST":
+        return (value[0],) if kind == "STORE" else tuple(value[1:])
+    if not name.startswith(kind + "_FAST"):
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _reached(frame: Frame, head: int, last: int) -> frozenset[int] | None:
+    """The instructions between, without the last; None where the function may end without coming to it."""
+    found: set[int] = set()
+    waiting = [head]
+    while waiting:
+        at = waiting.pop()
+        if at == last or at in found:
+            continue
+        if frame.decoded.instructions[at].opname in ("RETURN_VALUE", "RETURN_CONST") or at < head:
+            return None
+        found.add(at)
+        waiting += successors(frame.decoded, at)
+    return frozenset(found)
+
+
+def _is_guarded(frame: Frame, positions: frozenset[int]) -> bool:
+    """Whether there are handlers of exceptions, or contexts."""
+    return any(entry.start <= at < entry.end for entry in frame.decoded.exceptions for at in positions)
+
+
+def _is_own_list(frame: Frame, name: str, head: int, positions: frozenset[int]) -> bool:
+    """Whether a variable holds a list that the function made, and that it did nothing with so far but append."""
+    instructions = frame.decoded.instructions
+    for at, instruction in enumerate(instructions):
+        if name in _names(instruction, "STORE"):
+            before = at
+            while instructions[before].opname in _ASSIGNS:
+                before -= 1
+            is_made = instructions[before].opname == "BUILD_LIST"
+            # A list of another kind is one that this loop never sees, or one that was looked into.
+            reaches = _uses(frame, name, at + 1, head, positions)
+            if reaches is None or (reaches and not is_made):
+                return False
+    return name not in frame.code.co_varnames[: frame.code.co_argcount + frame.code.co_kwonlyargcount]
+
+
+def _uses(frame: Frame, name: str, start: int, head: int, positions: frozenset[int]) -> bool | None:
+    """Whether what is stored in a variable may come to a region; None where something else than a method for appending
+    takes it on a way there.
+    """
+    instructions = frame.decoded.instructions
+    seen: set[int] = set()
+    waiting, reaches, is_used = [start], False, False
+    while waiting:
+        at = waiting.pop()
+        if at == head:
+            reaches = True
+        if at in seen or at in positions:
+            continue
+        seen.add(at)
+        instruction = instructions[at]
+        if name in _names(instruction, "LOAD"):
+            following = instructions[at + 1]
+            is_appended = following.opname in ("LOAD_METHOD", "LOAD_ATTR") and following.argval in _LIST_METHODS
+            is_used = is_used or not is_appended
+        if name not in _names(instruction, "STORE"):
+            waiting += successors(frame.decoded, at)
+    return None if reaches and is_used else reaches
+
+
+def read_attributes(
+    interpreter: Any, region: Region, frame: Frame, objects: dict[str, ObjectValue], given: GivenTensors
+) -> None:
+    """Read, with their guards, the global names of a region and all attributes of the objects that it is given; check that it calls
+    nothing but what computes. Raises :class:`RefusedError`.
+    """
+    instructions = frame.decoded.instructions
+    current: Any = None
+    for at in sorted(region.positions):
+        instruction = instructions[at]
+        name, argument = instruction.opname, instruction.argval
+        following: Any = None
+        try:
+            if loaded := _names(instruction, "LOAD"):
+                following = objects.get(loaded[-1])
+            elif name == "LOAD_GLOBAL":
+                following = interpreter.load_global(frame, argument)
+                _check_global(following)
+            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+                following = _attribute(interpreter, current, argument, given)
+        except (Break, AttributeError, NameError) as error:
+            raise RefusedError from error
+        current = following
+
+
+def is_torch_module(value: object) -> bool:
+    """Whether something is a module of torch."""
+    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "torch"
+
+
+def _check_global(value: Any) -> None:
+    is_error = isinstance(value, type) and issubclass(value, Exception) and value.__module__ == builtins.__name__
+    is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
+    if not (
+        is_torch_module(value) or value is math or is_builtin or is_error or type(value) in (int, float, bool, str)
+    ):
+        raise RefusedError
+
+
+def _attribute(interpreter: Any, owner: Any, name: str, given: GivenTensors) -> Any:
+    """What an attribute is: a member of a module, guarded; a value of an object; None where it is computed."""
+    if owner is None or not isinstance(owner, (ObjectValue, types.ModuleType)):
+        method = getattr(torch.Tensor, name, None)
+        is_method = isinstance(method, types.MethodDescriptorType) and name not in _NO_COMPUTATION
+        if name not in _TENSOR_ATTRIBUTES and not is_method and name not in _LIST_METHODS:
+            raise RefusedError
+        return None
+    if isinstance(owner, ObjectValue):
+        found = given.value(interpreter.load_attribute(owner.value, name))
+        owner.attributes[name] = found
+        return found
+    value = interpreter.load_attribute(owner, name)
+    is_function = isinstance(value, types.BuiltinFunctionType) and name not in IMPURE_TORCH
+    is_functional = isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == "torch.nn.functional"
+    is_value = isinstance(value, (torch.dtype, float)) or value in (torch.finfo, torch.iinfo)
+    if not (is_function or is_functional or is_value or is_torch_module(value)):
+        raise RefusedError
+    return value

@@ -1,0 +1,158 @@
+"""Real Python frames that stand for interpreted ones: what tracebacks, ``sys._getframe`` and ``logging`` show of the program.
+
+An interpreted frame is no frame of Python's. Code that looks at its callers, or at the traceback of an exception, would find
+the interpreter there. So for each line that is to be seen there is a piece of code with the name, the file and the position of
+the user's instruction; its frame is the one that is shown.
+
+>>> code = is_shown_frame.__code__
+>>> frame = shown_frame(code, {}, Place(code.co_firstlineno))[0]
+>>> frame.f_code.co_name, frame.f_lineno == code.co_firstlineno
+('is_shown_frame', True)
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+#: Where a shown frame is no line of the program's: packages whose frames eager does not have, or has in another shape.
+_INTERNAL = (
+    "dovetail.",
+    "torch._ops",
+    "torch._subclasses",
+    "torch._library",
+    "torch._prims_common",
+    "torch._refs",
+    "torch._decomp",
+    "torch._meta_registrations",
+    "torch._functorch",
+    "torch.fx.experimental",
+    "torch.overrides",
+    "torch.utils._python_dispatch",
+)
+
+#: Constants by which the code made here is known: of a frame that only stands for one, and of one that really calls.
+_STANDS, _CALLS = "dovetail: stands for a frame", "dovetail: calls for a frame"
+_PLACEHOLDER = "dovetail: what is called"
+
+
+class Place(NamedTuple):
+    """Lines and columns of an instruction."""
+
+    line: int
+    end_line: int | None = None
+    column: int | None = None
+    end_column: int | None = None
+
+
+def _positions(place: Place, first: int) -> dict[str, Any]:
+    """What a node of a syntax tree is told of a place, if the code is then said to begin at the line ``first``."""
+    line = place.line - first + 1
+    return {
+        "lineno": line,
+        "end_lineno": line + (place.end_line or place.line) - place.line,
+        "col_offset": place.column or 0,
+        "end_col_offset": place.end_column or 0,
+    }
+
+
+def _named(made: types.CodeType, code: types.CodeType, first: int, mark: str) -> types.CodeType:
+    return made.replace(
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=first,
+        co_consts=(*made.co_consts, mark),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _standing_code(code: types.CodeType, place: Place) -> tuple[types.CodeType, int]:
+    """Code of a generator that yields at a place, and the offset of that instruction."""
+    tree = ast.parse("def shown(): yield")
+    for node in ast.walk(tree):
+        for name, value in _positions(place, place.line).items():
+            setattr(node, name, value)
+    module = compile(tree, code.co_filename, "exec")
+    made = next(item for item in module.co_consts if isinstance(item, types.CodeType))
+    offset = next(item.offset for item in dis.get_instructions(made) if item.opname == "YIELD_VALUE")
+    return _named(made, code, place.line, _STANDS), offset
+
+
+@functools.lru_cache(maxsize=4096)
+def _calling_template(code: types.CodeType, place: Place) -> tuple[types.CodeType, int]:
+    """Code that calls a constant of its own at a place, and the number of the constant."""
+    # Lines are counted from the first one of the code.
+    first = code.co_firstlineno if place.line >= code.co_firstlineno else 1
+    spot = _positions(place, first)
+    # The compiler warns of a call of a constant, but not of this.
+    constants = [ast.Constant(value, **spot) for value in (True, _PLACEHOLDER, None)]
+    called = ast.Call(ast.IfExp(*constants, **spot), [], [], **spot)
+    made = compile(ast.Expression(called), code.co_filename, "eval")
+    return _named(made, code, first, _CALLS), made.co_consts.index(_PLACEHOLDER)
+
+
+def calling_code(code: types.CodeType, place: Place, function: Callable[[], Any]) -> types.CodeType:
+    """An expression that calls a function, as if it stood at a place of this code."""
+    template, number = _calling_template(code, place)
+    constants = template.co_consts
+    return template.replace(co_consts=(*constants[:number], function, *constants[number + 1 :]))
+
+
+def shown_frame(code: types.CodeType, variables: dict[str, Any], place: Place) -> tuple[types.FrameType, int]:
+    """A frame without local variables, and the offset of its instruction; ``variables`` are the globals."""
+    made, offset = _standing_code(code, place)
+    # A frame that has run remembers its caller, and so keeps alive what that one held. This one never runs.
+    return types.FunctionType(made, variables)().gi_frame, offset
+
+
+def _is_made_here(frame: types.FrameType, mark: str) -> bool:
+    constants = frame.f_code.co_consts
+    return bool(constants) and type(constants[-1]) is str and constants[-1] == mark
+
+
+def is_shown_frame(frame: types.FrameType) -> bool:
+    """Whether a frame only stands for an interpreted one."""
+    return _is_made_here(frame, _STANDS)
+
+
+def _is_internal(frame: types.FrameType) -> bool:
+    if _is_made_here(frame, _STANDS):
+        return False
+    name = frame.f_globals.get("__name__") or ""
+    return _is_made_here(frame, _CALLS) or name.startswith(_INTERNAL)
+
+
+def _chain(entries: Sequence[types.TracebackType], wanted: Callable[[types.FrameType], bool]) -> Any:
+    kept = [entry for entry in entries if wanted(entry.tb_frame)]
+    found: types.TracebackType | None = None
+    for entry in reversed(kept):
+        if entry.tb_next is not found:
+            entry = types.TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        found = entry
+    return found
+
+
+def _entries(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def shown_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """What of a traceback may outlive a trace: frames without variables."""
+    return _chain(_entries(traceback), is_shown_frame)  # type: ignore[no-any-return]
+
+
+def passed_traceback(
+    traceback: types.TracebackType | None, code: types.CodeType, variables: dict[str, Any], place: Place
+) -> types.TracebackType:
+    """A traceback without the interpreter's frames, after the exception has reached a frame of this code at this place."""
+    shown, offset = shown_frame(code, variables, place)
+    inner = _chain(_entries(traceback), lambda frame: not _is_internal(frame))
+    return types.TracebackType(inner, shown, offset, place.line)
