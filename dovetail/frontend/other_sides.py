@@ -47,6 +47,7 @@ class OtherSides:
         self._limit = limit
         self._events = events
         self._constants: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, list[torch.Tensor | None]] = {}
 
     def of(self, entry: Entry, existing: Sequence[Entry] = ()) -> list[Entry]:
         """The entries for other sides of the comparisons that this one made, and of those that the others made; none for sizes
@@ -233,23 +234,34 @@ class OtherSides:
 
     def _tensors(self, entry: Entry, given: Expected) -> list[torch.Tensor] | None:
         """The inputs of an entry at this call, those with other sizes by empty ones."""
-        found = []
-        for item in entry.checker.guards.tensors:
-            name = item.source.name
+        found: list[torch.Tensor] = []
+        for item, tensor in zip(entry.checker.guards.tensors, self._fetched(entry), strict=True):
+            name = item.source.name if given.layouts or isinstance(item.source, NumberSource) else ""
             number = given.numbers.get(name.removesuffix(NUMBER_SUFFIX))
             layout = given.layouts.get(name)
             try:
                 if number is not None and isinstance(item.source, NumberSource):
                     found.append(item.source.read(number))
-                    continue
-                tensor = item.source.fetch(*self._call)
-                if layout is not None:
-                    tensor = stand_in(tensor, dict(enumerate(layout[0])), torch.device("meta"), layout[1])
-                found.append(tensor)
-            except FETCH_ERRORS:
+                elif tensor is None:
+                    return None
+                elif layout is not None:
+                    found.append(stand_in(tensor, dict(enumerate(layout[0])), torch.device("meta"), layout[1]))
+                else:
+                    found.append(tensor)
+            except (CaptureError, ValueError):
                 return None
-            except CaptureError:
-                return None
+        return found
+
+    def _fetched(self, entry: Entry) -> list[torch.Tensor | None]:
+        """The inputs of an entry at this call; None for what is not there. Asked for many times for each entry."""
+        found = self._inputs.get(id(entry))
+        if found is None:
+            found = self._inputs[id(entry)] = []
+            for item in entry.checker.guards.tensors:
+                try:
+                    found.append(item.source.fetch(*self._call))
+                except FETCH_ERRORS:
+                    found.append(None)
         return found
 
     def _resized(self, entry: Entry, sizes: Sizes) -> list[torch.Tensor] | None:
