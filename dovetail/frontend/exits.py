@@ -17,6 +17,8 @@ from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Unread
 
 _MOST_NESTING = 4
+# A table of a million numbers that lives across a break is none of sizes.
+_MOST_VALUES = 256
 Place = tuple[int, str]
 Moved = Mapping[int, Sequence[str]]
 """Where each live value is after a graph break: the names of what was there before, by position."""
@@ -64,6 +66,16 @@ def made_between(
         if id(value) not in objects
         and not (name in constants and type(constants[name]) is type(value) and constants[name] == value)
     )
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a value that the program has not read may be looked at: this runs nobody's code, and does not take long."""
+    if type(value) in (tuple, list, torch.Size, dict):
+        items = value.values() if type(value) is dict else value
+        return len(items) <= _MOST_VALUES and all(
+            type(item) in (int, torch.Tensor, torch.nn.Parameter) or isinstance(item, _CONSTANTS) for item in items
+        )
+    return type(value) in (int, torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
@@ -156,7 +168,10 @@ class SymbolicParts:
         """
         found = SymbolicParts(formulas=Situation(passed=dict(passed or {})))
         for position, value in enumerate(values):
-            found._add((position, ""), value.value if type(value) is Unread else value, 0)
+            if type(value) is not Unread:
+                found._add((position, ""), value, 0)
+            elif _is_simple(value.value):
+                found._add((position, ""), value.value, 0)
         return found
 
     def note_passed(self, names: Collection[str], sizes: Mapping[str, Collection[int]]) -> None:
@@ -182,7 +197,7 @@ class SymbolicParts:
     def add_situation(self, situation: Situation, is_near: bool = False) -> None:
         """Note what may come, once."""
         known = self.near if is_near else self.situations
-        if situation not in known:
+        if len(known) < _MOST_VALUES and situation not in known:
             known.append(situation)
 
     def sizes_after(self, moved: Moved) -> Iterator[tuple[str, set[int]]]:
@@ -217,8 +232,9 @@ class SymbolicParts:
         """Note what is symbolic in a value; whether it is a symbolic number itself."""
         position, way = place
         kind = type(value)
-        if kind in (int, torch.SymInt):
-            self.formulas.numbers[place] = value
+        formulas = self.formulas
+        if kind in (int, torch.SymInt) and len(formulas.numbers) < _MOST_VALUES:
+            formulas.numbers[place] = value
         if kind in (torch.SymInt, torch.SymFloat):
             is_number = not private_sizes.is_data_number(value)
             if is_number:
@@ -226,8 +242,12 @@ class SymbolicParts:
             return is_number
         if isinstance(value, torch.Tensor):
             shape = value.shape if value.layout is torch.strided else ()
-            if value.layout is torch.strided and private_sizes.size_today(value.storage_offset()) == 0:
-                self.formulas.layouts[place] = tuple(shape), value.stride()
+            if (
+                value.layout is torch.strided
+                and len(formulas.layouts) < _MOST_VALUES
+                and private_sizes.size_today(value.storage_offset()) == 0
+            ):
+                formulas.layouts[place] = tuple(shape), value.stride()
             dims = {
                 dim
                 for dim, size in enumerate(shape)
