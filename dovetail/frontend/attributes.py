@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
@@ -308,6 +309,8 @@ class Attributes:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
         self._guard_not_shadowed(kind, None, name)
+        if isinstance(target, torch.nn.Module) and private_recordings.without_torch_compile(target) is not target:
+            return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
