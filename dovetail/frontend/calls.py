@@ -36,6 +36,7 @@ from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
 from dovetail.frontend.getters import GETTERS, get
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.shown_names import shown_name
 from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -108,7 +109,9 @@ class Calls(NativeCalls):
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
-            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+            kind.__module__.startswith("torch.")
+            and runs_natively(kind.__module__)
+            and not isinstance(function, torch.Tensor)
         ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
@@ -120,7 +123,7 @@ class Calls(NativeCalls):
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
         if caller is MISSING:
-            raise TypeError(f"{kind.__name__!r} object is not callable")
+            raise TypeError(f"{shown_name(function)!r} object is not callable")
         if kind.__module__ in ("typing", "types", "operator", "functools"):
             source = self.values.source_of(function)
             if source is not None:

@@ -52,6 +52,7 @@ from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.shown_frames import passing_traceback
+from dovetail.frontend.shown_names import tell_shown_names
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
@@ -313,6 +314,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(error, private.DATA_DEPENDENT_ERRORS):
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
+        if self.values.source_of(error) is None:
+            tell_shown_names(error)
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)
         if context is None and handled is not None and not _leads_to(handled, error):
