@@ -28,7 +28,8 @@ def function(x):
     class Loc[K]:
         a: K = 3
         def get[Q](self, q: Q) -> Q: return q
-    return b.v + first([1, 2]) + len(Box.__type_params__) + len(Vec.__type_params__) + inner(x) + Loc[int]().get(2) + len(Loc.__parameters__) + (Vec.__name__ == "Vec")
+    sizes = len(Box.__type_params__) + len(Vec.__type_params__) + len(Loc.__parameters__)
+    return b.v + first([1, 2]) + sizes + inner(x) + Loc[int]().get(2) + (Vec.__name__ == "Vec")
 """,
     "scopes of comprehensions": r"""
 log = []
