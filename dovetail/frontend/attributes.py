@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import Gradients
@@ -308,6 +309,8 @@ class Attributes:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
         self._guard_not_shadowed(kind, None, name)
+        if isinstance(target, torch.nn.Module) and private_recordings.without_torch_compile(target) is not target:
+            return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
@@ -477,7 +480,11 @@ class Attributes:
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
         if isinstance(target, type) and self.values.is_created(target):
-            type.__setattr__(target, name, value)
+            meta_setter, _ = class_attribute(type(target), "__setattr__")
+            if isinstance(meta_setter, types.FunctionType):
+                self.call(meta_setter, (target, name, value), {})
+            elif not self._set_by_metaclass(target, name, value):
+                type.__setattr__(target, name, value)
             return
         if isinstance(target, type) and self._store_class_attribute(target, name, value):
             return
@@ -498,19 +505,25 @@ class Attributes:
             return
         self.store_default_attribute(target, name, value)
 
+    def _set_by_metaclass(self, target: type, name: str, value: Any) -> bool:
+        """Write an attribute of a class by a property or descriptor of its metaclass; False where there is none."""
+        found, owner = class_attribute(type(target), name)
+        if owner is None or not hasattr(type(found), "__set__"):
+            return False
+        if isinstance(found, property) and found.fset is not None:
+            self._guard_class_item(owner, name, found)
+            self.call(found.fset, (target, value), {})
+            return True
+        if python_descriptor(found, "__set__") is not None:
+            self._call_descriptor("__set__", owner, name, found, target, value)
+            return True
+        return False
+
     def _store_class_attribute(self, target: type, name: str, value: Any) -> bool:
         """Write an attribute of a class; False where that does more than to put a value there."""
         setter, _ = class_attribute(type(target), "__setattr__")
-        meta_value, meta_owner = class_attribute(type(target), name)
-        if setter is type.__setattr__ and meta_owner is not None and hasattr(type(meta_value), "__set__"):
-            if isinstance(meta_value, property) and meta_value.fset is not None:
-                self._guard_class_item(meta_owner, name, meta_value)
-                self.call(meta_value.fset, (target, value), {})
-                return True
-            if python_descriptor(meta_value, "__set__") is not None:
-                self._call_descriptor("__set__", meta_owner, name, meta_value, target, value)
-                return True
-            return False
+        if setter is type.__setattr__ and self._set_by_metaclass(target, name, value):
+            return True
         before, owner = class_attribute(target, name)
         plain = (int, float, str, bool, type(None), list, dict, set, tuple)
         if setter is not type.__setattr__ or name.startswith("__") or not isinstance(value, plain):

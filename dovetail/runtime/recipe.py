@@ -332,7 +332,12 @@ class RecipeBuilder:
             with warnings.catch_warnings():
                 # Python 3.12 deprecates copying itertools; it still works in 3.13.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                return self._call(number, *value.__reduce__()[:3])
+                try:
+                    parts = value.__reduce__()[:3]
+                except TypeError:
+                    # Those that are newer, as batched.
+                    raise self._refuse(value) from None
+            return self._call(number, *parts)
         if kind is types.MethodType and isinstance(value.__self__, torch.Tensor):
             # A traced tensor is of a class of its own, with methods of its own.
             return self._call(number, getattr, (value.__self__, value.__name__))
