@@ -10,6 +10,7 @@ import collections.abc
 import contextlib
 import inspect
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.shown_frames import passing_traceback
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
-from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
+from dovetail.frontend.values import Values, is_leaf_value, is_trusted, may_be_switched, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -391,7 +392,10 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         module = table.get("__name__")
         if name in table:
             value = table[name]
-            if (is_trusted(module) and not isinstance(value, torch.Tensor)) or self.effects.written(table, name):
+            is_fixed = (
+                is_trusted(module) and not isinstance(value, torch.Tensor) and not may_be_switched(module, name, value)
+            )
+            if is_fixed or self.effects.written(table, name):
                 return self.values.wrap(value)
             key = (id(table), name)
             seen = self._seen_globals.get(key, MISSING)
@@ -463,7 +467,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """``import`` inside a function: the module must be loaded already or load without touching tensors."""
         with private.disable_current_modes():
-            return __import__(name, frame.globals, None, names, level)
+            module = __import__(name, frame.globals, None, names, level)
+        known_as = getattr(module, "__name__", "")
+        is_fixed = is_trusted(known_as) or known_as.split(".", 1)[0] in sys.stdlib_module_names
+        if not is_fixed and sys.modules.get(known_as) is module:
+            place = ItemSource(self.values.pin(sys.modules, "sys.modules"), known_as)
+            self.values.guard(place, Identity(module), f"{known_as} was imported")
+        return module
 
     # --- items and operators ------------------------------------------------------------------------------------------
 
