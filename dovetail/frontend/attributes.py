@@ -15,7 +15,7 @@ import torch
 from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
-from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.gradients import HOOK_TABLES, Gradients
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import refuse_sparse_target, sparse_attribute
 from dovetail.frontend.sparse_value import SparseValue
@@ -24,6 +24,7 @@ from dovetail.guards import (
     Answers,
     AttributeSource,
     DictKeys,
+    Equals,
     HasNoKey,
     HasNoSlot,
     Identity,
@@ -132,6 +133,11 @@ class Attributes:
             if class_attribute(type(traced.real), name)[0] is MISSING and isinstance(attributes, dict):
                 source = InstanceDictSource(self.values.guards.tensor_source(traced.index))
                 self.values.guard(source, HasNoKey(name), f"{source.base.name} has no attribute {name}")
+            if name in HOOK_TABLES and getattr(traced.real, name) is None:
+                source = self.values.guards.tensor_source(traced.index)
+                self.values.guard(AttributeSource(source, name), Equals(None), f"{source.name} has no gradient hooks")
+            elif name in HOOK_TABLES or (name == "retains_grad" and not traced.real.is_leaf):
+                raise Break(f".{name} of an input is read", "read it outside of the compiled function")
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
         return self._native_attribute(target, name)
@@ -162,10 +168,13 @@ class Attributes:
             raise
         if is_trusted(target.__name__) and not isinstance(value, torch.Tensor):
             # Of torch's own functions, those that the user's code names: somebody may put another one in their place.
-            is_users = bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
+            is_users = self._asked_by_user()
             if is_users and isinstance(value, IDENTITY_TYPES) and target.__dict__.get(name) is value:
                 place = AttributeSource(self.values.pin(target, target.__name__), name)
                 self.values.guard(place, Identity(value), f"{target.__name__}.{name} was read")
+            elif is_users and is_leaf_value(value) and name in target.__dict__ and name[:2] != "__":
+                place = AttributeSource(self.values.pin(target, target.__name__), name)
+                self.values.guard(place, Equals(value), f"{target.__name__}.{name} was read")
             return value
         return self.values.read(value, AttributeSource(self.values.pin(target, target.__name__), name))
 
@@ -202,7 +211,8 @@ class Attributes:
             return self._call_descriptor("__get__", owner, name, found, None, target)
         if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
             return getattr(target, name)
-        if is_trusted(target.__module__) or self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
+        is_fixed = is_trusted(target.__module__) or self._needs_no_guard(owner)
+        if (is_fixed and not self._is_setting(owner, found)) or self.effects.attribute_written(owner, name):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 
@@ -342,6 +352,17 @@ class Attributes:
         """Whether a class cannot change between calls: torch's own, or one that the trace itself made."""
         return is_trusted(owner.__module__) or bool(self.values.is_created(owner))
 
+    def _is_setting(self, owner: type, found: Any) -> bool:
+        """Whether data in a class of torch's is a switch, or something that the user's own code asks for."""
+        if owner.__module__.split(".", 1)[0] != "torch" or not is_leaf_value(found) or issubclass(owner, enum.Enum):
+            return False
+        if not is_heap_type(owner) or self.values.is_created(owner):
+            return False
+        return type(found) is bool or self._asked_by_user()
+
+    def _asked_by_user(self) -> bool:
+        return bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
+
     def guard_order(self, kind: type) -> None:
         """Guard which classes a class inherits from."""
         if not self._needs_no_guard(kind):
@@ -425,7 +446,8 @@ class Attributes:
             return self._call_descriptor("__get__", owner, name, found, target, type(target))
         if hasattr(type(found), "__get__"):
             return values.wrap(found.__get__(target, type(target)))
-        if self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
+        is_fixed = self._needs_no_guard(owner) and not self._is_setting(owner, found)
+        if is_fixed or self.effects.attribute_written(owner, name):
             return values.wrap(found)
         return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
 

@@ -407,7 +407,7 @@ class RecipeBuilder:
                 raise self._refuse(value)
             attributes.append((name, self.build(item)))
         builtin = isinstance(value, (dict, list, set, collections.deque))
-        if not builtin and getattr(native_new(kind), "__self__", object) is not object:
+        if not builtin and (getattr(native_new(kind), "__self__", object) is not object or not _can_be_made(kind)):
             # The state of a native class is neither items nor attributes.
             raise self._refuse(value)
         if not builtin and not isinstance(own, dict) and not attributes and kind is not object:
@@ -421,6 +421,17 @@ class RecipeBuilder:
             f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
             advice="return tensors, numbers, containers or plain objects",
         )
+
+
+def _can_be_made(kind: type) -> bool:
+    """Whether ``object.__new__`` makes an instance: it does of no class of an extension that has a structure of its own."""
+    if hasattr(kind, "__del__"):
+        return True
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def build_recipe(value: Any, classify: Callable[[Any], Recipe | None]) -> Recipe:
