@@ -21,11 +21,9 @@ def _dimension(tensor: torch.Tensor, dim: Any) -> int | None:
 
 
 def _run(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: Rounds | None) -> Any:
-    frame = interpreter.frames[-1]
-    following = frame.decoded.instructions[frame.position + 1].opname
-    if rounds is None or following != "GET_ITER" or not private_sizes.is_symbolic(rounds.count):
+    if rounds is None or not private_sizes.is_symbolic(rounds.count):
         return interpreter.call_torch(function, args, kwargs)
-    region = run_region_whole(interpreter, frame, rounds)
+    region = run_region_whole(interpreter, interpreter.frames[-1], rounds)
     return interpreter.call_torch(function, args, kwargs) if region is None else region.value
 
 

@@ -51,6 +51,8 @@ _IN_FUNCTIONS = PLAIN | {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALLOWED_BUILTINS = (min, max, len, abs, range, zip, enumerate, reversed, sum, int, bool, float, tuple, list, divmod)
+# Methods of tensors that are written in Python.
+_PYTHON_METHODS = frozenset({"split", "norm", "unflatten"})
 _LIST_METHODS = frozenset({"append", "extend"})
 _TENSOR_ATTRIBUTES = frozenset({"dtype", "device", "shape", "ndim", "T", "mT", "H", "mH"})
 # Methods in C that do something else than compute.
@@ -98,6 +100,7 @@ class Reader:
         if owner is None or not isinstance(owner, types.ModuleType):
             method = getattr(torch.Tensor, name, None)
             is_method = isinstance(method, types.MethodDescriptorType) and name not in _NO_COMPUTATION
+            is_method = is_method or name in _PYTHON_METHODS
             if name not in _TENSOR_ATTRIBUTES and not is_method and name not in _LIST_METHODS:
                 raise RefusedError
             return None
@@ -169,7 +172,8 @@ class Reader:
             if isinstance(found, ObjectValue):
                 self.module(found)
             return found
-        if not self._computes(value, getattr(value, "__name__", "")):
+        is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
+        if not is_builtin and not self._computes(value, getattr(value, "__name__", "")):
             raise RefusedError
         return self._given.constant(value)
 

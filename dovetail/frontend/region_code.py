@@ -18,6 +18,7 @@ _LIST_METHODS = frozenset({"append", "extend"})
 _ASSIGNS = frozenset({"STORE_FAST", "STORE_FAST_STORE_FAST", "SWAP", "LOAD_CONST"})
 _MOST_INSTRUCTIONS = 600
 _MOST_ENDS = 12
+_MOST_BEFORE = 40
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,17 @@ def regions(frame: Frame) -> Iterator[Region]:
     code, decoded = frame.code, frame.decoded
     instructions = decoded.instructions
     head = frame.position + 1
-    while instructions[head].opname in ("PRECALL", "CALL", "NOP"):
-        head += 1
-    if instructions[head].opname != "GET_ITER":
+    # What is gone through may be handed on first: ``enumerate(x.split(4))``.
+    iterates = _iterates(frame, head)
+    if iterates is None:
         return
     if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
         return
     # A comprehension is a function that is called with the iterator, up to Python 3.11.
-    is_loop = instructions[head + 1].opname == "FOR_ITER"
+    is_loop = instructions[iterates + 1].opname == "FOR_ITER"
     if not is_loop and not any(is_comprehension(item) for item in frame.stack):
         return
-    exit_position = decoded.index_of[instructions[head + 1].argval] if is_loop else head + 1
+    exit_position = decoded.index_of[instructions[iterates + 1].argval] if is_loop else iterates + 1
     live = live_locals(code)
     ends = 0
     for last in range(exit_position, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
@@ -72,6 +73,18 @@ def regions(frame: Frame) -> Iterator[Region]:
         ends += 1
         if ends == _MOST_ENDS:
             return
+
+
+def _iterates(frame: Frame, head: int) -> int | None:
+    """The next instruction that begins a loop, with nothing but computation on the way."""
+    instructions = frame.decoded.instructions
+    for at in range(head, min(len(instructions), head + _MOST_BEFORE)):
+        name = instructions[at].opname
+        if name == "GET_ITER":
+            return at
+        if not is_plain(name, PLAIN) or "JUMP" in name or "STORE" in name or name == "RETURN_VALUE":
+            return None
+    return None
 
 
 def is_comprehension(value: object) -> bool:

@@ -67,11 +67,11 @@ def run_loop_whole(interpreter: Any, frame: Frame, start: Any, stop: Any, step: 
 
     Afterwards the variables of the frame are as after the loop.
     """
-    is_counted = type(start) is int and start >= 0 and type(stop) is torch.SymInt and step == 1
+    is_counted = type(start) is int and start >= 0 and type(stop) is torch.SymInt and type(step) is int and step > 0
     if not is_counted or private_compile.is_any_autocast_on():
         return False
     try:
-        loop = _Loop(interpreter, frame, _body(interpreter, frame), start, stop)
+        loop = _Loop(interpreter, frame, _body(interpreter, frame), start, stop, step)
     except _RefusedError:
         return False
     # Without a round Python leaves the variables as they were.
@@ -116,7 +116,12 @@ def _body(interpreter: Any, frame: Frame) -> _Body:
             read.update((item, None) for item in argument[1:] if item not in known)
         elif name == "LOAD_GLOBAL":
             following = interpreter.load_global(frame, argument)
-            if not _is_torch_module(following) and not any(following is item for item in (min, max, len, abs)):
+            is_number = type(following) in (int, float, bool)
+            if (
+                not is_number
+                and not _is_torch_module(following)
+                and not any(following is item for item in (min, max, len, abs))
+            ):
                 raise _RefusedError
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             following = _attribute(interpreter, current, argument)
@@ -158,7 +163,7 @@ def are_plain(values: Sequence[torch.Tensor]) -> bool:
 class _Loop:
     """One loop at its place in a program."""
 
-    def __init__(self, interpreter: Any, frame: Frame, body: _Body, start: int, stop: torch.SymInt) -> None:
+    def __init__(self, interpreter: Any, frame: Frame, body: _Body, start: int, stop: torch.SymInt, step: int) -> None:
         self._interpreter = interpreter
         self._frame = frame
         self._body = body
@@ -190,7 +195,9 @@ class _Loop:
         self._written: list[int] = []
         #: Of each result whether it requires a gradient: where one does, the call says so of all.
         self._depends: list[bool] = []
-        self._rounds = _Rounds(body, frame.function, start, tuple(self._names), tuple(self._results), constants, places)
+        self._rounds = _Rounds(
+            body, frame.function, (start, step), tuple(self._names), tuple(self._results), constants, places
+        )
         self._watch()
 
     def _place(self, size: torch.SymInt) -> tuple[int, int]:
@@ -255,7 +262,7 @@ class _Loop:
         rounds = _Rounds(
             self._rounds.body,
             self._rounds.function,
-            self._rounds.start,
+            self._rounds.steps,
             self._rounds.names,
             tuple(self._results),
             self._rounds.constants,
@@ -281,7 +288,9 @@ class _Loop:
                 self._frame.locals[name] = value
             for at, value in zip(self._written, found[len(self._results) :], strict=True):
                 call(torch.Tensor.copy_, (self._tensors[self._names[at]], value), {})
-        self._frame.locals[self._body.counter] = self._stop - 1
+        start, step = self._rounds.steps
+        last = self._stop - 1
+        self._frame.locals[self._body.counter] = last if step == 1 else start + (last - start) // step * step
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +299,7 @@ class _Rounds:
 
     body: _Body
     function: types.FunctionType
-    start: int
+    steps: tuple[int, int]
     names: tuple[str, ...]
     wanted: tuple[str, ...]
     constants: Mapping[str, Any]
@@ -309,7 +318,7 @@ class _Rounds:
         variables = {**self.constants, **sizes, **dict(zip(self.names, given, strict=True))}
         frame = Frame(self.function, variables)
         machine = Machine()
-        for number in range(self.start, rounds):
+        for number in range(self.steps[0], rounds, self.steps[1]):
             frame.stack = [None, number]
             machine.run_between(frame, self.body.head + 1, self.body.head)
         return [frame.locals[name] for name in self.wanted]

@@ -217,7 +217,11 @@ class _Call:
             containers = [id(value) for value in found[0] if type(value) in (list, dict)]
             if len(set(containers)) < len(containers):
                 raise RefusedError
-            return [self._form(arguments, list(results)) for results in zip(*found, strict=True)]
+            forms = [self._form(arguments, list(results)) for results in zip(*found, strict=True)]
+            if not any(isinstance(form, _Tensor) for form in forms):
+                # Nothing would be run, and so nothing checked.
+                raise RefusedError
+            return forms
 
     def _watched(self, given: list[torch.Tensor]) -> list[Any]:
         watch = Watch()
@@ -272,7 +276,8 @@ class _Call:
                     advice="keep the loop out of the compiled function",
                 )
             for form, value in zip(forms, found, strict=True):
-                if isinstance(form, (_Fixed, _Number)) and not form.is_like(value, given):
+                is_other = isinstance(form, _Same) and value is not given[form.index]
+                if is_other or (isinstance(form, (_Fixed, _Number)) and not form.is_like(value, given)):
                     raise OutgrownError(
                         "a loop that runs as one call has left another value than at capture",
                         advice="compute the value outside of the loop, or keep the loop out of the compiled function",

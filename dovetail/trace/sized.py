@@ -106,7 +106,12 @@ def sized_call_of(number: int) -> SizedCall:
 
 
 def sized(
-    name: str, function: FlatFunction, rule: SizesRule, tensors: Sequence[torch.Tensor], draws: bool = False
+    name: str,
+    function: FlatFunction,
+    rule: SizesRule,
+    tensors: Sequence[torch.Tensor],
+    draws: bool = False,
+    is_gradient: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Record ``function(*tensors)`` as one node, differentiable as in eager.
 
@@ -117,7 +122,9 @@ def sized(
     if any(needs_gradient):
         found = _Sized.apply(name, function, rule, needs_gradient, draws, *tensors)  # type: ignore[no-untyped-call]
     else:
-        found = _record(name, function, rule, needs_gradient, torch.is_grad_enabled(), tensors, draws)
+        # Some kernels ask whether an argument requires a gradient, also where none is computed.
+        flags = needs_gradient if is_gradient else tuple(tensor.requires_grad for tensor in tensors)
+        found = _record(name, function, rule, flags, torch.is_grad_enabled(), tensors, draws)
     return tuple(found[:-1] if draws else found)
 
 
@@ -240,4 +247,4 @@ def sized_gradients(
         return [values[at] if keeps_strides else (values[at].shape, values[at].dtype) for at in wanted]
 
     given = [*tensors, *[tangent for tangent in tangents if tangent is not None]]
-    return sized("the gradient of " + name, gradients, rule, given)
+    return sized("the gradient of " + name, gradients, rule, given, is_gradient=True)

@@ -386,6 +386,73 @@ def parts_in_a_comprehension(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.cumsum(1) for part in torch.split(x, 4, 1)], 1)
 
 
-@pytest.mark.parametrize("program", [parts_of_a_split, rows, parts_in_a_comprehension])
+def numbered_parts(x: torch.Tensor) -> torch.Tensor:
+    found = []
+    for number, part in enumerate(x.split(4, 1)):
+        found.append(part.sin() * number)
+    return torch.cat(found, 1)
+
+
+def pairs_of_parts(x: torch.Tensor) -> torch.Tensor:
+    found = [left * right.softmax(1) for left, right in zip(x.split(4, 1), (x * 2).split(4, 1), strict=True)]
+    return torch.cat(found, 1)
+
+
+WINDOW = 4
+
+
+def written_in_steps(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    result = torch.zeros_like(x)
+    for start in range(0, x.shape[1], WINDOW):
+        result[:, start : start + WINDOW] = x[:, start : start + WINDOW].cumsum(1)
+    return result, start
+
+
+@pytest.mark.parametrize(
+    "program",
+    [parts_of_a_split, rows, parts_in_a_comprehension, numbered_parts, pairs_of_parts, written_in_steps],
+)
 def test_parts_of_a_tensor_are_gone_through_in_one_call(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((12, 9, 7, 11, 3, 30)), entries=2)
+
+
+class Returned(nn.Module):
+    """What joins the windows is handed to a module at once, in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.dropout(self.inner(x[:, at : at + 4]).tanh()) for at in range(0, x.shape[1], 4)]
+        return functional.dropout(self.norm(torch.cat(parts, 1)), 0.3)
+
+
+def test_without_gradients_the_numbers_and_the_generator_are_those_of_eager() -> None:
+    module = Returned()
+    compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
+    with torch.no_grad():
+        for length in (9, 7, 12, 5):
+            x = torch.randn(2, length, 4)
+            torch.manual_seed(length)
+            expected, state = module(x), torch.get_rng_state()
+            torch.manual_seed(length)
+            same(expected, compiled(x))
+            assert torch.equal(state, torch.get_rng_state())
+    assert len(compiled.compiled_call.entries) == 2
+
+
+def test_the_second_derivative_draws_the_same_numbers() -> None:
+    module = Returned()
+    compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
+    for length in (5, 9, 7):
+        x = torch.randn(2, length, 4, requires_grad=True)
+        found = []
+        for function in (module, compiled):
+            torch.manual_seed(length)
+            (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), [x, module.inner.weight]))
+        for expected, actual in zip(*found, strict=True):
+            assert torch.allclose(expected, actual, rtol=1e-4, atol=1e-5)
