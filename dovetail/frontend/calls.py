@@ -34,7 +34,9 @@ from dovetail.frontend.call_tables import (
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
+from dovetail.frontend.getters import GETTERS, get
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.shown_names import shown_name
 from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -105,7 +107,9 @@ class Calls(NativeCalls):
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
-            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+            kind.__module__.startswith("torch.")
+            and runs_natively(kind.__module__)
+            and not isinstance(function, torch.Tensor)
         ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
@@ -117,11 +121,15 @@ class Calls(NativeCalls):
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
         if caller is MISSING:
-            raise TypeError(f"{kind.__name__!r} object is not callable")
+            raise TypeError(f"{shown_name(function)!r} object is not callable")
         if kind.__module__ in ("typing", "types", "operator", "functools"):
             source = self.values.source_of(function)
             if source is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
+            if kind is typing.NewType and len(args) == 1 and not kwargs:
+                return args[0]
+            if kind in GETTERS and len(args) == 1 and not kwargs:
+                return get(self, function, args[0])
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 
@@ -148,7 +156,8 @@ class Calls(NativeCalls):
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         if is_leaf_value(result):
-            if not has_library_code:
+            wrapped = function.__wrapped__
+            if not has_library_code and interpreted_of(wrapped) is wrapped and not self.values.is_created(wrapped):
                 # Whoever clears the cache has it computed again: asking it again is what eager would do.
                 asked = Answers(
                     cached_result,

@@ -380,6 +380,9 @@ def capture(
             guards.note_use(item.index, line)
     program = trace.program(tuple(outputs.tensors))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
+    with private.disable_current_modes():
+        for give in interpreter.messages:
+            give()
     return Capture(
         function,
         tuple(outputs.tensors),

@@ -10,9 +10,10 @@ import collections.abc
 import contextlib
 import inspect
 import operator
+import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import check_loading, runs_natively
+from dovetail.frontend.call_tables import check_loading, is_library_module, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -51,6 +52,7 @@ from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.shown_frames import passing_traceback
+from dovetail.frontend.shown_names import tell_shown_names
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
@@ -116,6 +118,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
+        #: Calls that give messages, to be made when the capture has succeeded.
+        self.messages: list[Callable[[], Any]] = []
         self.ended = False
         self.entry_location: UserLocation | None = None
         self._function_classes: dict[type, type] = {}
@@ -310,6 +314,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(error, private.DATA_DEPENDENT_ERRORS):
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
+        if self.values.source_of(error) is None:
+            tell_shown_names(error)
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)
         if context is None and handled is not None and not _leads_to(handled, error):
@@ -410,7 +416,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             for place, display in ((table, "G"), (builtins_dict, "builtins"))[: 1 + (name not in builtins_dict)]:
                 self.values.guard(self.values.pin(place, display), HasNoKey(name), what)
         if name not in builtins_dict:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         value = builtins_dict[name]
         if is_open and key not in self._seen_globals:
             self._seen_globals[key] = self.values.read(
@@ -463,7 +469,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """``import`` inside a function: the module must be loaded already or load without touching tensors."""
         with private.disable_current_modes():
-            return __import__(name, frame.globals, None, names, level)
+            found = __import__(name, frame.globals, None, names, level)
+        if level == 0:
+            module = sys.modules.get(name)
+            if module is not None and not is_trusted(name) and not is_library_module(module):
+                source = ItemSource(self.values.pin(sys.modules, "sys.modules"), name)
+                self.values.guard(source, Identity(module), f"{name} was imported")
+        return found
 
     # --- items and operators ------------------------------------------------------------------------------------------
 
