@@ -339,6 +339,17 @@ def compares_rest_with_one(expression: Any) -> bool:
     return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
 
 
+def compares_quotient_with_one(expression: Any) -> bool:
+    """Whether a condition says that a size which is a quotient is 1, or is not: many sizes have the same quotient.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [compares_quotient_with_one(item) for item in (sympy.Ne(FloorDiv(size, 4), 1), sympy.Ne(size, 1), size > 1)]
+    [True, False, False]
+    """
+    kinds = (sympy.Eq, sympy.Ne, sympy.Gt)
+    return isinstance(expression, kinds) and expression.rhs == 1 and expression.lhs.has(FloorDiv)
+
+
 def compares_bound(expression: Any) -> bool:
     """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
     return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)

@@ -75,6 +75,7 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if type(value) is SizeList:
         return isinstance([], kinds)
     if isinstance(kinds, tuple):
+        interpreter.values.whole_deep(kinds)
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private_sizes.is_symbolic(value):
         return isinstance(_plain_example(value), kinds)
@@ -122,6 +123,7 @@ def _issubclass(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return issubclass(*args)
     kind, kinds = args
     if isinstance(kinds, tuple):
+        interpreter.values.whole_deep(kinds)
         return any(_issubclass(interpreter, (kind, item), {}) for item in kinds)
     check = _own_check(kinds, "__subclasscheck__")
     if check is not None:

@@ -84,7 +84,7 @@ class Proposals:
     def __iter__(self) -> Iterator[OtherSide]:
         if not self._places or not any(map(self._is_branch, self._recorded)):
             return
-        values = self._bindings.function([item.expression for item in self._recorded])
+        values = _Values(self._bindings, [item.expression for item in self._recorded])
         relations = self._bindings.function([expression for _, _, _, expression in self._bindings.relations])
         for position, item in enumerate(self._recorded):
             if not self._is_branch(item):
@@ -100,8 +100,8 @@ class Proposals:
         """Whether a comparison is one of the program's own with many sizes on both of its sides.
 
         One size that is a case of its own is none: it is as likely to be an error, or a loop that is unrolled for it. What
-        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor, and for
-        a padding up to a window, which is a single place for one length in so many.
+        an operator compares has an error on its other side, but for the layout of a slice that may be all of a tensor, for
+        a padding up to a window, which is a single place for one length in so many, and for windows of which there is one.
         """
         expression = item.expression
         is_branch = private_sizes.divides_sizes(expression) or (
@@ -110,6 +110,7 @@ class Proposals:
         is_branch = is_branch and item.location is not None and not item.by_operator
         is_place = any(symbol in self._places for symbol in private_sizes.symbols_of(expression))
         by_layout = private_sizes.compares_bound(expression) or private_sizes.compares_rest_with_one(expression)
+        by_layout = by_layout or (item.by_operator and private_sizes.compares_quotient_with_one(expression))
         # The call itself is the case of its own: an entry for one size, where the other side is for all others.
         by_layout = by_layout or ((item.by_operator or self._unrolls) and private_sizes.is_one(expression))
         return is_place and (is_branch or by_layout)
@@ -165,6 +166,33 @@ def resized(tensors: Sequence[torch.Tensor], sizes: Mapping[int, Mapping[int, in
         except CaptureError:
             return None
     return found
+
+
+class _Values:
+    """The values of conditions for some tensors; None for one that cannot be computed: what a branch divides by may be zero on
+    its other side.
+    """
+
+    def __init__(self, bindings: Bindings, conditions: Sequence[Any]) -> None:
+        self._bindings = bindings
+        self._conditions = conditions
+        self._all = bindings.function(conditions)
+        self._single: list[Callable[..., Any]] = []
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+        try:
+            found: Sequence[Any] = self._all(tensors)
+            return found
+        except ArithmeticError:
+            self._single = self._single or [self._bindings.function([item]) for item in self._conditions]
+            return [_value(function, tensors) for function in self._single]
+
+
+def _value(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    try:
+        return function(tensors)[0]
+    except ArithmeticError:
+        return None
 
 
 def _part(tensor: torch.Tensor, kind: str, dim: int) -> int:

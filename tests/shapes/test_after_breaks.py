@@ -95,7 +95,8 @@ def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
         return y[:, : y.shape[1] - padding] * 3 if padding else y + 1
 
     lengths = (13, 10, 8, 11, 16, 7, 12, 14, 5)
-    check_parts(padded, [(randn(3, length, grad=True),) for length in lengths], most=4)
+    # A single window of 4 is a case of its own.
+    check_parts(padded, [(randn(3, length, grad=True),) for length in lengths], most=5)
 
 
 def _padded(x: Any, window: int) -> tuple[int, Any]:
