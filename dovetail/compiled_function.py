@@ -53,7 +53,7 @@ from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.size_list import ListBreak
 from dovetail.frontend.suspend import Resumption
-from dovetail.guards import AmbientState, GuardSet, are_of, compile_checker
+from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
 from dovetail.options import Options
 from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
@@ -219,7 +219,7 @@ class CompiledFunction:
             return functools.partial(self._over_limit, args, kwargs)
         if self.entries:
             misses = [entry.checker.explain(original, args, kwargs) for entry in self.entries]
-            given = next((miss for miss in misses if miss and are_of(miss, self._given)), None)
+            given = next((miss for miss in misses if are_decided_by(miss, self._given)), None)
             chosen, by = (misses[0], {}) if given is None else (given, {"decided_by": "what ran at the graph break"})
             self.events.note("recompile", reason=str(chosen[0]) if chosen else "unknown", **by)
         if torch.distributed.is_available() and torch.distributed.is_initialized():

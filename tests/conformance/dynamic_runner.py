@@ -14,6 +14,7 @@ too are the entries of each part after each of the first sizes and after all, wh
 second size and none later for its sizes (``once more``; the other sides of comparisons, compiled then in advance, do not
 count), and why anything was compiled after the second size. That is ``by data`` where the guards that failed ask for nothing
 but what an instruction has given that ran for real at a graph break, or where that led to a part that no call had reached.
+A model whose first sizes are all of one length, since eager takes no other, sees ``a first change`` where a later one differs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _ste
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
 LIMIT_WITH_BREAKS = 64
-BY_DATA, BY_SIZES = "by data", "by sizes"
+BY_DATA, BY_SIZES, BY_A_FIRST_CHANGE = "by data", "by sizes", "by a first change"
 SWEEP = tuple((rows, length) for length in range(LENGTH, 3, -1) for rows in (2, 4))
 
 
@@ -123,13 +124,18 @@ def _once_more(parts: dict[str, list[int]], sides: int, late: list[str]) -> bool
     return grown and not any(item.startswith(BY_SIZES) for item in late)
 
 
-def _late(events: list[Any], parts: dict[str, list[int]], sizes: tuple[int, int]) -> list[str]:
-    """What a call has compiled after the second size, each with its cause."""
+def _late(
+    events: list[Any], parts: dict[str, list[int]], before: list[tuple[int, int]], sizes: tuple[int, int]
+) -> list[str]:
+    """What a call has compiled after the second size, each with its cause; ``before`` are the sizes of the calls so far."""
+    seen = [set(column) for column in zip(*before, strict=True)]
+    is_first = any(len(known) == 1 and now not in known for known, now in zip(seen, sizes, strict=True))
+    by_sizes = BY_A_FIRST_CHANGE if is_first else BY_SIZES
     missed = [item for item in events if item.name == "recompile"]
-    found = [f"{BY_DATA if 'decided_by' in item.details else BY_SIZES} {sizes}: {item}" for item in missed]
+    found = [f"{BY_DATA if 'decided_by' in item.details else by_sizes} {sizes}: {item}" for item in missed]
     new = [name for name, counts in parts.items() if counts[-1] and not any(counts[:-1])]
     # Where nothing was compiled for other sizes, the way to a new part was chosen at a break.
-    cause = BY_SIZES if any(item.startswith(BY_SIZES) for item in found) else BY_DATA
+    cause = by_sizes if any(item.startswith(by_sizes) for item in found) else BY_DATA
     return [*found, *(f"{cause} {sizes}: reached for the first time: {name}" for name in new)]
 
 
@@ -157,6 +163,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     shapes = _taken_by_eager(model, batches[0])
     probe = copy.deepcopy(model)
     seen = sides = 0
+    called: list[tuple[int, int]] = []
     try:
         for rows, length in (*shapes, *SWEEP, *SWEEP):
             if len(outcome.entries) == len(SHAPES) and outcome.entries[-1] <= 2:
@@ -185,7 +192,8 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
                 _note_parts(compiled, outcome)
                 events = dovetail.events_of(compiled).events
                 if len(outcome.entries) > 2:
-                    outcome.late += _late(events[seen:], outcome.parts, (rows, length))
+                    outcome.late += _late(events[seen:], outcome.parts, called, (rows, length))
+                called.append((rows, length))
                 seen = len(events)
                 if len(outcome.entries) == 2:
                     sides = sum(item.name == "another side" for item in events)
