@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
 from dovetail.frontend.gradients import HOOK_TABLES, Gradients
@@ -63,6 +64,12 @@ def class_attribute(kind: type, name: str) -> tuple[Any, type | None]:
     return MISSING, None
 
 
+def python_descriptor(found: Any, method: str) -> types.FunctionType | None:
+    """``__get__``, ``__set__`` or ``__delete__`` of a descriptor, if it is written in Python."""
+    function, _ = class_attribute(type(found), method)
+    return function if isinstance(function, types.FunctionType) else None
+
+
 def instance_dict(target: Any) -> dict[str, Any] | None:
     """An object's own dictionary, read without running its class's code."""
     try:
@@ -70,11 +77,6 @@ def instance_dict(target: Any) -> dict[str, Any] | None:
     except (AttributeError, TypeError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _is_of_python(kind: type) -> bool:
-    """Whether a class of descriptors is torch's or the standard library's: what they hold does not change."""
-    return is_trusted(kind.__module__) or (kind.__module__ or "").split(".", 1)[0] in sys.stdlib_module_names
 
 
 class Attributes:
@@ -142,7 +144,19 @@ class Attributes:
 
     def _native_attribute(self, target: Any, name: str) -> Any:
         target = self.values.wrap(target)
-        return self.values.wrap(getattr(target, name))
+        try:
+            return self.values.wrap(getattr(target, name))
+        except AttributeError as error:
+            found = error
+        if str(found) == f"{type(target).__name__!r} object has no attribute {name!r}":
+            traced = self.values.trace.input_of(target)
+            shown = "Tensor" if traced is None else type(traced.real).__name__
+            found = AttributeError(f"{shown!r} object has no attribute {name!r}", name=name)
+        try:
+            raise found
+        finally:
+            # The traceback leads to this call.
+            del found
 
     def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:
         try:
@@ -166,13 +180,16 @@ class Attributes:
 
     def _load_class_attribute(self, target: type, name: str) -> Any:
         meta_value, meta_owner = class_attribute(type(target), name)
-        if isinstance(meta_value, property) and isinstance(meta_value.fget, types.FunctionType):
-            return self.call(meta_value.fget, (target,), {})
+        is_ours = isinstance(meta_value, property) or python_descriptor(meta_value, "__get__") is not None
+        if is_ours and meta_owner is not None and hasattr(type(meta_value), "__set__"):
+            return self._bind_descriptor(meta_value, meta_owner, target, name)
         found, owner = class_attribute(target, name)
         if found is MISSING:
             getter, _ = class_attribute(type(target), "__getattr__")
             if meta_value is MISSING and isinstance(getter, types.FunctionType):
                 return self.call(getter, (target, name), {})
+            if meta_owner is not None and python_descriptor(meta_value, "__get__") is not None:
+                return self._bind_descriptor(meta_value, meta_owner, target, name)
             if (
                 meta_owner is not None
                 and not hasattr(type(meta_value), "__get__")
@@ -187,14 +204,12 @@ class Attributes:
         self._guard_not_shadowed(target, owner, name)
         self._guard_class_item(owner, name, found)
         if isinstance(found, staticmethod):
-            return found.__func__
+            return self._wrapped_function(owner, name, found)
         if isinstance(found, classmethod):
-            return self._bind(found.__func__, target)
-        class_getter, _ = class_attribute(type(found), "__get__")
-        if isinstance(class_getter, types.FunctionType) and not _is_of_python(type(found)):
-            self._pin_descriptor(found, owner, name)
-            return self.call(class_getter, (found, None, target), {})
-        if class_getter is not MISSING:
+            return self._bind(self._wrapped_function(owner, name, found), target)
+        if python_descriptor(found, "__get__") is not None:
+            return self._call_descriptor("__get__", owner, name, found, None, target)
+        if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
             return getattr(target, name)
         is_fixed = is_trusted(target.__module__) or self._needs_no_guard(owner)
         if (is_fixed and not self._is_setting(owner, found)) or self.effects.attribute_written(owner, name):
@@ -214,8 +229,12 @@ class Attributes:
                 self._guard_class_item(owner, name, found)
                 if instance is kind:
                     if isinstance(found, classmethod):
-                        return self._bind(found.__func__, kind)
-                    return found.__func__ if isinstance(found, staticmethod) else found
+                        return self._bind(self._wrapped_function(owner, name, found), kind)
+                    if isinstance(found, staticmethod):
+                        return self._wrapped_function(owner, name, found)
+                    if python_descriptor(found, "__get__") is not None:
+                        return self._call_descriptor("__get__", owner, name, found, None, kind)
+                    return self._found_on_class(owner, name, found)
                 return self._bind_descriptor(found, owner, instance, name)
         return getattr(target, name)
 
@@ -253,12 +272,14 @@ class Attributes:
 
     def load_default_attribute(self, target: Any, name: str) -> Any:
         """What ``object.__getattribute__`` and then ``__getattr__`` do."""
+        if issubclass(type(target), threading.local):
+            raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
         kind = type(target)
         values = self.values
         found, owner = class_attribute(kind, name)
         if name == "__class__" and (owner is object or found is MISSING):
             return kind
-        source: Source | None = values.source_of(target)
+        source = self._source_of_owner(target, name)
         attributes = instance_dict(target)
         if name == "__dict__" and attributes is not None:
             if source is not None:
@@ -298,12 +319,23 @@ class Attributes:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
         self._guard_not_shadowed(kind, None, name)
+        if isinstance(target, torch.nn.Module) and private_recordings.without_torch_compile(target) is not target:
+            return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
         if fallback is not MISSING and not isinstance(fallback, types.FunctionType):
             return values.wrap(getattr(target, name))
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=target)
+
+    def _source_of_owner(self, target: Any, name: str) -> Source | None:
+        """Where an object of which an attribute is asked for, or written to, can be found again."""
+        source: Source | None = self.values.source_of(target)
+        if source is None and isinstance(type(target), enum.EnumMeta) and not self.values.is_created(type(target)):
+            # A constant, but what the user keeps on it (not its value and name, nor what its class has) may change.
+            is_own = not name.startswith("_") and class_attribute(type(target), name)[0] is MISSING
+            return self.values.pin(target, str(target)) if is_own else None
+        return source
 
     def instance_item_source(
         self, target: Any, attributes: dict[str, Any], source: Source | None, name: str
@@ -373,11 +405,6 @@ class Attributes:
         if isinstance(found, (types.FunctionType, property)):
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
 
-    def _pin_descriptor(self, found: Any, owner: type, name: str) -> None:
-        """What the code of a descriptor reads of the descriptor itself is guarded, too."""
-        if not _is_of_python(type(found)) and not self._needs_no_guard(owner):
-            self.values.note(found, self.values.pin(found, f"{owner.__qualname__}.{name}"))
-
     def _bind(self, function: Any, target: Any) -> Any:
         return types.MethodType(function, target)
 
@@ -388,13 +415,13 @@ class Attributes:
         if isinstance(found, types.FunctionType):
             return types.MethodType(found, target)
         if isinstance(found, property):
-            if isinstance(found.fget, types.FunctionType):
-                return self.call(found.fget, (target,), {})
+            if found.fget is not None:
+                return self.call(self._part_on_class(owner, name, found, "fget"), (target,), {})
             return values.wrap(found.__get__(target, type(target)))
         if isinstance(found, staticmethod):
-            return found.__func__
+            return self._wrapped_function(owner, name, found)
         if isinstance(found, classmethod):
-            return types.MethodType(found.__func__, type(target))
+            return types.MethodType(self._wrapped_function(owner, name, found), type(target))
         if isinstance(found, NATIVE_DESCRIPTORS):
             source = values.source_of(target)
             try:
@@ -415,16 +442,44 @@ class Attributes:
             # A field of a named tuple: the item has a source of its own.
             position = found.__reduce__()[1][0]
             return values.read(tuple.__getitem__(target, position), values.item_source(target, position))
-        getter, _ = class_attribute(type(found), "__get__")
-        if isinstance(getter, types.FunctionType):
-            self._pin_descriptor(found, owner, name)
-            return self.call(getter, (found, target, type(target)), {})
-        if getter is not MISSING:
+        if python_descriptor(found, "__get__") is not None:
+            return self._call_descriptor("__get__", owner, name, found, target, type(target))
+        if hasattr(type(found), "__get__"):
             return values.wrap(found.__get__(target, type(target)))
         is_fixed = self._needs_no_guard(owner) and not self._is_setting(owner, found)
         if is_fixed or self.effects.attribute_written(owner, name):
             return values.wrap(found)
         return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
+
+    def _found_on_class(self, owner: type, name: str, found: Any) -> Any:
+        """A descriptor, or what it wraps, as it stands in a class: with where it can be found again."""
+        if self._needs_no_guard(owner) or self.effects.attribute_written(owner, name) or is_leaf_value(found):
+            return self.values.wrap(found)
+        source = self._class_item_source(owner, name)
+        if type(found).__module__.split(".", 1)[0] in sys.stdlib_module_names:
+            # What these hold is never changed, and may be a lock.
+            self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
+            return self.values.wrap(found)
+        return self.values.read(found, source)
+
+    def _class_item_source(self, owner: type, name: str) -> Source:
+        return ItemSource(AttributeSource(self.values.pin(owner, owner.__qualname__), "__dict__"), name)
+
+    def _wrapped_function(self, owner: type, name: str, found: Any) -> Any:
+        """What a static or class method wraps; mostly a function, which has been guarded."""
+        return self._part_on_class(owner, name, found, "__func__")
+
+    def _part_on_class(self, owner: type, name: str, found: Any, part: str) -> Any:
+        inside = getattr(found, part)
+        if isinstance(inside, types.FunctionType) or self._needs_no_guard(owner):
+            return inside
+        if self.effects.attribute_written(owner, name):
+            return self.values.wrap(inside)
+        return self.values.read(inside, AttributeSource(self._class_item_source(owner, name), part))
+
+    def _call_descriptor(self, method: str, owner: type, name: str, found: Any, *args: Any) -> Any:
+        """Call a method, written in Python, of a descriptor that stands in a class."""
+        return self.call(python_descriptor(found, method), (self._found_on_class(owner, name, found), *args), {})
 
     # --- stores -------------------------------------------------------------------------------------------------------
 
@@ -447,7 +502,11 @@ class Attributes:
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
         if isinstance(target, type) and self.values.is_created(target):
-            type.__setattr__(target, name, value)
+            meta_setter, _ = class_attribute(type(target), "__setattr__")
+            if isinstance(meta_setter, types.FunctionType):
+                self.call(meta_setter, (target, name, value), {})
+            elif not self._set_by_metaclass(target, name, value):
+                type.__setattr__(target, name, value)
             return
         if isinstance(target, type) and self._store_class_attribute(target, name, value):
             return
@@ -468,9 +527,25 @@ class Attributes:
             return
         self.store_default_attribute(target, name, value)
 
+    def _set_by_metaclass(self, target: type, name: str, value: Any) -> bool:
+        """Write an attribute of a class by a property or descriptor of its metaclass; False where there is none."""
+        found, owner = class_attribute(type(target), name)
+        if owner is None or not hasattr(type(found), "__set__"):
+            return False
+        if isinstance(found, property) and found.fset is not None:
+            self._guard_class_item(owner, name, found)
+            self.call(found.fset, (target, value), {})
+            return True
+        if python_descriptor(found, "__set__") is not None:
+            self._call_descriptor("__set__", owner, name, found, target, value)
+            return True
+        return False
+
     def _store_class_attribute(self, target: type, name: str, value: Any) -> bool:
         """Write an attribute of a class; False where that does more than to put a value there."""
         setter, _ = class_attribute(type(target), "__setattr__")
+        if setter is type.__setattr__ and self._set_by_metaclass(target, name, value):
+            return True
         before, owner = class_attribute(target, name)
         plain = (int, float, str, bool, type(None), list, dict, set, tuple)
         if setter is not type.__setattr__ or name.startswith("__") or not isinstance(value, plain):
@@ -506,11 +581,8 @@ class Attributes:
             if isinstance(found, types.MemberDescriptorType) and source is not None:
                 self.effects.set_attribute(target, name, value, source)
                 return
-            descriptor_setter, _ = class_attribute(type(found), "__set__")
-            if isinstance(descriptor_setter, types.FunctionType):
-                assert owner is not None
-                self._pin_descriptor(found, owner, name)
-                self.call(descriptor_setter, (found, target, value), {})
+            if owner is not None and python_descriptor(found, "__set__") is not None:
+                self._call_descriptor("__set__", owner, name, found, target, value)
                 return
             if source is not None:
                 raise Break(f"{name} of an object that existed before the call is written to")
@@ -520,7 +592,7 @@ class Attributes:
 
     def _store_instance(self, target: Any, name: str, value: Any) -> None:
         attributes = instance_dict(target)
-        source = self.values.source_of(target)
+        source = self._source_of_owner(target, name)
         if isinstance(target, threading.local):
             raise Break("an attribute of a thread-local object is set", "keep it in an object that is no thread's own")
         if attributes is None or source is None:
@@ -534,13 +606,12 @@ class Attributes:
         refuse_sparse_target(target, name)
         deleter, _ = class_attribute(type(target), "__delattr__")
         attributes = instance_dict(target)
-        found, _ = class_attribute(type(target), name)
+        found, owner = class_attribute(type(target), name)
         if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
             self.call(found.fdel, (target,), {})
             return
-        descriptor_deleter, _ = class_attribute(type(found), "__delete__")
-        if found is not MISSING and isinstance(descriptor_deleter, types.FunctionType):
-            self.call(descriptor_deleter, (found, target), {})
+        if owner is not None and python_descriptor(found, "__delete__") is not None:
+            self._call_descriptor("__delete__", owner, name, found, target)
             return
         if isinstance(target, (torch.Tensor, type, types.ModuleType)) or attributes is None or name not in attributes:
             raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import operator
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -357,6 +358,12 @@ def is_of_library(function: Any) -> bool:
     """Whether a function belongs to an installed package: what it keeps in a cache is taken to follow from its arguments."""
     code = getattr(function, "__code__", None)
     return code is not None and any(place in code.co_filename for place in _LIBRARIES)
+
+
+def is_library_module(module: Any) -> bool:
+    """Whether a module is Python's own or belongs to an installed package: nobody puts another one in its place."""
+    name, place = getattr(module, "__name__", None) or "", getattr(module, "__file__", None) or ""
+    return name.split(".", 1)[0] in sys.stdlib_module_names or any(part in place for part in _LIBRARIES)
 
 
 def rule(*functions: Any) -> Callable[[Any], Any]:

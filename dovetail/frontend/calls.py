@@ -34,7 +34,9 @@ from dovetail.frontend.call_tables import (
 from dovetail.frontend.classes import call_metaclass
 from dovetail.frontend.finalizers import check_made
 from dovetail.frontend.frame import Break
+from dovetail.frontend.getters import GETTERS, get
 from dovetail.frontend.native_calls import NativeCalls
+from dovetail.frontend.shown_names import shown_name
 from dovetail.frontend.told_sizes import tells, told_number
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
@@ -70,6 +72,8 @@ class Calls(NativeCalls):
         kind = type(function)
         if kind is types.FunctionType:
             interpreted = private_recordings.without_dynamo_guard(interpreted_of(function))
+            if interpreted is function:
+                interpreted = private_recordings.without_torch_compile(function)
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):
@@ -105,7 +109,9 @@ class Calls(NativeCalls):
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
         if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
-            kind.__module__.startswith("torch.") and runs_natively(kind.__module__)
+            kind.__module__.startswith("torch.")
+            and runs_natively(kind.__module__)
+            and not isinstance(function, torch.Tensor)
         ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
@@ -117,11 +123,15 @@ class Calls(NativeCalls):
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
         if caller is MISSING:
-            raise TypeError(f"{kind.__name__!r} object is not callable")
+            raise TypeError(f"{shown_name(function)!r} object is not callable")
         if kind.__module__ in ("typing", "types", "operator", "functools"):
             source = self.values.source_of(function)
             if source is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
+            if kind is typing.NewType and len(args) == 1 and not kwargs:
+                return args[0]
+            if kind in GETTERS and len(args) == 1 and not kwargs:
+                return get(self, function, args[0])
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 
@@ -148,7 +158,8 @@ class Calls(NativeCalls):
         with private.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         if is_leaf_value(result):
-            if not has_library_code:
+            wrapped = function.__wrapped__
+            if not has_library_code and interpreted_of(wrapped) is wrapped and not self.values.is_created(wrapped):
                 # Whoever clears the cache has it computed again: asking it again is what eager would do.
                 asked = Answers(
                     cached_result,
@@ -194,10 +205,24 @@ class Calls(NativeCalls):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
+        if private_recordings.without_torch_compile(module) is not module:
+            return self._call_optimized(module, args, kwargs, direct)
         caller, _ = class_attribute(type(module), "__call__")
         if caller is not torch.nn.Module.__call__ and not private_recordings.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
+
+    def _call_optimized(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool
+    ) -> Any:
+        """A module that ``torch.compile`` has wrapped is compiled here as what it was made of."""
+        attributes = instance_dict(module) or {}
+        if any(attributes.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+            raise Break("a module that torch.compile made has hooks", "register them on the module that it was made of")
+        source = self.values.source_of(module)
+        if source is not None:
+            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
 
     def call_plain_module(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False

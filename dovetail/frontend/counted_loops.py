@@ -18,7 +18,7 @@ from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import Break
 from dovetail.frontend.size_list import Run, SizeList
 from dovetail.frontend.whole_loops import run_loop_whole
-from dovetail.frontend.whole_regions import run_region_whole
+from dovetail.frontend.whole_regions import Rounds, run_region_whole
 
 
 class LoopBreak(Break):
@@ -45,9 +45,11 @@ def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return SizeList((Run(start, step, _rounds(start, stop, step)),))
     if is_symbolic and run_loop_whole(interpreter, frame, start, stop, step):
         return interpreter.call_native(range, (0,), {})
-    if is_symbolic and (region := run_region_whole(interpreter, frame, start, stop, step)) is not None:
-        return region.value
     count = _rounds(start, stop, step) if is_symbolic else len(range(*args))
+    if is_symbolic:
+        region = run_region_whole(interpreter, frame, Rounds(range, (start, stop, step), count))
+        if region is not None:
+            return region.value
     rounds = interpreter.trace.policy.rounds
     if rounds is not None:
         # Without a guard: what the number of rounds is today.

@@ -13,7 +13,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import dovetail.frontend.interpolation
 import dovetail.frontend.loss_scaling
 import dovetail.frontend.optimizers
 import dovetail.frontend.overlapping_views
+import dovetail.frontend.parts_loops
 import dovetail.frontend.plain_size_calls
 import dovetail.frontend.plain_size_formulas
 import dovetail.frontend.plain_size_selections
@@ -36,7 +37,7 @@ from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.aliases import guard_comparison, guard_key
 from dovetail.frontend.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.bind import bind
-from dovetail.frontend.call_tables import check_loading, runs_natively
+from dovetail.frontend.call_tables import check_loading, is_library_module, runs_natively
 from dovetail.frontend.calls import Calls
 from dovetail.frontend.checks import Checks
 from dovetail.frontend.effects import Effects
@@ -52,6 +53,7 @@ from dovetail.frontend.points import is_bound
 from dovetail.frontend.rules import WrappingIterator
 from dovetail.frontend.schedules import Waiting
 from dovetail.frontend.shown_frames import passing_traceback
+from dovetail.frontend.shown_names import tell_shown_names
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
 from dovetail.frontend.values import Values, is_leaf_value, is_trusted, may_be_switched, plain_numbers
@@ -117,6 +119,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         self.break_in_del: Break | None = None
+        #: Calls that give messages, to be made when the capture has succeeded.
+        self.messages: list[Callable[[], Any]] = []
         self.ended = False
         self.entry_location: UserLocation | None = None
         self._function_classes: dict[type, type] = {}
@@ -311,6 +315,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(error, private.DATA_DEPENDENT_ERRORS):
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
+        if self.values.source_of(error) is None:
+            tell_shown_names(error)
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)
         if context is None and handled is not None and not _leads_to(handled, error):
@@ -414,7 +420,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             for place, display in ((table, "G"), (builtins_dict, "builtins"))[: 1 + (name not in builtins_dict)]:
                 self.values.guard(self.values.pin(place, display), HasNoKey(name), what)
         if name not in builtins_dict:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         value = builtins_dict[name]
         if is_open and key not in self._seen_globals:
             self._seen_globals[key] = self.values.read(
@@ -467,13 +473,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """``import`` inside a function: the module must be loaded already or load without touching tensors."""
         with private.disable_current_modes():
-            module = __import__(name, frame.globals, None, names, level)
-        known_as = getattr(module, "__name__", "")
-        is_fixed = is_trusted(known_as) or known_as.split(".", 1)[0] in sys.stdlib_module_names
-        if not is_fixed and sys.modules.get(known_as) is module:
-            place = ItemSource(self.values.pin(sys.modules, "sys.modules"), known_as)
-            self.values.guard(place, Identity(module), f"{known_as} was imported")
-        return module
+            found = __import__(name, frame.globals, None, names, level)
+        if level == 0:
+            module = sys.modules.get(name)
+            if module is not None and not is_trusted(name) and not is_library_module(module):
+                source = ItemSource(self.values.pin(sys.modules, "sys.modules"), name)
+                self.values.guard(source, Identity(module), f"{name} was imported")
+        return found
 
     # --- items and operators ------------------------------------------------------------------------------------------
 

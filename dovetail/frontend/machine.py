@@ -200,7 +200,7 @@ class Machine:
         table = frame.globals.get("__builtins__", builtins)
         table = table.__dict__ if isinstance(table, types.ModuleType) else table
         if name not in table:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         return table[name]
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:

@@ -48,6 +48,7 @@ from dovetail.frontend.numbers import is_exact_only_in_python
 from dovetail.frontend.opaque_calls import call_whole, stays_whole, with_known_values
 from dovetail.frontend.places import ASKS_FOR_PLACES, check_place
 from dovetail.frontend.shown_frames import LOOK_AT_CALLERS, call_for
+from dovetail.frontend.shown_names import tell_shown_names
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import call_sparse, given_sparse
 from dovetail.frontend.values import (
@@ -482,6 +483,7 @@ class NativeCalls:
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
         except (IndexError, TypeError, ValueError) as error:
+            tell_shown_names(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if self._is_tensor_method(function, args):
                 private.mark_native(error)

@@ -19,6 +19,7 @@ from dovetail.frontend.call_tables import runs_natively
 from dovetail.frontend.frame import Break
 from dovetail.frontend.known_truth import known_truth
 from dovetail.frontend.numbers import Numbers, is_exact_only_in_python
+from dovetail.frontend.shown_names import shown_name
 from dovetail.frontend.sparse import SPARSE_OPERATORS, call_sparse, given_sparse
 from dovetail.frontend.values import is_leaf_value, plain_numbers
 from dovetail.guards import Length
@@ -215,7 +216,7 @@ class Operators(Numbers):
         # Everybody has been asked: the native operator would ask again.
         if function in (operator.eq, operator.ne):
             return True, (left is right) is (function is operator.eq)
-        kinds = f"{type(left).__name__!r} and {type(right).__name__!r}"
+        kinds = f"{shown_name(left)!r} and {shown_name(right)!r}"
         if comparison:
             raise TypeError(f"{symbol!r} not supported between instances of {kinds}")
         raise TypeError(f"unsupported operand type(s) for {symbol}: {kinds}")

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
-import math
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from dovetail.frontend.call_tables import IMPURE_TORCH
-from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.frame import Frame
 from dovetail.frontend.liveness import live_locals, may_read_frames, successors
-from dovetail.frontend.region_values import GivenTensors, ObjectValue, RefusedError
+from dovetail.frontend.pure_modules import PLAIN, Reader, is_plain
+from dovetail.frontend.region_values import ObjectValue
 
-_PLAIN = frozenset(
-    {
-        *("NOP", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "CALL_KW", "LOAD_CONST", "COPY", "SWAP", "POP_TOP"),
-        *("BINARY_OP", "BINARY_SUBSCR", "BINARY_SLICE", "STORE_SUBSCR", "STORE_SLICE", "BUILD_SLICE", "UNARY_NEGATIVE"),
-        *("BUILD_TUPLE", "BUILD_LIST", "COMPARE_OP", "UNPACK_SEQUENCE", "UNARY_NOT", "IS_OP", "CONTAINS_OP"),
-        *("GET_ITER", "FOR_ITER", "END_FOR", "POP_ITER", "LIST_APPEND", "LIST_EXTEND", "BUILD_STRING", "FORMAT_VALUE"),
-        *("FORMAT_SIMPLE", "CONVERT_VALUE", "RAISE_VARARGS", "TO_BOOL", "RETURN_VALUE", "NOT_TAKEN"),
-        *("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"),
-    }
-)
-_ALLOWED_BUILTINS = (min, max, len, abs, range, zip, enumerate, reversed, sum, int, bool, float, tuple, list, divmod)
+_PLAIN = PLAIN | {"STORE_SUBSCR", "STORE_SLICE"}
 _LIST_METHODS = frozenset({"append", "extend"})
-_TENSOR_ATTRIBUTES = frozenset({"dtype", "device", "shape", "ndim", "T", "mT", "H", "mH"})
-# Methods in C that do something else than compute.
-_NO_COMPUTATION = frozenset({"data_ptr", "untyped_storage", "storage", "tolist", "numpy", "item", "record_stream"})
 # What may stand between the making of lists and their names, in ``first, count, second = [], 0, []``.
 _ASSIGNS = frozenset({"STORE_FAST", "STORE_FAST_STORE_FAST", "SWAP", "LOAD_CONST"})
 _MOST_INSTRUCTIONS = 600
@@ -60,20 +43,24 @@ def regions(frame: Frame) -> Iterator[Region]:
     head = frame.position + 1
     while instructions[head].opname in ("PRECALL", "CALL", "NOP"):
         head += 1
-    if instructions[head].opname != "GET_ITER" or instructions[head + 1].opname != "FOR_ITER":
+    if instructions[head].opname != "GET_ITER":
         return
     if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
         return
-    exit_position = decoded.index_of[instructions[head + 1].argval]
+    # A comprehension is a function that is called with the iterator, up to Python 3.11.
+    is_loop = instructions[head + 1].opname == "FOR_ITER"
+    if not is_loop and not any(is_comprehension(item) for item in frame.stack):
+        return
+    exit_position = decoded.index_of[instructions[head + 1].argval] if is_loop else head + 1
     live = live_locals(code)
     ends = 0
     for last in range(exit_position, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
-        if instructions[last].opname not in ("STORE_FAST", "RETURN_VALUE"):
+        if instructions[last].opname not in ("STORE_FAST", "STORE_DEREF", "RETURN_VALUE"):
             continue
         positions = _reached(frame, head, last)
         if positions is None:
             continue
-        if not all(_is_plain(instructions[at].opname) for at in positions) or _is_guarded(frame, positions):
+        if not all(is_plain(instructions[at].opname, _PLAIN) for at in positions) or _is_guarded(frame, positions):
             return
         loads = {name for at in positions for name in _names(instructions[at], "LOAD")}
         stores = {name for at in positions for name in _names(instructions[at], "STORE")}
@@ -87,16 +74,13 @@ def regions(frame: Frame) -> Iterator[Region]:
             return
 
 
+def is_comprehension(value: object) -> bool:
+    """Whether something is the function of a comprehension of a list."""
+    return isinstance(value, types.FunctionType) and value.__code__.co_name == "<listcomp>"
+
+
 def _stored(instruction: Any) -> frozenset[str]:
     return frozenset(_names(instruction, "STORE"))
-
-
-def _is_plain(name: str) -> bool:
-    return (
-        name in _PLAIN
-        or name.startswith(("LOAD_FAST", "STORE_FAST", "POP_JUMP_"))
-        or name in ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
-    )
 
 
 def _names(instruction: Any, kind: str) -> tuple[str, ...]:
@@ -169,61 +153,21 @@ def _uses(frame: Frame, name: str, start: int, head: int, positions: frozenset[i
     return None if reaches and is_used else reaches
 
 
-def read_attributes(
-    interpreter: Any, region: Region, frame: Frame, objects: dict[str, ObjectValue], given: GivenTensors
-) -> None:
+def read_attributes(reader: Reader, region: Region, frame: Frame, objects: Mapping[str, ObjectValue]) -> None:
     """Read, with their guards, the global names of a region and all attributes of the objects that it is given; check that it calls
     nothing but what computes. Raises :class:`RefusedError`.
     """
-    instructions = frame.decoded.instructions
     current: Any = None
     for at in sorted(region.positions):
-        instruction = instructions[at]
-        name, argument = instruction.opname, instruction.argval
+        instruction = frame.decoded.instructions[at]
         following: Any = None
-        try:
-            if loaded := _names(instruction, "LOAD"):
-                following = objects.get(loaded[-1])
-            elif name == "LOAD_GLOBAL":
-                following = interpreter.load_global(frame, argument)
-                _check_global(following)
-            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-                following = _attribute(interpreter, current, argument, given)
-        except (Break, AttributeError, NameError) as error:
-            raise RefusedError from error
+        if loaded := _names(instruction, "LOAD"):
+            following = objects.get(loaded[-1])
+            following_name = frame.decoded.instructions[at + 1].opname
+            if following is not None and following_name not in ("LOAD_ATTR", "LOAD_METHOD"):
+                reader.called(following)
+        elif instruction.opname == "LOAD_GLOBAL":
+            following = reader.global_name(frame, instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            following = reader.attribute(current, instruction.argval)
         current = following
-
-
-def is_torch_module(value: object) -> bool:
-    """Whether something is a module of torch."""
-    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "torch"
-
-
-def _check_global(value: Any) -> None:
-    is_error = isinstance(value, type) and issubclass(value, Exception) and value.__module__ == builtins.__name__
-    is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
-    if not (
-        is_torch_module(value) or value is math or is_builtin or is_error or type(value) in (int, float, bool, str)
-    ):
-        raise RefusedError
-
-
-def _attribute(interpreter: Any, owner: Any, name: str, given: GivenTensors) -> Any:
-    """What an attribute is: a member of a module, guarded; a value of an object; None where it is computed."""
-    if owner is None or not isinstance(owner, (ObjectValue, types.ModuleType)):
-        method = getattr(torch.Tensor, name, None)
-        is_method = isinstance(method, types.MethodDescriptorType) and name not in _NO_COMPUTATION
-        if name not in _TENSOR_ATTRIBUTES and not is_method and name not in _LIST_METHODS:
-            raise RefusedError
-        return None
-    if isinstance(owner, ObjectValue):
-        found = given.value(interpreter.load_attribute(owner.value, name))
-        owner.attributes[name] = found
-        return found
-    value = interpreter.load_attribute(owner, name)
-    is_function = isinstance(value, types.BuiltinFunctionType) and name not in IMPURE_TORCH
-    is_functional = isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == "torch.nn.functional"
-    is_value = isinstance(value, (torch.dtype, float)) or value in (torch.finfo, torch.iinfo)
-    if not (is_function or is_functional or is_value or is_torch_module(value)):
-        raise RefusedError
-    return value

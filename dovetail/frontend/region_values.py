@@ -7,7 +7,7 @@ affair. An object is given as one that has nothing but the attributes which the 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,30 +78,54 @@ class Items(Value):
 
 @dataclass(frozen=True)
 class ObjectValue(Value):
-    """An object of which only attributes are read; a module may be called as well, with the given tensors in it."""
+    """An object of which only attributes are read; one of ``calls``, if any, is a module that may be called as well, with the
+    given tensors in it.
+    """
 
     value: Any
     attributes: dict[str, Value] = field(default_factory=dict)
     module: dict[str, Value] = field(default_factory=dict)
+    calls: list[torch.nn.Module] = field(default_factory=list)
 
     def made(self, given: Sequence[torch.Tensor]) -> Any:
         """See :class:`Value`."""
-        found = _Module(self.value, {name: item.made(given) for name, item in self.module.items()})
+        found = _CalledModule(self.calls[0], self._tensors(given)) if self.calls else _Object()
         for name, item in self.attributes.items():
             setattr(found, name, item.made(given))
         return found
 
+    def _tensors(self, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: item.made(given) for name, item in self.module.items()}
 
-class _Module:
+
+class _Object:
     """Stands for an object in a region."""
 
-    def __init__(self, module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+
+class _CalledModule(_Object):
+    """Stands for a module in a region."""
+
+    def __init__(self, module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         # A name of the program's own would hide it.
         self.__called = module, tensors
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module, tensors = self.__called
         return torch.func.functional_call(module, dict(tensors), args, kwargs)
+
+
+@dataclass(frozen=True)
+class FunctionValue(Value):
+    """The function of a comprehension, with what its closure holds."""
+
+    function: types.FunctionType
+    closure: tuple[Value, ...]
+
+    def made(self, given: Sequence[torch.Tensor]) -> Any:
+        """See :class:`Value`."""
+        cells = tuple(types.CellType(item.made(given)) for item in self.closure)
+        function = self.function
+        return types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
 
 
 class GivenTensors:
@@ -131,6 +155,10 @@ class GivenTensors:
             known = self._values[id(value)] = ObjectValue(value)
         return known
 
+    def constant(self, value: Any) -> Value:
+        """A value that is what it is, whatever the sizes."""
+        return Constant(value)
+
     def _tensor(self, value: torch.Tensor) -> GivenTensor:
         for index, item in enumerate(self.tensors):
             if item is value:
@@ -157,7 +185,3 @@ class GivenTensors:
         self.carriers.add(len(self.tensors))
         self.tensors.append(carrier)
         return GivenSize(len(self.tensors) - 1, 0)
-
-
-RunRegion = Callable[[Sequence[torch.Tensor]], list[Any]]
-"""From the tensors that are given to what is left: the value that the last instruction takes, then variables."""

@@ -292,8 +292,9 @@ def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     source = args[0]
     pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
     if not isinstance(pairs, dict):
-        for key, _ in pairs:
-            interpreter.as_key(key)
+        for pair in pairs:
+            if isinstance(pair, (tuple, list)) and len(pair) == 2:
+                interpreter.as_key(pair[0])
     return dict(pairs, **kwargs)
 
 

@@ -40,21 +40,34 @@ def call_within(
     **kwargs: Any,
 ) -> Any:
     """``function(*args, **kwargs)``, to which the frames look like its callers. ``variables`` are a frame's local variables."""
-    call: Callable[[], Any] = functools.partial(function, *args, **kwargs)
+    return _call_within(frames, variables, functools.partial(function, *args, **kwargs))()
+
+
+def _call_within(
+    frames: Sequence[Frame], variables: Callable[[Frame], dict[str, Any]], call: Callable[[], Any]
+) -> Callable[[], Any]:
     for frame in reversed(frames):
         code = calling_code(frame.code, show_place(frame), call)
         call = functools.partial(eval, code, frame.globals, variables(frame))
-    return call()
+    return call
 
 
 def call_for(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
+    return call_later(interpreter, function, *args, **kwargs)()
+
+
+def call_later(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """A call of ``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it where it is now."""
+    call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
     handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
-    if handled is None:
-        return call_within(interpreter.frames, lambda frame: {}, function, *args, **kwargs)
-    traceback, context = handled.__traceback__, handled.__context__
+    return call if handled is None else functools.partial(_call_while_handling, handled, call)
+
+
+def _call_while_handling(error: BaseException, call: Callable[[], Any]) -> Any:
+    traceback, context = error.__traceback__, error.__context__
     try:
-        raise handled
+        raise error
     except BaseException:  # noqa: BLE001  (only there so that Python knows of it)
-        handled.__traceback__, handled.__context__ = traceback, context
-        return call_within(interpreter.frames, lambda frame: {}, function, *args, **kwargs)
+        error.__traceback__, error.__context__ = traceback, context
+        return call()

@@ -21,18 +21,22 @@ from dovetail.trace.trace import open_trace
 
 
 class SizedFunction:
-    """A function that is called whole, with a rule for the sizes of its results; so also where the program is traced again."""
+    """A function that is called whole, with a rule for the sizes of its results; so also where the program is traced again.
 
-    def __init__(self, name: str, function: FlatFunction, sizes: SizesRule) -> None:
+    ``draws`` says that it draws random numbers.
+    """
+
+    def __init__(self, name: str, function: FlatFunction, sizes: SizesRule, draws: bool = False) -> None:
         self.__name__ = self.__qualname__ = name
         self.function = function
         self.sizes = sizes
+        self.draws = draws
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call it, as one operator while tracing."""
         if open_trace() is None:
             return tuple(self.function(*tensors))
-        return sized(self.__name__, self.function, self.sizes, tensors)
+        return sized(self.__name__, self.function, self.sizes, tensors, self.draws)
 
 
 def record_call(interpreter: Any, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:

@@ -17,6 +17,8 @@ from typing import Any
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.call_tables import rule
 from dovetail.frontend.frame import NULL
+from dovetail.frontend.shown_frames import call_later
+from dovetail.frontend.values import is_leaf_value
 
 _LEVELS = ("debug", "info", "warning", "warn", "error", "critical", "exception")
 _TELLS = frozenset(getattr(logging.Logger, name) for name in _LEVELS if hasattr(logging.Logger, name))
@@ -103,7 +105,13 @@ def _told(function: Any) -> Any:
         if interpreter.trace.policy.is_in_advance:
             # Nobody has called this.
             return None
-        return interpreter.call_torch(function, tuple(map(_as_it_is, args)), kwargs)
+        args = tuple(map(_as_it_is, args))
+        given = (*args[1:], *kwargs.values())
+        if not isinstance(args[0], logging.Logger) or not all(map(is_leaf_value, given)):
+            return interpreter.call_torch(function, args, kwargs)
+        # Once the capture has succeeded: one that ends at a graph break is made anew, and eager gives its messages itself.
+        interpreter.messages.append(call_later(interpreter, function, *args, **kwargs))
+        return None
 
     return handler
 

@@ -223,7 +223,7 @@ class _Loop:
             except Exception as error:
                 raise _RefusedError from error
             written = [at for key, at in memory.items() if key in watch.written]
-            if watch.is_refused:
+            if watch.is_refused or watch.draws:
                 raise _RefusedError
             taken, results = set(memory), []
             for name, result in zip(self._results, found, strict=True):
@@ -322,12 +322,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.written: set[int] = set()
         self.devices: set[str] = set()
+        self.draws = False
         self.is_refused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See :class:`torch.utils._python_dispatch.TorchDispatchMode`."""
         kwargs = kwargs or {}
-        refused = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.inplace_view}
+        refused = {torch.Tag.data_dependent_output, torch.Tag.inplace_view}
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         self.is_refused = self.is_refused or not refused.isdisjoint(func.tags)
         self.devices |= {
             item.device.type for item in private.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)

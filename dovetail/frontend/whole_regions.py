@@ -7,12 +7,12 @@ again. It runs for real when the graph runs, with autograd around it (:mod:`dove
 have is found out by probing (:mod:`dovetail.frontend.size_probes`).
 
 What a region may do is decided twice: by its instructions (:mod:`dovetail.frontend.region_code`), and by watching it run on the
-meta device. Random operators, tensors of another device and writes to what it is given are refused.
+meta device. Tensors of another device and writes to what it is given are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,12 @@ from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import OutgrownError
-from dovetail.frontend.frame import Frame
+from dovetail.frontend.frame import NULL, Frame
 from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.machine import Machine
-from dovetail.frontend.region_code import Region, read_attributes, regions
-from dovetail.frontend.region_values import GivenTensors, ObjectValue, RefusedError, Value
+from dovetail.frontend.pure_modules import Reader
+from dovetail.frontend.region_code import Region, is_comprehension, read_attributes, regions
+from dovetail.frontend.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.frontend.size_probes import NoRuleError, Probes, SizeFormula, formula, probe
 from dovetail.frontend.sized_calls import SizedFunction, call_sized
 from dovetail.frontend.values import is_leaf_value
@@ -44,24 +45,30 @@ class WholeRegion:
     value: Any
 
 
-def run_region_whole(interpreter: Any, frame: Frame, start: Any, stop: Any, step: Any) -> WholeRegion | None:
-    """Run the loop whose ``range`` is about to be made, and what follows, as one call; None where that cannot be done.
+@dataclass(frozen=True)
+class Rounds:
+    """What a loop goes through: ``function(*args)``, which has ``count`` items."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    count: Any
+
+
+def run_region_whole(interpreter: Any, frame: Frame, rounds: Rounds) -> WholeRegion | None:
+    """Run the loop that is about to begin, and what follows, as one call; None where that cannot be done.
 
     Afterwards the frame stands so that the value is pushed and the last instruction, which stores or returns it, is next.
     """
     if private_compile.is_any_autocast_on() or frame.current_exceptions:
         return None
-    today = len(range(*map(private_sizes.hint, (start, stop, step))))
-    if not 0 < today <= _MOST_ROUNDS_WATCHED:
+    if not 0 < private_sizes.hint(rounds.count) <= _MOST_ROUNDS_WATCHED:
         return None
-    distance, width = (stop - start, step) if step > 0 else (start - stop, -step)
     for region in regions(frame):
         # Without a round there may be nothing to join.
-        if not distance > 0:
+        if not rounds.count > 0:
             return None
-        rounds = (distance + width - 1) // width
         try:
-            call = _Call(interpreter, frame, region, (start, stop, step), rounds)
+            call = _Call(interpreter, frame, region, rounds)
         except (RefusedError, NoRuleError):
             continue
         return WholeRegion(call.run())
@@ -111,27 +118,43 @@ class _Number:
 class _Run:
     """A region as a function of the tensors that it is given: the value of its last instruction, then variables."""
 
-    def __init__(self, frame: Frame, region: Region, variables: Mapping[str, Value], bounds: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        region: Region,
+        variables: Mapping[str, Value],
+        rounds: tuple[Callable[..., Any], Sequence[Value]],
+        stack: Sequence[Value],
+    ) -> None:
         self._function = frame.function
         self._region = region
         self._variables = variables
-        self._bounds = bounds
+        self._rounds = rounds
+        self._stack = stack
         self._names = sorted(region.left)
+        #: How much of the stack was taken.
+        self.taken: int | None = None
 
     def __call__(self, given: Sequence[torch.Tensor]) -> list[Any]:
         """Run it."""
         frame = Frame(self._function, {name: item.made(given) for name, item in self._variables.items()})
-        frame.stack = [range(*(item.made(given) for item in self._bounds))]
+        stack = [item.made(given) for item in self._stack]
+        function, args = self._rounds
+        frame.stack = [*stack, function(*(item.made(given) for item in args))]
         Machine().run_between(frame, self._region.head, self._region.last)
-        if len(frame.stack) != 1:
+        *rest, value = frame.stack
+        taken = len(stack) - len(rest)
+        is_rest = taken >= 0 and all(left is right for left, right in zip(rest, stack, strict=False))
+        if not is_rest or self.taken not in (None, taken):
             raise RefusedError
-        return [frame.stack[0], *(frame.locals.get(name, _UNBOUND) for name in self._names)]
+        self.taken = taken
+        return [value, *(frame.locals.get(name, _UNBOUND) for name in self._names)]
 
 
 class _Call:
     """One region at its place in a program."""
 
-    def __init__(self, interpreter: Any, frame: Frame, region: Region, bounds: Sequence[Any], rounds: Any) -> None:
+    def __init__(self, interpreter: Any, frame: Frame, region: Region, rounds: Rounds) -> None:
         self._interpreter = interpreter
         self._frame = frame
         self._region = region
@@ -145,19 +168,43 @@ class _Call:
                 continue
             variables[name] = given.value(value)
         objects = {name: item for name, item in variables.items() if isinstance(item, ObjectValue)}
-        read_attributes(interpreter, region, frame, objects, given)
+        reader = Reader(interpreter, given)
+        read_attributes(reader, region, frame, objects)
+        stack = self._stack(reader, given)
         for name, value in values.items():
             if name not in variables:
                 is_own = (
                     type(value) is list and name in region.own_lists and interpreter.values.source_of(value) is None
                 )
                 variables[name] = given.value(value, changes=is_own)
-        places = [given.size(item) for item in bounds]
+        args = [given.value(item) for item in rounds.args]
         # What is made in each round has as many parts as there are rounds.
-        given.size(rounds)
+        given.size(rounds.count)
         self._tensors = given.tensors
-        self._run = _Run(frame, region, variables, places)
+        self._run = _Run(frame, region, variables, (rounds.function, args), stack)
+        self._draws = False
         self._forms = self._watch(given)
+        if self._draws and self._tensors[0].device.type != "cpu":
+            raise RefusedError
+
+    def _stack(self, reader: Reader, given: GivenTensors) -> list[Value]:
+        """What lies on top of the stack and may be taken from there: what is called with the list, and the like."""
+        found: list[Value] = []
+        for value in reversed(self._frame.stack):
+            try:
+                if is_comprehension(value):
+                    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+                    comprehension = FunctionValue(value, tuple(map(given.value, cells)))
+                    reader.comprehension(comprehension)
+                    item: Value = comprehension
+                elif value is NULL or is_leaf_value(value):
+                    item = given.constant(value)
+                else:
+                    item = reader.callee(value)
+            except (RefusedError, ValueError):
+                break
+            found.append(item)
+        return found[::-1]
 
     def _watch(self, given: GivenTensors) -> list[Any]:
         """Run the region without values, to see what it does and what it leaves."""
@@ -177,6 +224,7 @@ class _Call:
         memory = {private_recordings.storage_key(item.untyped_storage()) for item in given}
         with watch:
             found = self._run(given)
+        self._draws = self._draws or watch.draws
         if watch.is_refused or memory & watch.written or watch.devices - {"meta"}:
             raise NoRuleError
         return found
@@ -212,16 +260,27 @@ class _Call:
 
     def run(self) -> Any:
         """Record the call, and bring the variables to where they are after the region; the value of its last instruction."""
-        forms, run = self._forms, self._run
+        forms, run, draws = self._forms, self._run, self._draws
         tensors = [form for form in forms if isinstance(form, _Tensor)]
 
         def function(*given: torch.Tensor) -> list[torch.Tensor]:
+            before = None if draws else torch.get_rng_state()
             found = run(given)
+            if before is not None and not torch.equal(before, torch.get_rng_state()):
+                raise OutgrownError(
+                    "a loop that runs as one call has drawn random numbers, which it did not at capture",
+                    advice="keep the loop out of the compiled function",
+                )
             for form, value in zip(forms, found, strict=True):
                 if isinstance(form, (_Fixed, _Number)) and not form.is_like(value, given):
                     raise OutgrownError(
                         "a loop that runs as one call has left another value than at capture",
                         advice="compute the value outside of the loop, or keep the loop out of the compiled function",
+                    )
+                if isinstance(form, _Tensor) and value.requires_grad and not form.depends:
+                    raise OutgrownError(
+                        "a loop that runs as one call has a result with a gradient, which had none at capture",
+                        advice="keep the loop out of the compiled function",
                     )
             return [value for form, value in zip(forms, found, strict=True) if isinstance(form, _Tensor)]
 
@@ -231,7 +290,7 @@ class _Call:
         results: list[torch.Tensor] = []
         if tensors:
             name = f"region at line {self._frame.line()}"
-            results = list(call_sized(self._interpreter, SizedFunction(name, function, sizes), self._tensors))
+            results = list(call_sized(self._interpreter, SizedFunction(name, function, sizes, draws), self._tensors))
         left: list[Any] = []
         for form in forms:
             if isinstance(form, _Tensor):
@@ -248,6 +307,7 @@ class _Call:
                 self._frame.locals.pop(name, None)
             else:
                 self._frame.locals[name] = value
+        del self._frame.stack[len(self._frame.stack) - (self._run.taken or 0) :]
         self._frame.position = self._region.last - 1
         return left[0]
 

@@ -12,7 +12,7 @@ A :class:`GuardSet` collects guards while a capture runs; :meth:`GuardSet.freeze
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -333,6 +333,11 @@ class GuardFailure:
         # L['x'] and G['x'] are how sources are written; the user's own name for it is x.
         sentence = _LOCAL_OR_GLOBAL.sub(r"\1", self.sentence)
         return f"{sentence}; needed at {self.location}" if self.location is not None else sentence
+
+
+def are_of(failures: Sequence[GuardFailure], names: Collection[str]) -> bool:
+    """Whether all that failed was read from what has one of these names."""
+    return all(failure.guard is not None and root_of(failure.guard.source).name in names for failure in failures)
 
 
 def check_guard(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 import sys
 import types
 import warnings
@@ -232,6 +233,31 @@ def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = froze
     return False
 
 
+#: What a missing name, attribute or module is told by, beside the arguments of the exception.
+_WITH_MEMBERS = (AttributeError, NameError, ImportError)
+_MEMBERS = ("name", "path", "name_from")
+
+
+def _own_members(error: BaseException) -> Iterable[tuple[str, Any]]:
+    if isinstance(error, _WITH_MEMBERS):
+        yield from ((name, getattr(error, name)) for name in _MEMBERS if getattr(error, name, None) is not None)
+
+
+def _slots(value: Any) -> Iterable[tuple[str, Any, bool]]:
+    """What an object holds in its slots, by the names that the compiler gives them, and whether a subclass has that name too."""
+    order = type(value).__mro__
+    for place, owner in enumerate(order):
+        if "__slots__" not in owner.__dict__:
+            continue
+        for name, member in owner.__dict__.items():
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    item = member.__get__(value, type(value))
+                except AttributeError:
+                    continue
+                yield name, item, any(name in earlier.__dict__ for earlier in order[:place])
+
+
 class RecipeBuilder:
     """Builds the recipes of one call; objects that several of them share stay shared, if they are rebuilt in this order.
 
@@ -306,7 +332,12 @@ class RecipeBuilder:
             with warnings.catch_warnings():
                 # Python 3.12 deprecates copying itertools; it still works in 3.13.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                return self._call(number, *value.__reduce__()[:3])
+                try:
+                    parts = value.__reduce__()[:3]
+                except TypeError:
+                    # Those that are newer, as batched.
+                    raise self._refuse(value) from None
+            return self._call(number, *parts)
         if kind is types.MethodType and isinstance(value.__self__, torch.Tensor):
             # A traced tensor is of a class of its own, with methods of its own.
             return self._call(number, getattr, (value.__self__, value.__name__))
@@ -326,6 +357,8 @@ class RecipeBuilder:
         plain = plain_content(value)
         if plain is not None:
             return self._call(number, functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {})))
+        if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
+            return self._call(number, *value.__reduce__())
         if kind is functools.partial:
             return self._call(number, _make_partial, (value.func, value.args, value.keywords))
         if kind is types.CellType:
@@ -348,7 +381,7 @@ class RecipeBuilder:
             return ExceptionItem(
                 kind,
                 tuple(self.build(item) for item in value.args),
-                tuple((name, self.build(item)) for name, item in value.__dict__.items()),
+                tuple((name, self.build(item)) for name, item in (*value.__dict__.items(), *_own_members(value))),
                 (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
                 shown_part(value.__traceback__),
                 number,
@@ -369,11 +402,10 @@ class RecipeBuilder:
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             attributes += [(name, self.build(item)) for name, item in own.items()]
-        for owner in kind.__mro__:
-            slots = owner.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    attributes.append((name, self.build(getattr(value, name))))
+        for name, item, is_shadowed in _slots(value):
+            if is_shadowed:
+                raise self._refuse(value)
+            attributes.append((name, self.build(item)))
         builtin = isinstance(value, (dict, list, set, collections.deque))
         if not builtin and (getattr(native_new(kind), "__self__", object) is not object or not _can_be_made(kind)):
             # The state of a native class is neither items nor attributes.
@@ -545,7 +577,10 @@ def _rebuild_exception(recipe: ExceptionItem, make: Callable[[Any], Any], memo: 
     error: BaseException = recipe.cls.__new__(recipe.cls, *[make(item) for item in recipe.items])
     memo[recipe.number] = error
     for name, item in recipe.attributes:
-        error.__dict__[name] = make(item)
+        if name in _MEMBERS and isinstance(error, _WITH_MEMBERS):
+            setattr(error, name, make(item))
+        else:
+            error.__dict__[name] = make(item)
     cause, context, suppress = recipe.chain
     error.__cause__, error.__context__ = make(cause), make(context)
     error.__suppress_context__ = suppress

@@ -78,6 +78,8 @@ _CALLS: dict[int, SizedCall] = {}
 _numbers = itertools.count()
 _library = torch.library.Library("dovetail", "FRAGMENT")
 _library.define("sized(int call, Tensor[] tensors) -> Tensor[]")
+# Its last result is the state of the random generator before it has drawn.
+_library.define("sized_random(int call, Tensor[] tensors) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def _kernel(call: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -85,8 +87,10 @@ def _kernel(call: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 _library.impl("sized", _kernel, "CompositeExplicitAutograd")
+_library.impl("sized_random", _kernel, "CompositeExplicitAutograd")
 
 
+@torch.library.register_fake("dovetail::sized_random", lib=_library)
 @torch.library.register_fake("dovetail::sized", lib=_library)
 def _fake(call: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return _CALLS[call].shaped(tensors)
@@ -102,17 +106,50 @@ def sized_call_of(number: int) -> SizedCall:
 
 
 def sized(
-    name: str, function: FlatFunction, rule: SizesRule, tensors: Sequence[torch.Tensor]
+    name: str, function: FlatFunction, rule: SizesRule, tensors: Sequence[torch.Tensor], draws: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Record ``function(*tensors)`` as one node, differentiable as in eager.
 
-    The function must be pure and draw no random numbers, and each of its results of floating point depends on the arguments
-    that require a gradient. All tensors are on one device.
+    The function must be pure, but that it ``draws`` random numbers of the CPU if that is said; its derivative draws the same.
+    Each of its results of floating point depends on the arguments that require a gradient. All tensors are on one device.
     """
     needs_gradient = tuple(tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors)
     if any(needs_gradient):
-        return tuple(_Sized.apply(name, function, rule, needs_gradient, *tensors))  # type: ignore[no-untyped-call]
-    return _record(name, function, rule, needs_gradient, torch.is_grad_enabled(), tensors)
+        found = _Sized.apply(name, function, rule, needs_gradient, draws, *tensors)  # type: ignore[no-untyped-call]
+    else:
+        found = _record(name, function, rule, needs_gradient, torch.is_grad_enabled(), tensors, draws)
+    return tuple(found[:-1] if draws else found)
+
+
+def _drawing(function: FlatFunction, rule: SizesRule) -> tuple[FlatFunction, SizesRule]:
+    """A function that draws, and its rule, with the state of the generator before it as one more result."""
+
+    def with_state(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        state = torch.get_rng_state()
+        return [*function(*tensors), state]
+
+    def with_size(*tensors: torch.Tensor) -> list[tuple[Sizes, torch.dtype] | torch.Tensor]:
+        return [*rule(*tensors), (_STATE_SIZE, torch.uint8)]
+
+    return with_state, with_size
+
+
+_STATE_SIZE = tuple(torch.get_rng_state().shape)
+
+
+def _again(function: FlatFunction) -> FlatFunction:
+    """A function that draws, with the state of the generator as one more argument; it leaves the generator alone."""
+
+    def run(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        *tensors, state = given
+        present = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            return function(*tensors)
+        finally:
+            torch.set_rng_state(present)
+
+    return run
 
 
 def _record(
@@ -122,10 +159,14 @@ def _record(
     needs_gradient: tuple[bool, ...],
     grad_enabled: bool,
     tensors: Sequence[torch.Tensor],
+    draws: bool,
 ) -> tuple[torch.Tensor, ...]:
     number = next(_numbers)
+    if draws:
+        function, rule = _drawing(function, rule)
     _CALLS[number] = SizedCall(name, function, rule, needs_gradient, grad_enabled)
-    return tuple(SIZED(number, list(tensors)))
+    operator = torch.ops.dovetail.sized_random.default if draws else SIZED
+    return tuple(operator(number, list(tensors)))
 
 
 class _Sized(torch.autograd.Function):
@@ -138,13 +179,14 @@ class _Sized(torch.autograd.Function):
         function: FlatFunction,
         rule: SizesRule,
         needs_gradient: tuple[bool, ...],
+        draws: bool,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """See :class:`torch.autograd.Function`."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        ctx.rest = name, function, needs_gradient
-        found = _record(name, function, rule, needs_gradient, True, tensors)
+        found = _record(name, function, rule, needs_gradient, True, tensors, draws)
+        ctx.save_for_backward(*tensors, *found[-1:] if draws else ())
+        ctx.rest = name, _again(function) if draws else function, needs_gradient
         ctx.mark_non_differentiable(*[item for item in found if not (item.is_floating_point() or item.is_complex())])
         return found
 
@@ -152,13 +194,13 @@ class _Sized(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         """See :class:`torch.autograd.Function`."""
         name, function, needs_gradient = ctx.rest
-        wanted = [at for at, flag in enumerate(needs_gradient) if flag and ctx.needs_input_grad[4 + at]]
+        wanted = [at for at, flag in enumerate(needs_gradient) if flag and ctx.needs_input_grad[5 + at]]
         gradients: list[torch.Tensor | None] = [None] * len(needs_gradient)
         if wanted and any(tangent is not None for tangent in tangents):
             found = sized_gradients(name, function, ctx.saved_tensors, tangents, wanted)
             for at, gradient in zip(wanted, found, strict=True):
                 gradients[at] = gradient
-        return (None, None, None, None, *gradients)
+        return (None, None, None, None, None, *gradients)
 
 
 def sized_gradients(

@@ -90,6 +90,8 @@ level = 0
 def function(x):
     logger.setLevel(level)
     logger.warning("w %s", x.shape)
+    print("here")
+    logger.warning("again")
     try:
         1 / 0
     except ZeroDivisionError:

@@ -156,11 +156,18 @@ local = threading.local()
 
 
 def test_a_thread_local_attribute_is_a_break_in_words() -> None:
+    def writing(x: torch.Tensor) -> torch.Tensor:
+        local.written = 3
+        return x * 2
+
+    with pytest.raises(GraphBreakError, match="an attribute of a thread-local object is set"):
+        dovetail.compile(writing, backend="aten", fullgraph=True)(torch.ones(2))
+
     def program(x: torch.Tensor) -> torch.Tensor:
         local.calls = getattr(local, "calls", 0) + 1
         return x * 2
 
-    with pytest.raises(GraphBreakError, match="an attribute of a thread-local object is set"):
+    with pytest.raises(GraphBreakError, match="an attribute of a thread-local object is read"):
         dovetail.compile(program, backend="aten", fullgraph=True)(torch.ones(2))
     compiled = dovetail.compile(program, backend="aten")
     before = getattr(local, "calls", 0)

@@ -1,0 +1,162 @@
+"""Descriptors have a state like any other object: it is guarded when it is read, and what is written to it is replayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.footguns.test_audited_programs import CALLS
+from tests.fuzz.runner import run_program
+
+PROGRAMS = {
+    "state of a descriptor that is read": """
+class Field:
+    def __init__(self, d): self.d = d; self.reads = 0
+    def __get__(self, o, t=None): self.reads += 1; return self.d if o is None else o.__dict__.get("q", self.d) + self.reads
+class A:
+    f = Field(2)
+a = A()
+def change(i):
+    if i == 1: A.__dict__["f"].d = 10
+    if i == 2: A.f = Field(50)
+    if i == 3: a.q = 4
+def function(x): return x * a.f + A.f
+""",
+    "state of a descriptor that is written to": """
+class Field:
+    def __init__(self, k): self.k = k; self.n = 0
+    def __set_name__(self, o, n): self.name = n
+    def __get__(self, o, t=None): return o.__dict__[self.name]
+    def __set__(self, o, v): self.n += 1; o.__dict__[self.name] = v * self.k + self.n
+    def __delete__(self, o): self.n += 100; o.__dict__[self.name] = 0
+class A:
+    f = Field(2)
+a = A()
+def change(i):
+    if i == 1: A.__dict__["f"].k = 10
+    if i == 2: A.f = Field(50); A.__dict__["f"].name = "g"
+    if i == 3: A.__dict__["f"].n = 40
+def function(x):
+    a.f = 3
+    y = x * a.f
+    del a.f
+    return y + a.f
+""",
+    "decorators that are objects with a state": """
+import functools
+class Count:
+    def __init__(self, f): functools.update_wrapper(self, f); self.f = f; self.n = 0
+    def __call__(self, *a): self.n += 1; return self.f(*a) * self.n
+    def __get__(self, o, t=None): return functools.partial(self, o) if o is not None else self
+class A:
+    @Count
+    def m(self, x): return x + 1
+    @staticmethod
+    @Count
+    def s(x): return x + 2
+    @classmethod
+    @Count
+    def c(cls, x): return x + 3
+a = A()
+def change(i):
+    if i == 2: A.__dict__["m"].n = 7; A.__dict__["s"].__func__.n = 9
+    if i == 3: A.__dict__["c"].__func__.n = 20
+def function(x): return a.m(x) + a.s(x) + A.s(x) + A.c(x) + a.c(x) + A.m.n
+""",
+    "a property of what is no function": """
+import operator, functools
+class G:
+    def __init__(self): self.k = 1
+    def __call__(self, o): self.k += 1; return o._v * self.k
+g = G()
+class A:
+    p = property(operator.attrgetter("_v"))
+    q = property(g)
+    r = property(functools.partial(lambda k, o: k["z"] * o._v, {"z": 3}))
+a = A(); a._v = 2
+def change(i):
+    a._v = i + 5
+    if i == 2: g.k = 50
+    if i == 3: A.r.fget.args[0]["z"] = 9
+def function(x): return x * a.p + a.q + a.r
+""",
+    "a property of a class": """
+class classproperty:
+    def __init__(self, f): self.f = f
+    def __get__(self, o, t): return self.f(t)
+class A:
+    k = 1
+    @classproperty
+    def z(cls): return cls.k * 2
+class B(A):
+    @classproperty
+    def z(cls): return super().z + 1
+def change(i):
+    A.k = i + 2
+    if i == 3: B.k = 60
+def function(x): return x * A.z + B.z + B().z
+""",
+    "properties and descriptors of a metaclass": """
+class D:
+    def __init__(self, k): self.k = k
+    def __get__(self, o, t): return o.__name__ + str(self.k)
+    def __set__(self, o, v): self.k = v
+class ND:
+    k = 3
+    def __get__(self, o, t): return self.k
+class M(type):
+    @property
+    def size(cls): return cls._s
+    @size.setter
+    def size(cls, v): cls._s = v * 2
+    d = D(1); nd = ND()
+    def __getattr__(cls, n): return 11 if n == "dyn" else object.__getattribute__(cls, n)
+    def __len__(cls): return 4
+    def __contains__(cls, k): return k == 1
+class A(metaclass=M): _s = 1
+def change(i):
+    A.size = i
+    if i == 1: M.__dict__["d"].k = 44
+    if i == 2: M.size = property(lambda c: 100, lambda c, v: None)
+    if i == 3: ND.k = 8
+def function(x):
+    A.size = A.size + 1
+    y = len(A.d)
+    A.d = 12345
+    return x * A.size + A.dyn + len(A) + (1 in A) + y + A.nd
+""",
+    "slots with private names, and a name that a subclass has too": """
+class P: __slots__ = ("raw", "_t")
+class A(P):
+    __slots__ = ("__x", "y")
+    def __init__(self, x): self.__x = x; self._t = x; self.y = 2
+    def get(self): return self.__x
+    @property
+    def raw(self): return 5
+def change(i): pass
+def function(x):
+    a = A(x)
+    print("b")
+    return a.get() * a.y + a.raw + a._t, a.get()
+""",
+    "a metaclass that sets attributes its own way": """
+def change(i): pass
+class Meta(type):
+    def __new__(m, n, b, d):
+        d = dict(d); d["added"] = len(d); return super().__new__(m, n, b, d)
+    def __setattr__(c, n, v): super().__setattr__(n, v * 2 if isinstance(v, int) else v)
+def function(x):
+    class A(metaclass=Meta):
+        k = 3
+        def f(self): return self.k
+    A.k = 5
+    a = A()
+    return x * a.f() + A.added * 0 + isinstance(A, Meta)
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_as_in_eager(name: str) -> None:
+    outcome = run_program("import torch\n" + PROGRAMS[name] + CALLS)
+    assert outcome.has_begun and outcome.raised == 0
+    assert not outcome.failure, outcome.failure
