@@ -81,6 +81,9 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return isinstance(_plain_example(value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
         traced = interpreter.values.trace.input_of(value)
+        if traced is not None and kinds is torch.nn.Buffer:
+            # A plain tensor with a mark.
+            return bool(interpreter.call(getattr, (value, "_is_buffer", False), {}))
         if traced is not None:
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
