@@ -43,7 +43,7 @@ from dovetail.events import EventLog
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.counted_loops import LoopBreak
-from dovetail.frontend.exits import Moved, SymbolicParts, moved
+from dovetail.frontend.exits import Expected, Moved, SymbolicParts, made_between, moved
 from dovetail.frontend.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
 from dovetail.frontend.generator import cleans_up
 from dovetail.frontend.machine import Machine
@@ -53,7 +53,7 @@ from dovetail.frontend.schedules import ScheduleRead
 from dovetail.frontend.size_changes import SizeChanges
 from dovetail.frontend.size_list import ListBreak
 from dovetail.frontend.suspend import Resumption
-from dovetail.guards import AmbientState, GuardSet, compile_checker
+from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
 from dovetail.options import Options
 from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
@@ -125,6 +125,8 @@ class CompiledFunction:
         self._continuations: dict[ResumePoint, _Continuation] = {}
         #: What is symbolic at each graph break, by the captures that end there.
         self._exits: dict[ResumePoint, SymbolicParts] = {}
+        #: What instructions at graph breaks have given, by the names that it has here.
+        self._given: frozenset[str] = frozenset()
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)
 
@@ -216,8 +218,10 @@ class CompiledFunction:
         if len(self.entries) >= self.options.recompile_limit:
             return functools.partial(self._over_limit, args, kwargs)
         if self.entries:
-            failures = self.entries[0].checker.explain(original, args, kwargs)
-            self.events.note("recompile", reason=str(failures[0]) if failures else "unknown")
+            misses = [entry.checker.explain(original, args, kwargs) for entry in self.entries]
+            given = next((miss for miss in misses if are_decided_by(miss, self._given)), None)
+            chosen, by = (misses[0], {}) if given is None else (given, {"decided_by": "what ran at the graph break"})
+            self.events.note("recompile", reason=str(chosen[0]) if chosen else "unknown", **by)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # What there is to know about modules of several processes.
             importlib.import_module("dovetail.distributed")
@@ -347,8 +351,9 @@ class CompiledFunction:
             chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
             return self._compile_to_break(args, kwargs, chosen, by_parts)
 
-        def compile_with(numbers: Mapping[str, int]) -> Entry:
-            chosen = dataclasses.replace(policy, other_numbers=numbers, rounds=None)
+        def compile_as(expected: Expected) -> Entry:
+            other: dict[str, Any] = {"other_sizes": expected.sizes, "other_strides": expected.strides}
+            chosen = dataclasses.replace(policy, **other, other_numbers=expected.numbers, rounds=None)
             return self._compile_to_break(args, kwargs, chosen, by_parts)
 
         limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
@@ -356,16 +361,21 @@ class CompiledFunction:
         try:
             call = (self.original, args, kwargs)
             unrolls = self.options.fullgraph
-            others = OtherSides(compile_at, call, limit, self.events, unrolls).of(entry, self.entries)
-            others += OtherSides(compile_at, call, limit - len(others), self.events).of_numbers(
-                entry, self._rests(), compile_with
-            )
+            sides = OtherSides(compile_at, call, limit, self.events, unrolls)
+            expected, near = list(self._expected()), list(self._expected(is_near=True))
+            foreseen = sides.of_expected(entry, self.entries, expected, compile_as)
+            foreseen += sides.of_near(entry, [*foreseen, *self.entries[1:]], near, compile_as)
+            others = sides.of(entry, [*foreseen, *self.entries])
         finally:
             capturing.active, self._keeps_data_sizes = False, keeps
         for other in others:
             self._note_exit(other)
+        for other in foreseen:
+            self._note_exit(other, is_expected=True)
         # Behind the entry of this call, before those that were there.
-        self.entries = [self.entries[0], *others, *self.entries[1:]]
+        self.entries = [self.entries[0], *foreseen, *others, *self.entries[1:]]
+        for point, situation, is_near in sides.handed_on(self.entries, expected, near):
+            self._exits[point].add_situation(situation, is_near)
 
     def _compile_to_break(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
@@ -413,17 +423,21 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
-    def _note_exit(self, entry: Entry) -> None:
-        """Record what is symbolic at the graph break that an entry ends at."""
+    def _note_exit(self, entry: Entry, is_expected: bool = False) -> None:
+        """Record what is symbolic at the graph break that an entry ends at, and what it hands on there."""
         symbolic = None if entry.resume_point is None else entry.compiled.joint.capture.symbolic
         if symbolic is not None:
-            self._exits.setdefault(entry.resume_point, SymbolicParts()).merge(symbolic)
+            parts = self._exits.setdefault(entry.resume_point, SymbolicParts())
+            parts.merge(symbolic)
+            parts.note_given(symbolic.formulas.passed, self._given)
+            if not is_expected:
+                parts.add_situation(symbolic.formulas.today())
 
     def _expect_changes(self) -> None:
         """Learn what changes without having seen it."""
 
-    def _rests(self) -> Iterable[frozenset[str]]:
-        """Numbers that are rests of divisions of sizes, by all the names of each."""
+    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
+        """Sizes and numbers that may come together."""
         return ()
 
     def _note_loop(self) -> None:
@@ -469,7 +483,9 @@ class CompiledFunction:
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                following = _Continuation(self, Resumption(point, names), before, moved(live, values, names))
+                places = moved(live, values, names)
+                made = made_between(live, flatten(unflatten(before, live))[2], values, names)
+                following = _Continuation(self, Resumption(point, names), before, places, made)
                 following = self._continuations.setdefault(point, following)
             outcome = following(*values)
             if not isinstance(outcome, _Suspended):
@@ -587,7 +603,14 @@ class _Continuation(CompiledFunction):
 
     _refuses_inputs = False
 
-    def __init__(self, owner: CompiledFunction, resumption: Resumption, before: ResumePoint, places: Moved) -> None:
+    def __init__(
+        self,
+        owner: CompiledFunction,
+        resumption: Resumption,
+        before: ResumePoint,
+        places: Moved,
+        made: frozenset[str],
+    ) -> None:
         super().__init__(resumption, owner.options)
         self.backend = owner.backend
         self.events = owner.events
@@ -599,15 +622,17 @@ class _Continuation(CompiledFunction):
         self._exits = owner._exits
         self._before = before
         self._places = places
+        known = owner._exits.get(before, SymbolicParts()).given
+        self._given = made.union(name for position in known for name in places.get(position, ()))
 
     def _expect_changes(self) -> None:
         parts = self._exits.get(self._before)
         if parts is not None:
             self._changes.expect(parts, self._places)
 
-    def _rests(self) -> Iterable[frozenset[str]]:
+    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
         parts = self._exits.get(self._before)
-        return () if parts is None else parts.rests_after(self._places)
+        return () if parts is None else parts.expected_after(self._places, is_near)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -105,6 +105,27 @@ def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     return function.__wrapped__ if function.__code__ is _DISABLED else function  # type: ignore[attr-defined, no-any-return]
 
 
+def without_torch_compile(function: Any) -> Any:
+    """What ``torch.compile`` or ``torch.compiler.disable`` was given, of what they returned; anything else is itself.
+
+    A wrapper of theirs switches torch's compiler on or off for the thread that calls it: under a trace of ours, for good.
+
+    >>> function = lambda x: x * 2
+    >>> without_torch_compile(torch.compile(function)) is function, without_torch_compile(function) is function
+    (True, True)
+    """
+    # Imported only where somebody uses it: the import takes a second.
+    wrappers = sys.modules.get("torch._dynamo.eval_frame")
+    if wrappers is None:
+        return function
+    if isinstance(function, wrappers.OptimizedModule):
+        return function._orig_mod
+    is_theirs = isinstance(function, types.FunctionType) and function.__module__ is not None
+    if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
+        return getattr(function, "_torchdynamo_orig_callable", function)
+    return function
+
+
 def functional_form(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The operator that returns what this one writes to its first argument; None where there is none (torch 2.13).
 

@@ -54,6 +54,17 @@ def hint(value: Any) -> int:
     return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
 
 
+def size_today(value: Any) -> int | None:
+    """A whole number, or what a symbolic one stands for at this call; None where a tensor's data decide.
+
+    >>> size_today(3)
+    3
+    """
+    if type(value) is int:
+        return value
+    return int(value.node.hint) if is_symbolic(value) and value.node.has_hint() else None
+
+
 def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
     """What a size is for these values of its symbols; nothing is guarded."""
     return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
@@ -337,11 +348,6 @@ def compares_quotient_with_one(expression: Any) -> bool:
     """
     kinds = (sympy.Eq, sympy.Ne, sympy.Gt)
     return isinstance(expression, kinds) and expression.rhs == 1 and expression.lhs.has(FloorDiv)
-
-
-def is_rest(number: Any) -> bool:
-    """Whether a symbolic number is the rest of a division, which is 0 or 1 for many sizes."""
-    return isinstance(number, torch.SymInt) and isinstance(first_expression(number), (Mod, PythonMod, sympy.Mod))
 
 
 def compares_bound(expression: Any) -> bool:

@@ -298,7 +298,10 @@ class _Outputs:
         fake = item.node.meta["val"]
         is_changed = any(change.input_index == item.index for change in self.trace.metadata_changes)
         if not is_changed and (
-            value.shape != fake.shape or value.stride() != fake.stride() or value.dtype != real.dtype
+            value.shape != fake.shape
+            or value.stride() != fake.stride()
+            or value.dtype != real.dtype
+            or private_compile.size_inside(value) != fake.shape
         ):
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
         if real.layout is torch.strided and not private.is_fake(real) and may_overlap_itself(real):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail import torch_private_recordings as private_recordings
 from dovetail import torch_private_sizes as private_sizes
 from dovetail.frontend.frame import Break
-from dovetail.frontend.gradients import Gradients
+from dovetail.frontend.gradients import HOOK_TABLES, Gradients
 from dovetail.frontend.size_list import SizeList
 from dovetail.frontend.sparse import refuse_sparse_target, sparse_attribute
 from dovetail.frontend.sparse_value import SparseValue
@@ -23,6 +24,7 @@ from dovetail.guards import (
     Answers,
     AttributeSource,
     DictKeys,
+    Equals,
     HasNoKey,
     HasNoSlot,
     Identity,
@@ -131,6 +133,11 @@ class Attributes:
             if class_attribute(type(traced.real), name)[0] is MISSING and isinstance(attributes, dict):
                 source = InstanceDictSource(self.values.guards.tensor_source(traced.index))
                 self.values.guard(source, HasNoKey(name), f"{source.base.name} has no attribute {name}")
+            if name in HOOK_TABLES and getattr(traced.real, name) is None:
+                source = self.values.guards.tensor_source(traced.index)
+                self.values.guard(AttributeSource(source, name), Equals(None), f"{source.name} has no gradient hooks")
+            elif name in HOOK_TABLES or (name == "retains_grad" and not traced.real.is_leaf):
+                raise Break(f".{name} of an input is read", "read it outside of the compiled function")
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
         return self._native_attribute(target, name)
@@ -161,10 +168,13 @@ class Attributes:
             raise
         if is_trusted(target.__name__) and not isinstance(value, torch.Tensor):
             # Of torch's own functions, those that the user's code names: somebody may put another one in their place.
-            is_users = bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
+            is_users = self._asked_by_user()
             if is_users and isinstance(value, IDENTITY_TYPES) and target.__dict__.get(name) is value:
                 place = AttributeSource(self.values.pin(target, target.__name__), name)
                 self.values.guard(place, Identity(value), f"{target.__name__}.{name} was read")
+            elif is_users and is_leaf_value(value) and name in target.__dict__ and name[:2] != "__":
+                place = AttributeSource(self.values.pin(target, target.__name__), name)
+                self.values.guard(place, Equals(value), f"{target.__name__}.{name} was read")
             return value
         return self.values.read(value, AttributeSource(self.values.pin(target, target.__name__), name))
 
@@ -201,7 +211,8 @@ class Attributes:
             return self._call_descriptor("__get__", owner, name, found, None, target)
         if isinstance(found, (types.FunctionType, property)) or hasattr(type(found), "__get__"):
             return getattr(target, name)
-        if is_trusted(target.__module__) or self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
+        is_fixed = is_trusted(target.__module__) or self._needs_no_guard(owner)
+        if (is_fixed and not self._is_setting(owner, found)) or self.effects.attribute_written(owner, name):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 
@@ -308,6 +319,8 @@ class Attributes:
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
         self._guard_not_shadowed(kind, None, name)
+        if isinstance(target, torch.nn.Module) and private_recordings.without_torch_compile(target) is not target:
+            return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
             return self.call(fallback, (target, name), {})
@@ -338,6 +351,17 @@ class Attributes:
     def _needs_no_guard(self, owner: type) -> bool:
         """Whether a class cannot change between calls: torch's own, or one that the trace itself made."""
         return is_trusted(owner.__module__) or bool(self.values.is_created(owner))
+
+    def _is_setting(self, owner: type, found: Any) -> bool:
+        """Whether data in a class of torch's is a switch, or something that the user's own code asks for."""
+        if owner.__module__.split(".", 1)[0] != "torch" or not is_leaf_value(found) or issubclass(owner, enum.Enum):
+            return False
+        if not is_heap_type(owner) or self.values.is_created(owner):
+            return False
+        return type(found) is bool or self._asked_by_user()
+
+    def _asked_by_user(self) -> bool:
+        return bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
 
     def guard_order(self, kind: type) -> None:
         """Guard which classes a class inherits from."""
@@ -422,7 +446,8 @@ class Attributes:
             return self._call_descriptor("__get__", owner, name, found, target, type(target))
         if hasattr(type(found), "__get__"):
             return values.wrap(found.__get__(target, type(target)))
-        if self._needs_no_guard(owner) or self.effects.attribute_written(owner, name):
+        is_fixed = self._needs_no_guard(owner) and not self._is_setting(owner, found)
+        if is_fixed or self.effects.attribute_written(owner, name):
             return values.wrap(found)
         return values.read(found, AttributeSource(values.pin(owner, owner.__qualname__), name))
 
@@ -477,7 +502,11 @@ class Attributes:
                 return
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
         if isinstance(target, type) and self.values.is_created(target):
-            type.__setattr__(target, name, value)
+            meta_setter, _ = class_attribute(type(target), "__setattr__")
+            if isinstance(meta_setter, types.FunctionType):
+                self.call(meta_setter, (target, name, value), {})
+            elif not self._set_by_metaclass(target, name, value):
+                type.__setattr__(target, name, value)
             return
         if isinstance(target, type) and self._store_class_attribute(target, name, value):
             return
@@ -498,19 +527,25 @@ class Attributes:
             return
         self.store_default_attribute(target, name, value)
 
+    def _set_by_metaclass(self, target: type, name: str, value: Any) -> bool:
+        """Write an attribute of a class by a property or descriptor of its metaclass; False where there is none."""
+        found, owner = class_attribute(type(target), name)
+        if owner is None or not hasattr(type(found), "__set__"):
+            return False
+        if isinstance(found, property) and found.fset is not None:
+            self._guard_class_item(owner, name, found)
+            self.call(found.fset, (target, value), {})
+            return True
+        if python_descriptor(found, "__set__") is not None:
+            self._call_descriptor("__set__", owner, name, found, target, value)
+            return True
+        return False
+
     def _store_class_attribute(self, target: type, name: str, value: Any) -> bool:
         """Write an attribute of a class; False where that does more than to put a value there."""
         setter, _ = class_attribute(type(target), "__setattr__")
-        meta_value, meta_owner = class_attribute(type(target), name)
-        if setter is type.__setattr__ and meta_owner is not None and hasattr(type(meta_value), "__set__"):
-            if isinstance(meta_value, property) and meta_value.fset is not None:
-                self._guard_class_item(meta_owner, name, meta_value)
-                self.call(meta_value.fset, (target, value), {})
-                return True
-            if python_descriptor(meta_value, "__set__") is not None:
-                self._call_descriptor("__set__", meta_owner, name, meta_value, target, value)
-                return True
-            return False
+        if setter is type.__setattr__ and self._set_by_metaclass(target, name, value):
+            return True
         before, owner = class_attribute(target, name)
         plain = (int, float, str, bool, type(None), list, dict, set, tuple)
         if setter is not type.__setattr__ or name.startswith("__") or not isinstance(value, plain):

@@ -41,6 +41,9 @@ INLINED_TORCH = (
     "torch.nn.utils.spectral_norm",
     "torch.nn.utils.prune",
     "torch.nn.utils._named_member_accessor",
+    # Switches.
+    "torch.backends.mha",
+    "torch.__future__",
     # They set parameters, or make modules.
     "torch.nn.utils.convert_parameters",
     "torch.nn.utils.fusion",

@@ -72,6 +72,8 @@ class Calls(NativeCalls):
         kind = type(function)
         if kind is types.FunctionType:
             interpreted = private_recordings.without_dynamo_guard(interpreted_of(function))
+            if interpreted is function:
+                interpreted = private_recordings.without_torch_compile(function)
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith("dovetail.frontend."):
@@ -203,10 +205,24 @@ class Calls(NativeCalls):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
+        if private_recordings.without_torch_compile(module) is not module:
+            return self._call_optimized(module, args, kwargs, direct)
         caller, _ = class_attribute(type(module), "__call__")
         if caller is not torch.nn.Module.__call__ and not private_recordings.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
+
+    def _call_optimized(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool
+    ) -> Any:
+        """A module that ``torch.compile`` has wrapped is compiled here as what it was made of."""
+        attributes = instance_dict(module) or {}
+        if any(attributes.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+            raise Break("a module that torch.compile made has hooks", "register them on the module that it was made of")
+        source = self.values.source_of(module)
+        if source is not None:
+            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
 
     def call_plain_module(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False

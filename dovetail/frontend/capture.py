@@ -6,7 +6,7 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,14 @@ class Capture:
     dropped: tuple[tuple[int, int], ...] = ()
     turned_on: tuple[int, ...] = ()
     symbolic: SymbolicParts | None = None
+
+
+def _passed(live: Sequence[Any], values: Any) -> dict[int, str]:
+    """The names of live values that the capture was given and has not made, by position."""
+    sources = {
+        at: value.source if isinstance(value, Unread) else values.source_of(value) for at, value in enumerate(live)
+    }
+    return {at: source.name for at, source in sources.items() if source is not None}
 
 
 def argument_names(function: Any, count: int) -> list[str]:
@@ -318,7 +326,8 @@ def capture(
                     advice="keep what breaks it out of the step, or compile the model before it is wrapped",
                 ) from stop
             resume_point, result, _ = flatten(stop.frames)
-            symbolic = SymbolicParts.of(result)
+            symbolic = SymbolicParts.of(result, _passed(result, values))
+            symbolic.note_passed(trace.policy.numbers, trace.policy.sizes)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter, resume_point is not None)

@@ -56,7 +56,7 @@ from dovetail.frontend.shown_frames import passing_traceback
 from dovetail.frontend.shown_names import tell_shown_names
 from dovetail.frontend.standard_library import CODE_RULES
 from dovetail.frontend.texts import format_braces, format_percent
-from dovetail.frontend.values import Values, is_leaf_value, is_trusted, plain_numbers
+from dovetail.frontend.values import Values, is_leaf_value, is_trusted, may_be_switched, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -398,7 +398,10 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         module = table.get("__name__")
         if name in table:
             value = table[name]
-            if (is_trusted(module) and not isinstance(value, torch.Tensor)) or self.effects.written(table, name):
+            is_fixed = (
+                is_trusted(module) and not isinstance(value, torch.Tensor) and not may_be_switched(module, name, value)
+            )
+            if is_fixed or self.effects.written(table, name):
                 return self.values.wrap(value)
             key = (id(table), name)
             seen = self._seen_globals.get(key, MISSING)

@@ -65,7 +65,7 @@ from dovetail.guards import (
     InstanceDictSource,
     ItemSource,
 )
-from dovetail.runtime.recipe import stands_for
+from dovetail.runtime.recipe import interpreted_of, stands_for
 from dovetail.trace import LayoutChangeError, OverlapError
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.aliases`).
@@ -107,6 +107,10 @@ def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
     if isinstance(function, types.MethodWrapperType):
         return not isinstance(function.__self__, type)
     return function is object.__setattr__ and not (args and isinstance(args[0], type))
+
+
+def _program_sees(value: Any) -> Any:
+    return interpreted_of(value) if type(value) is types.FunctionType else value
 
 
 class NativeCalls:
@@ -381,6 +385,9 @@ class NativeCalls:
         """A plain function that native code may call: it goes through the interpreter."""
 
         def enter(*args: Any, **kwargs: Any) -> Any:
+            # What native code was given in the place of an object, the program is not to see.
+            args = tuple(map(_program_sees, args))
+            kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
             if not self.values.in_backward:
                 return self.call(function, args, kwargs)
             trace = self.values.trace
@@ -424,7 +431,13 @@ class NativeCalls:
             called: Any = next((at for native, at in CALLS_ARGUMENT if native is function), None)
         else:
             called = "all" if module.startswith("torch") else None
-        if called is None:
+        owner = getattr(function, "__self__", None)
+        is_custom = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+        if is_custom:
+            # Only its own methods see them, which are interpreted.
+            arguments = tuple(item if callable(item) else self._native_argument(item) for item in args)
+            keywords = {key: item if callable(item) else self._native_argument(item) for key, item in kwargs.items()}
+        elif called is None:
             arguments = tuple(map(self._native_argument, args))
             keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
         else:
@@ -434,13 +447,11 @@ class NativeCalls:
             )
             # Those of itertools and functools that take objects take them by position only.
             keywords = {key: self.called_argument(item) for key, item in kwargs.items()}
-        for item in arguments:
-            self._check_opaque(function, item)
-        for item in keywords.values():
-            self._check_opaque(function, item)
+        for item in (*arguments, *keywords.values()):
+            if not (is_custom and callable(item)):
+                self._check_opaque(function, item)
         trace = self.values.trace
         data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
-        owner = getattr(function, "__self__", None)
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         codes = callback_codes(
             (*owners, *arguments, *keywords.values()), _HASHING if function in COMPARING else frozenset()

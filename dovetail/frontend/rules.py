@@ -75,11 +75,15 @@ def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if type(value) is SizeList:
         return isinstance([], kinds)
     if isinstance(kinds, tuple):
+        interpreter.values.whole_deep(kinds)
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private_sizes.is_symbolic(value):
         return isinstance(_plain_example(value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
         traced = interpreter.values.trace.input_of(value)
+        if traced is not None and kinds is torch.nn.Buffer:
+            # A plain tensor with a mark.
+            return bool(interpreter.call(getattr, (value, "_is_buffer", False), {}))
         if traced is not None:
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
@@ -122,6 +126,7 @@ def _issubclass(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return issubclass(*args)
     kind, kinds = args
     if isinstance(kinds, tuple):
+        interpreter.values.whole_deep(kinds)
         return any(_issubclass(interpreter, (kind, item), {}) for item in kinds)
     check = _own_check(kinds, "__subclasscheck__")
     if check is not None:

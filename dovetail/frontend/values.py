@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
+import re
 import sys
 import types
 from collections import deque
@@ -88,6 +90,12 @@ IDENTITY_TYPES = (
     functools._lru_cache_wrapper,
     type,
     OpOverload,
+    # Immutable, and what native code makes of them depends on all that they hold.
+    re.Pattern,
+    re.Match,
+    types.GenericAlias,
+    types.UnionType,
+    type(functools.cmp_to_key(operator.sub)),
 )
 TRUSTED_PREFIXES = (
     "torch",
@@ -188,6 +196,17 @@ def plain_numbers(value: Any) -> Any:
 def is_trusted(module_name: str | None) -> bool:
     """Whether a module's own globals and classes are taken as fixed: torch and the parts of the standard library we call."""
     return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
+
+
+def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
+    """Whether a global of a trusted module is a switch of torch's, or a table of hooks for all modules or optimizers.
+
+    >>> may_be_switched("torch.backends.mha", "_is_fastpath_enabled", True), may_be_switched("math", "pi", 3.14)
+    (True, False)
+    """
+    if module_name is None or module_name.split(".", 1)[0] != "torch":
+        return False
+    return (type(value) is bool and not name.isupper()) or name.startswith("_global_")
 
 
 class Values:

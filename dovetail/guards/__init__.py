@@ -3,7 +3,7 @@
 from dovetail.guards.ambient import AmbientState
 from dovetail.guards.ambient_change import AmbientChange, autocast_nesting
 from dovetail.guards.checker import Checker, compile_checker
-from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput, root_of
+from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput, are_decided_by, root_of
 from dovetail.guards.predicate import (
     Answers,
     ClassBody,
@@ -77,6 +77,7 @@ __all__ = [
     "SPARSE_LAYOUTS",
     "SparseMatch",
     "TicketSource",
+    "are_decided_by",
     "carried_by",
     "components_of",
     "parts_of_ticket",

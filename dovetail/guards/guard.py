@@ -12,7 +12,7 @@ A :class:`GuardSet` collects guards while a capture runs; :meth:`GuardSet.freeze
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -333,6 +333,23 @@ class GuardFailure:
         # L['x'] and G['x'] are how sources are written; the user's own name for it is x.
         sentence = _LOCAL_OR_GLOBAL.sub(r"\1", self.sentence)
         return f"{sentence}; needed at {self.location}" if self.location is not None else sentence
+
+
+def are_decided_by(failures: Sequence[GuardFailure], names: Collection[str]) -> bool:
+    """Whether something that was read from what has one of these names has failed, and beside it no size or number: which
+    gradients are on at a point depends on the way to it.
+    """
+    decided = [
+        failure.guard is not None and root_of(failure.guard.source).name in names
+        for failure in failures
+        if failure.guard is None or not _is_of_gradients(failure.guard, failure.sentence)
+    ]
+    return bool(decided) and all(decided)
+
+
+def _is_of_gradients(guard: Guard, sentence: str) -> bool:
+    is_flag = isinstance(guard.predicate, TensorMatch) and ".requires_grad` was" in sentence
+    return is_flag or isinstance(guard.predicate, Leafness)
 
 
 def check_guard(

@@ -332,7 +332,12 @@ class RecipeBuilder:
             with warnings.catch_warnings():
                 # Python 3.12 deprecates copying itertools; it still works in 3.13.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                return self._call(number, *value.__reduce__()[:3])
+                try:
+                    parts = value.__reduce__()[:3]
+                except TypeError:
+                    # Those that are newer, as batched.
+                    raise self._refuse(value) from None
+            return self._call(number, *parts)
         if kind is types.MethodType and isinstance(value.__self__, torch.Tensor):
             # A traced tensor is of a class of its own, with methods of its own.
             return self._call(number, getattr, (value.__self__, value.__name__))
@@ -402,7 +407,7 @@ class RecipeBuilder:
                 raise self._refuse(value)
             attributes.append((name, self.build(item)))
         builtin = isinstance(value, (dict, list, set, collections.deque))
-        if not builtin and getattr(native_new(kind), "__self__", object) is not object:
+        if not builtin and (getattr(native_new(kind), "__self__", object) is not object or not _can_be_made(kind)):
             # The state of a native class is neither items nor attributes.
             raise self._refuse(value)
         if not builtin and not isinstance(own, dict) and not attributes and kind is not object:
@@ -416,6 +421,17 @@ class RecipeBuilder:
             f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
             advice="return tensors, numbers, containers or plain objects",
         )
+
+
+def _can_be_made(kind: type) -> bool:
+    """Whether ``object.__new__`` makes an instance: it does of no class of an extension that has a structure of its own."""
+    if hasattr(kind, "__del__"):
+        return True
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def build_recipe(value: Any, classify: Callable[[Any], Recipe | None]) -> Recipe:

@@ -37,25 +37,30 @@ class OtherSide:
         return ", ".join(shown)
 
 
-def stand_in(tensor: torch.Tensor, sizes: Mapping[int, int], device: torch.device | None = None) -> torch.Tensor:
-    """An empty tensor like another one, with other sizes and its strides in the same order.
+def stand_in(
+    tensor: torch.Tensor,
+    sizes: Mapping[int, int],
+    device: torch.device | None = None,
+    strides: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """An empty tensor like another one, with other sizes and its strides in the same order, or those that are given.
 
-    Raises :class:`CaptureError` where such a tensor cannot be made: a view, say, has a memory that is not its own.
+    Raises :class:`CaptureError` where such a tensor cannot be made: one with gaps in its memory, say.
 
     >>> stand_in(torch.empty_strided((4, 3), (1, 4)), {0: 7}).stride()
     (1, 7)
     """
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
-    strides, expected, step = [0] * tensor.dim(), 1, 1
-    for dim in order:
+    made, expected, step = [0] * tensor.dim(), 1, 1
+    for dim in order if strides is None else ():
         if tensor.stride(dim) != expected and tensor.shape[dim] != 1:
             raise CaptureError("a tensor that is not dense has no stand-in of another size")
-        strides[dim] = step
+        made[dim] = step
         expected, step = expected * tensor.shape[dim], step * shape[dim]
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor._base is not None or tensor.storage_offset():
-        raise CaptureError("a view or a tensor of another class has no stand-in of another size")
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device or tensor.device)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.storage_offset():
+        raise CaptureError("a part of another tensor, or one of another class, has no stand-in of another size")
+    return torch.empty_strided(shape, strides or made, dtype=tensor.dtype, device=device or tensor.device)
 
 
 class Proposals:
@@ -75,7 +80,6 @@ class Proposals:
             for symbol, (index, kind, dim) in bindings.symbols.items()
             if kind == "size" and not bindings.names[index].endswith(NUMBER_SUFFIX)
         }
-        self._memory = [private_recordings.storage_key(item.untyped_storage()) for item in tensors]
 
     def __iter__(self) -> Iterator[OtherSide]:
         if not self._places or not any(map(self._is_branch, self._recorded)):
@@ -86,7 +90,7 @@ class Proposals:
             if not self._is_branch(item):
                 continue
             for sizes in self._candidates(item.expression):
-                tensors = self._resized(sizes)
+                tensors = resized(self._tensors, sizes)
                 if tensors is not None and self._leads_there(position, tensors, values, relations):
                     names = {self._bindings.names[index]: dims for index, dims in sizes.items()}
                     yield OtherSide(names, self._bindings.sentence(item.expression), item.location)
@@ -149,17 +153,19 @@ class Proposals:
         index, dim = self._places[symbol]
         return self._tensors[index].shape[dim]
 
-    def _resized(self, sizes: Mapping[int, Mapping[int, int]]) -> list[torch.Tensor] | None:
-        """The inputs with other sizes; None where one of these shares its memory, or cannot have another size."""
-        tensors = list(self._tensors)
-        for index, dims in sizes.items():
-            if self._memory.count(self._memory[index]) > 1:
-                return None
-            try:
-                tensors[index] = stand_in(tensors[index], dims, torch.device("meta"))
-            except CaptureError:
-                return None
-        return tensors
+
+def resized(tensors: Sequence[torch.Tensor], sizes: Mapping[int, Mapping[int, int]]) -> list[torch.Tensor] | None:
+    """The tensors, some with other sizes; None where one of these shares its memory, or cannot have another size."""
+    memory = [private_recordings.storage_key(item.untyped_storage()) for item in tensors]
+    found = list(tensors)
+    for index, dims in sizes.items():
+        if memory.count(memory[index]) > 1:
+            return None
+        try:
+            found[index] = stand_in(found[index], dims, torch.device("meta"))
+        except CaptureError:
+            return None
+    return found
 
 
 class _Values:

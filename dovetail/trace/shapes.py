@@ -78,7 +78,8 @@ class ShapePolicy:
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
     computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
     of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled. ``other_sizes`` take the
-    place of the sizes that tensors have at this call, ``other_numbers`` that of numbers: see ``other_sides``.
+    place of the sizes that tensors have at this call, with ``other_strides`` where these are known, ``other_numbers`` that of
+    numbers: see ``other_sides``.
     ``schedules_wait``: the ``step()`` of a schedule of rates is called when the graph has run.
     """
 
@@ -91,6 +92,7 @@ class ShapePolicy:
     rounds: LoopRounds | None = None
     size_lists: bool = False
     other_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    other_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     other_numbers: Mapping[str, int] = field(default_factory=dict)
     schedules_wait: bool = False
 

@@ -322,7 +322,9 @@ class Trace:
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
-            symbolic = self.policy.symbolic_sizes(real, name)
+            sizes = self.policy.other_sizes.get(name)
+            shown = stand_in(real, sizes, strides=self.policy.other_strides.get(name)) if sizes else real
+            symbolic = self.policy.symbolic_sizes(shown, name)
             if self._is_own(real):
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
                 fake = real.detach() if real.requires_grad else real
@@ -330,11 +332,9 @@ class Trace:
                 fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
-                sizes = self.policy.other_sizes.get(name)
-                shown = stand_in(real, sizes) if sizes else real.detach()
-                fake = private_sizes.symbolic_fake(self.fake_mode, shown, f"input_{len(self.inputs)}", bounds)
+                fake = private_sizes.symbolic_fake(self.fake_mode, shown.detach(), f"input_{len(self.inputs)}", bounds)
             else:
-                fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
+                fake = self.fake_mode.from_tensor(shown.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
             private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)

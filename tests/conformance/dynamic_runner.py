@@ -11,8 +11,10 @@ later calls compiled a side, but the second round of lengths nothing; ``grows`` 
 A model that is refused in one graph, or grows in one, is tried once more with graph breaks: ``breaks`` is the verdict where the
 numbers are eager's at all sizes and the second round has compiled nothing; the captures are those of all its parts. Shown
 too are the entries of each part after each of the first sizes and after all, whether each was compiled at most once more at the
-second size and none later (``once more``; the other sides of comparisons, compiled then in advance, do not count), and why
-anything was compiled after the first sizes.
+second size and none later for its sizes (``once more``; the other sides of comparisons, compiled then in advance, do not
+count), and why anything was compiled after the second size. That is ``by data`` where the guards that failed ask for nothing
+but what an instruction has given that ran for real at a graph break, or where that led to a part that no call had reached.
+A model whose first sizes are all of one length, since eager takes no other, sees ``a first change`` where a later one differs.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _ste
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
 LIMIT_WITH_BREAKS = 64
+BY_DATA, BY_SIZES, BY_A_FIRST_CHANGE = "by data", "by sizes", "by a first change"
 SWEEP = tuple((rows, length) for length in range(LENGTH, 3, -1) for rows in (2, 4))
 
 
@@ -115,11 +118,25 @@ def _note_parts(compiled: Any, result: DynamicResult) -> None:
         counts.append(sum(entry.run is not None for entry in part.entries))
 
 
-def _once_more(parts: dict[str, list[int]], sides: int) -> bool:
-    """Whether each part was compiled at most once more at the second size, and nothing at the third and the fourth."""
-    first = [counts[: len(SHAPES)] for counts in parts.values()]
-    grown = all(counts[1] <= max(1, 2 * counts[0]) + sides for counts in first)
-    return grown and all(counts[1] == counts[-1] for counts in first)
+def _once_more(parts: dict[str, list[int]], sides: int, late: list[str]) -> bool:
+    """Whether each part was compiled at most once more at the second size, and nothing for its sizes later."""
+    grown = all(counts[1] <= max(1, 2 * counts[0]) + sides for counts in parts.values())
+    return grown and not any(item.startswith(BY_SIZES) for item in late)
+
+
+def _late(
+    events: list[Any], parts: dict[str, list[int]], before: list[tuple[int, int]], sizes: tuple[int, int]
+) -> list[str]:
+    """What a call has compiled after the second size, each with its cause; ``before`` are the sizes of the calls so far."""
+    seen = [set(column) for column in zip(*before, strict=True)]
+    is_first = any(len(known) == 1 and now not in known for known, now in zip(seen, sizes, strict=True))
+    by_sizes = BY_A_FIRST_CHANGE if is_first else BY_SIZES
+    missed = [item for item in events if item.name == "recompile"]
+    found = [f"{BY_DATA if 'decided_by' in item.details else by_sizes} {sizes}: {item}" for item in missed]
+    new = [name for name, counts in parts.items() if counts[-1] and not any(counts[:-1])]
+    # Where nothing was compiled for other sizes, the way to a new part was chosen at a break.
+    cause = by_sizes if any(item.startswith(by_sizes) for item in found) else BY_DATA
+    return [*found, *(f"{cause} {sizes}: reached for the first time: {name}" for name in new)]
 
 
 def _captures(compiled: Any, fullgraph: bool) -> int:
@@ -146,6 +163,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     shapes = _taken_by_eager(model, batches[0])
     probe = copy.deepcopy(model)
     seen = sides = 0
+    called: list[tuple[int, int]] = []
     try:
         for rows, length in (*shapes, *SWEEP, *SWEEP):
             if len(outcome.entries) == len(SHAPES) and outcome.entries[-1] <= 2:
@@ -173,9 +191,9 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
             if not fullgraph:
                 _note_parts(compiled, outcome)
                 events = dovetail.events_of(compiled).events
-                if len(outcome.entries) > len(SHAPES):
-                    new = events[seen:]
-                    outcome.late += [f"{(rows, length)}: {item}" for item in new if item.name == "recompile"]
+                if len(outcome.entries) > 2:
+                    outcome.late += _late(events[seen:], outcome.parts, called, (rows, length))
+                called.append((rows, length))
                 seen = len(events)
                 if len(outcome.entries) == 2:
                     sides = sum(item.name == "another side" for item in events)
@@ -189,7 +207,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     events = [event for event in dovetail.events_of(compiled).events if event.name in ("static shapes", "recompile")]
     if not fullgraph:
         events = [event for event in dovetail.events_of(compiled).events if event.name == "graph break"]
-        outcome.once_more = _once_more(outcome.parts, sides)
+        outcome.once_more = _once_more(outcome.parts, sides, outcome.late)
         outcome.parts = {name: [*counts[: len(SHAPES)], counts[-1]] for name, counts in outcome.parts.items()}
     settled = outcome.entries[max(0, len(outcome.entries) - len(SWEEP) - 1)]
     compiling = len(set(outcome.entries) - {0})
@@ -227,7 +245,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:20} {result.verdict:8} entries {result.entries} {result.seconds} s", flush=True)
         if result.parts:
             shown = "; ".join(f"{part} {counts}" for part, counts in result.parts.items())
-            print(f"    once more: {'yes' if result.once_more else 'no'}; {shown}", flush=True)
+            data = sum(text.startswith(BY_DATA) for text in result.late)
+            later = f" and {data} by data later" if data else ""
+            print(f"    once more: {'yes' if result.once_more else 'no'}{later}; {shown}", flush=True)
             for text in result.late:
                 print(f"    late {text[:300]}", flush=True)
         if result.reason:

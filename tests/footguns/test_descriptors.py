@@ -138,6 +138,20 @@ def function(x):
     print("b")
     return a.get() * a.y + a.raw + a._t, a.get()
 """,
+    "a metaclass that sets attributes its own way": """
+def change(i): pass
+class Meta(type):
+    def __new__(m, n, b, d):
+        d = dict(d); d["added"] = len(d); return super().__new__(m, n, b, d)
+    def __setattr__(c, n, v): super().__setattr__(n, v * 2 if isinstance(v, int) else v)
+def function(x):
+    class A(metaclass=Meta):
+        k = 3
+        def f(self): return self.k
+    A.k = 5
+    a = A()
+    return x * a.f() + A.added * 0 + isinstance(A, Meta)
+""",
 }
 
 

@@ -98,3 +98,18 @@ def test_one_element_of_an_expanded_input_is_written_to(backend: str) -> None:
         mine, other = make(), make()
         same(function(mine), compiled(other))
         same(mine, other)
+
+
+def test_an_input_that_an_operator_resizes_by_out() -> None:
+    def make() -> Callable[[torch.Tensor], Any]:
+        kept = torch.zeros(0)
+
+        def function(x: torch.Tensor) -> Any:
+            torch.mul(x, 2, out=kept)
+            return x * kept, kept
+
+        return function
+
+    expected, actual = make(), dovetail.compile(make(), backend="aten")
+    for size in (3, 3, 4, 5, 2):
+        same(expected(torch.ones(size)), actual(torch.ones(size)))
