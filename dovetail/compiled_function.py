@@ -337,8 +337,17 @@ class CompiledFunction:
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
         if policy.has_symbols:
-            self._add_other_sides(entry, args, kwargs, policy, by_parts)
+            self._guess_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
+
+    def _guess_other_sides(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
+    ) -> None:
+        """:meth:`_add_other_sides`, whatever becomes of it: this call has its entry."""
+        try:
+            self._add_other_sides(entry, args, kwargs, policy, by_parts)
+        except Exception as error:  # noqa: BLE001  (a guess at later calls must not cost this one its result)
+            self.events.note("no entry for another side", because=f"{type(error).__name__}: {str(error)[:300]}")
 
     def _add_other_sides(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool

@@ -50,6 +50,8 @@ def stand_in(
     >>> stand_in(torch.empty_strided((4, 3), (1, 4)), {0: 7}).stride()
     (1, 7)
     """
+    if strides is not None and len(strides) != tensor.dim():
+        raise CaptureError("a tensor with another number of dimensions is no stand-in")
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]))
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
     made, expected, step = [0] * tensor.dim(), 1, 1
