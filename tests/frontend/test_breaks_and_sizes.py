@@ -71,7 +71,10 @@ def test_a_break_in_a_block_of_torch(program: Callable[..., Any]) -> None:
     assert later == [second] * 3
 
 
-def test_a_switch_for_kernels_that_stays() -> None:
+def test_a_switch_for_kernels_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's testing utilities, which other tests import, forbid to set these switches.
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+
     def program(values: torch.Tensor, benchmark: bool) -> torch.Tensor:
         torch.backends.cudnn.benchmark = benchmark
         return values.sin() if values.sum() > -1e9 else values
