@@ -5,7 +5,8 @@ Checked on torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +52,35 @@ def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str
             return get_hash_for_files(files, graph_pass.__qualname__)
 
     return Pass()
+
+
+@contextlib.contextmanager
+def reads_stay_behind_writes() -> Iterator[None]:
+    """In the block, Inductor remembers which state of a buffer a kernel reads when it gives the kernel other loops.
+
+    A buffer that is written in place has a new name after the write. Where Inductor fuses kernels for the CPU, it may find out
+    anew what one of them reads, under the old name: that kernel may then run before the write. ``dropout`` of a normalised
+    tensor was not a number, ``scatter_add`` beside a reduction was wrong (torch 2.13, ``torch.compile`` as well;
+    ``tests/backends/test_order_of_writes.py``).
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute: Any = getattr(SchedulerNode, "recompute_size_and_body", None)
+    if recompute is None:
+        yield
+        return
+
+    def renamed(node: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(node, *args, **kwargs)
+        names = getattr(node, "mutation_renames", None) or {}
+        if any(item.name in names for item in node.read_writes.reads):
+            node.set_read_writes(node.read_writes.rename(names))
+
+    SchedulerNode.recompute_size_and_body = renamed  # type: ignore[method-assign, assignment, unused-ignore]
+    try:
+        yield
+    finally:
+        SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign, unused-ignore]
 
 
 def free_from_order(nodes: list[Any]) -> list[Any]:

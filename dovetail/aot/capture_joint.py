@@ -22,6 +22,7 @@ from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.guards import is_ticket, parts_of_ticket
+from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.backward_order import arrangement_of_leaves
@@ -430,7 +431,9 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         )
         if trace.is_exact:
             use_exact_formulas(trace, roots)
-        with torch.enable_grad(), phases_checked(trace, roots, in_parts=getattr(result, "order", 1) > 1):
+        in_parts = getattr(result, "order", 1) > 1
+        # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/autocast.py).
+        with torch.enable_grad(), without_autocast(), phases_checked(trace, roots, in_parts=in_parts):
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):

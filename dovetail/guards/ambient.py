@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -27,6 +28,24 @@ AUTOCAST_DEVICES = tuple(
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """For each device type whether autocast is on, and to which type."""
     return tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in AUTOCAST_DEVICES)
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """No autocast in the block, on any device.
+
+    >>> with torch.autocast("cpu"), without_autocast():
+    ...     print(torch.is_autocast_enabled("cpu"))
+    False
+    """
+    before = [name for name in AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
+    for name in before:
+        torch.set_autocast_enabled(name, False)
+    try:
+        yield
+    finally:
+        for name in before:
+            torch.set_autocast_enabled(name, True)
 
 
 @dataclass(frozen=True)

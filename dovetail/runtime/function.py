@@ -14,8 +14,9 @@ import torch
 
 from dovetail import torch_private as private
 from dovetail import torch_private_torch_compile as private_compile
-from dovetail.errors import PartialGradientError
+from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
+from dovetail.runtime.autocast import UnderAutocast
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.independence import Independence, SavedValues, unpack
@@ -171,6 +172,8 @@ def _autograd_function(
                     )
                 return tuple(arranged(found))
             defined = tuple(tangent is not None for tangent in tangents)
+            if private_compile.is_any_autocast_on() and under_autocast.is_another(defined):
+                return tuple(arranged(first_order(ctx, tangents, defined)))
             values: Any
             try:
                 saved = values = saved_values(ctx)
@@ -202,12 +205,31 @@ def _autograd_function(
             """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
             graph_of = getattr(backward_for, "graph_of", None)
             defined = tuple(gradients[index] is not None for index in differentiable)
+            if private_compile.is_any_autocast_on() and under_autocast.is_another(defined):
+                raise HigherOrderGradientError(
+                    "a compiled function's backward is captured inside of an autocast block, where it has other types",
+                    advice="call backward() outside of the autocast block",
+                )
             return None if graph_of is None else graph_of(defined)  # type: ignore[no-any-return]
 
         @staticmethod
         def arranged(values: Sequence[Any]) -> Sequence[Any]:
             """The graph's results in the order of this node's outputs."""
             return arranged(values)
+
+    def first_order(ctx: Any, tangents: list[torch.Tensor | None], defined: tuple[bool, ...]) -> Sequence[Any]:
+        """The gradients in another autocast state than the backward was captured for."""
+        if derivatives is None:
+            raise HigherOrderGradientError(
+                "backward() is called inside of an autocast block, where it has other types than the captured one",
+                advice="call backward() outside of the autocast block",
+            )
+        saved = values_for_derivatives(ctx, defined)
+        with reads_of(ctx.reads):
+            found = derivatives.first_order(ctx.kept, restored(ctx.next_functions), tangents, saved)
+        if not private_compile.keeps_graph():
+            free(ctx, saved, defined)
+        return found
 
     def plain(ctx: Any, saved: Sequence[Any], tangents: list[torch.Tensor | None]) -> list[Any]:
         defined = tuple(tangent is not None for tangent in tangents)
@@ -256,6 +278,7 @@ def _autograd_function(
                 values.append(_with_strides(tangent, ctx.tangent_strides[position]))
         return values
 
+    under_autocast = UnderAutocast(getattr(backward_for, "graph_of", None))
     private_compile.hide_from_dynamo(CompiledBackward.backward)
     direct = private.direct_apply(CompiledBackward)
 

@@ -198,6 +198,10 @@ class KeptInputs:
         return dict(sorted(found.items()))
 
 
+def _no_plain_backward() -> list[torch.Tensor | None]:
+    raise AssertionError("the backward was captured for another autocast state")
+
+
 class _Refused(torch.autograd.Function):
     """The gradients of a first order, whose own derivative is refused when it is asked for."""
 
@@ -302,6 +306,18 @@ class DifferentiableBackward:
             kept.note_held(dict(enumerate(primals)))
             self._leaves = Leaves(self.needed, primals, ())
 
+    def first_order(
+        self,
+        kept: KeptInputs | None,
+        edges: Sequence[tuple[Any, int]],
+        tangents: Sequence[torch.Tensor | None],
+        saved: Sequence[Any],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """One gradient for each input, captured in the autocast state of the moment and connected to nothing."""
+        with torch.enable_grad():
+            found = self.run(kept, edges, tangents, _no_plain_backward, saved)
+        return tuple(None if gradient is None else gradient.detach() for gradient in found)
+
     def run(
         self,
         kept: KeptInputs | None,
@@ -323,6 +339,8 @@ class DifferentiableBackward:
         flat = _distinct([*primals.values(), *given])
         found = self._find(defined, wanted, primals, flat)
         if isinstance(found, HigherOrderGradientError):
+            if plain is _no_plain_backward:
+                raise found
             return self._refused(found, flat, plain)
         # Detached: one that is a result of the forward's node would lead back to it.
         inputs = [*flat, *[saved[place].detach() for place in found.given]]
@@ -331,7 +349,7 @@ class DifferentiableBackward:
         else:
             with private_compile.random_states_set(kept.states, self.needed.cuda_devices):
                 gradients = found.run(inputs)
-        if found not in self._compared:
+        if found not in self._compared and not private_compile.is_any_autocast_on():
             with torch.no_grad():
                 expected = plain()
             if not all(_agree(gradient, expected[index]) for index, gradient in zip(wanted, gradients, strict=True)):
