@@ -20,6 +20,7 @@ from dovetail.backends.picked_classes import picked_classes
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.scalar_values import compute_scalars_once
 from dovetail.backends.size_inputs import add_size_inputs, with_size_inputs
+from dovetail.backends.unused_draws import keep_unused_draws, without_last
 from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
 from dovetail.trace.repeats import draws_random_numbers
@@ -119,6 +120,7 @@ def compile_inductor(
     write_back(own, options.get("write_backs", {}))
     floats_as_tensors(own)
     compute_scalars_once(own)
+    unused = keep_unused_draws(own) if random_targets else 0
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
     inner = private.inductor_compile(
@@ -132,7 +134,8 @@ def compile_inductor(
         is_inference=kind == "inference",
         settings=settings,
     )
-    return guard_outputs(with_size_inputs(inductor.straight_call(inner), places), strides)
+    straight = without_last(inductor.straight_call(inner), unused)
+    return guard_outputs(with_size_inputs(straight, places), strides)
 
 
 INDUCTOR = Backend(

@@ -37,7 +37,7 @@ def casts_more(graph: torch.fx.GraphModule) -> bool:
     written = len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default))
     mode = next((value.fake_mode for value in examples if private.is_fake(value)), None)
     if mode is None:
-        return bool(graph.graph.find_nodes(op="call_function"))
+        return any(node.op == "call_function" for node in graph.graph.nodes)
     casts = _Casts()
     try:
         with torch.no_grad(), mode, casts:
