@@ -271,12 +271,10 @@ def inductor_compile(
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
 
-    from dovetail.torch_private_inductor import reads_stay_behind_writes
-
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     # Inductor keeps the strides that the fake values promise for these outputs only.
     output.meta["user_visible_output_idxs"] = user_visible_outputs
-    with config.patch(settings), tracing_context(fake_mode), V.set_fake_mode(fake_mode), reads_stay_behind_writes():
+    with config.patch(settings), tracing_context(fake_mode), V.set_fake_mode(fake_mode):
         return compile_fx_inner(
             graph,
             example_inputs,

@@ -123,17 +123,18 @@ def compile_inductor(
     unused = keep_unused_draws(own) if random_targets else 0
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
-    inner = private.inductor_compile(
-        own,
-        examples,
-        fake_mode,
-        # Inductor would no longer look whether these are aligned, and a parameter may become a view of something else.
-        static_inputs=[],
-        user_visible_outputs=visible,
-        is_backward=kind == "backward",
-        is_inference=kind == "inference",
-        settings=settings,
-    )
+    with inductor.reads_stay_behind_writes():
+        inner = private.inductor_compile(
+            own,
+            examples,
+            fake_mode,
+            # Inductor would no longer look whether these are aligned, and a parameter may become a view of something else.
+            static_inputs=[],
+            user_visible_outputs=visible,
+            is_backward=kind == "backward",
+            is_inference=kind == "inference",
+            settings=settings,
+        )
     straight = without_last(inductor.straight_call(inner), unused)
     return guard_outputs(with_size_inputs(straight, places), strides)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail import torch_private as private
 from dovetail.guards.ambient import autocast_state
@@ -19,7 +18,7 @@ from dovetail.guards.ambient import autocast_state
 GraphOf = Callable[[tuple[bool, ...]], "tuple[torch.fx.GraphModule, Sequence[int]] | None"]
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(private.TorchDispatchMode):
     """Counts conversions."""
 
     def __init__(self) -> None:

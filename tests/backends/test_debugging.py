@@ -82,7 +82,12 @@ def test_a_wrong_meta_kernel_is_named():
 
 @pytest.mark.parametrize(
     ("fault", "category"),
-    [("wrong", "differs"), ("raise", "raised"), ("crash", "crashed"), ("hang", "timed out")],
+    [
+        ("wrong", "differs"),
+        ("raise", "raised"),
+        ("crash", "crashed"),
+        pytest.param("hang", "timed out", marks=pytest.mark.slow),
+    ],
 )
 def test_bisect_writes_a_script_that_shows_the_fault(fault, category, tmp_path):
     path = tmp_path / "shown.py"

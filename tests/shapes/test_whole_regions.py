@@ -444,6 +444,7 @@ def test_without_gradients_the_numbers_and_the_generator_are_those_of_eager() ->
     assert len(compiled.compiled_call.entries) == 2
 
 
+@pytest.mark.slow
 def test_the_second_derivative_draws_the_same_numbers() -> None:
     module = Returned()
     compiled: Any = dovetail.compile(module, backend="aten", fullgraph=True)
