@@ -103,7 +103,7 @@ class Leaves:
     def are_saved(self, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> bool:
         """Whether the graph has saved leaves again: a backend may return copies of its inputs from some call on. One of them
         tells; whether all of them are the very leaves is asked where that is relied on (:meth:`KeptInputs.check_saved`). To
-        ask for all of them at every call took 13 us of the 640 us of a call with 400 modules.
+        ask for all of them at every call took 3 us of the 126 us of a call with 100 modules (4 cores, 2026-11).
         """
         return not self.held or saved[self.places[0]] is primals[self.held[0]]
 
