@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 import dovetail
-from dovetail import torch_private
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.report.curves import Table
+from dovetail.torch_private import tensors as torch_private
 
 #: What the project promises: Dovetail's time over that of torch.compile.
 PROMISE = 0.4

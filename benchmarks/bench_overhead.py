@@ -32,9 +32,9 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail import torch_private
-from dovetail.compile import compiled_function
+from dovetail.face.compile import compiled_function
 from dovetail.report.curves import Table
+from dovetail.torch_private import tensors as torch_private
 
 #: What the project promises: Dovetail's time over that of torch.compile.
 PROMISE = 0.5

@@ -17,10 +17,10 @@ check_versions()
 
 from dovetail import aot, errors  # noqa: E402
 from dovetail.aot.joint_graph import JointGraph  # noqa: E402
-from dovetail.aot.load_joint import load  # noqa: E402
-from dovetail.aot.torch_compile import torch_backend  # noqa: E402
+from dovetail.artefacts.load_joint import load  # noqa: E402
 from dovetail.backends import list_backends, register_backend  # noqa: E402
-from dovetail.compile import capture, compile, compiled_autograd, events_of, explain  # noqa: E402
+from dovetail.backends.foreign.torch_compile import torch_backend  # noqa: E402
+from dovetail.face.compile import capture, compile, compiled_autograd, events_of, explain  # noqa: E402
 from dovetail.options import Options  # noqa: E402
 from dovetail.trace import mark_dynamic  # noqa: E402
 from dovetail.versions import __version__  # noqa: E402

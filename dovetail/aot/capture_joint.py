@@ -10,10 +10,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
-from dovetail import torch_private_torch_compile as private_compile
-from dovetail.aot.deferred import deferred_call
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
@@ -23,13 +19,17 @@ from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.guards import is_ticket, parts_of_ticket
 from dovetail.guards.ambient import without_autocast
+from dovetail.quirks.eigenvectors import phases_checked
+from dovetail.quirks.exact import differing_nodes, use_exact_formulas
+from dovetail.quirks.overlap import may_overlap_itself
+from dovetail.rules.sparse.deferred import deferred_call
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.backward_order import arrangement_of_leaves
-from dovetail.trace.eigenvectors import phases_checked
-from dovetail.trace.exact import differing_nodes, use_exact_formulas
 from dovetail.trace.opaque import check_gradient_ticket, forget_examples
-from dovetail.trace.overlap import may_overlap_itself
 
 
 class AutogradView:

@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.collective_errors import with_collective_errors
 from dovetail.aot.decompose import decompose_graph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.dropped import droppable, taking, without_inputs
-from dovetail.aot.given import EarlierOrder, find_given
-from dovetail.aot.higher_order import differentiable_backward
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.aot.memory_budget import MemoryReport, measured_bytes, mebibytes
 from dovetail.aot.partition import PartitionedGraph, Strategy, partition
@@ -31,12 +28,15 @@ from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.errors import CaptureError, InputError, OptionError
 from dovetail.events import EventLog
 from dovetail.guards import compile_checker
+from dovetail.higher_order.capture import differentiable_backward
+from dovetail.higher_order.reused_forward_values import EarlierOrder, find_given
 from dovetail.options import check_budget, check_numerics
 from dovetail.runtime.backward_reads import BackwardReads
 from dovetail.runtime.entry import Entry
 from dovetail.runtime.function import TangentStrides, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
 from dovetail.runtime.spread import spread_strides
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import shape_guards
 from dovetail.trace.repeats import draws_random_numbers
 

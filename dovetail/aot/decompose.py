@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_recordings as private_recordings
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import GraphInvalidError
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 # Facts about one value, not about where it comes from.
 _VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.runtime.spec import FreshOutput, OutputTensor, ViewOutput
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 Runner = Callable[[list[Any]], list[Any]]
 

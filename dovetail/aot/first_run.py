@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.compile_joint import CompiledGraph, compile_joint
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.backends import ATEN, Backend
 from dovetail.errors import EagerFallbackWarning
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail.torch_private import OpOverload
+from dovetail.torch_private.tensors import OpOverload
 
 if TYPE_CHECKING:
     from dovetail.aot.joint_graph import JointGraph

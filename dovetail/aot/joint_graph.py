@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
+from dovetail.torch_private import tensors as private
 from dovetail.trace import Program
 from dovetail.trace.opaque import OPAQUE
 
@@ -288,7 +288,7 @@ class JointGraph:
         """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
         See ``aot.export_joint``; ``dovetail.load`` reads it.
         """
-        from dovetail.aot.export_joint import export_joint
+        from dovetail.artefacts.export_joint import export_joint
 
         return export_joint(None, self, path, values=values)
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.errors import BackendError, OptionError
 from dovetail.options import check_budget
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 # Floating-point operations in the time in which one byte is read or written, and bytes in the time that one call takes. Both
 # are those of a processor to within a factor of a few; only the order of candidates matters.

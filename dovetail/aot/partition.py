@@ -16,12 +16,12 @@ from typing import Any, Literal
 import networkx
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.collective_errors import is_exchange
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedForBackward, Tangent
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, SAVE, JointGraph, must_stay
 from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 Strategy = Literal["minimum_cut", "save_all"]
 CHEAP_NAMES = frozenset(

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
-from dovetail.aot.size_expressions import size_in_graph
+from dovetail.artefacts.size_expressions import size_in_graph
+from dovetail.torch_private import sizes as private_sizes
 
 _SUMS = (torch.ops.aten.add.Tensor,)
 

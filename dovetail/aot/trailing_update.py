@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 Runner = Callable[[list[Any]], list[Any]]

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail.quirks.eigenvectors import phases_checked
+from dovetail.quirks.exact import use_exact_formulas
+from dovetail.torch_private import tensors as private
 from dovetail.trace import Program, Trace
-from dovetail.trace.eigenvectors import phases_checked
-from dovetail.trace.exact import use_exact_formulas
 from dovetail.trace.opaque import opaque
 from dovetail.trace.program import ProgramCall
 

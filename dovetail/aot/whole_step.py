@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.partition import cost_of_keeping, is_fused, memory_of, minimum_cut
 from dovetail.runtime.heap import LARGEST, keep_freed_memory
+from dovetail.torch_private import sizes as private_sizes
 
 Nodes = Collection[torch.fx.Node]
 

@@ -1,14 +1,14 @@
 """Backends: what turns a flat ATen graph into something that runs.
 
 ``lookup_backend`` finds one by name, ``compile_with`` runs it and checks its result, ``register_backend`` adds one,
-``guarded`` puts a net under one that may fail.
+``guarded`` puts a net under one that may fail. ``aten`` and ``eager`` are always loaded, the others by their names.
 """
 
+import importlib
+from typing import Any
+
 from dovetail.backends.aten import ATEN
-from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
-from dovetail.backends.guarded import guarded
-from dovetail.backends.inductor import INDUCTOR
 from dovetail.backends.outputs import guard_outputs
 from dovetail.backends.protocol import Backend, CompiledCallable, CompileFunction, Kind, compile_with
 from dovetail.backends.registry import (
@@ -37,3 +37,16 @@ __all__ = [
     "register_backend",
     "unregister_backend",
 ]
+
+_LAZY = {
+    "CUDAGRAPHS": "dovetail.backends.cudagraphs.backend",
+    "INDUCTOR": "dovetail.backends.inductor.backend",
+    "guarded": "dovetail.backends.debug.guarded",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a backend that is not loaded with the package."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

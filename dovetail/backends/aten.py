@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends.outputs import fresh
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind
 from dovetail.errors import BackendError
+from dovetail.torch_private import tensors as private
 
 _counter = itertools.count()
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_recordings as private_recordings
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import tensors as private
 
 #: Targets without a schema that are known to write nothing: they take numbers, or pick from a result.
 _PURE_FUNCTIONS = frozenset(

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends.protocol import CompiledCallable
+from dovetail.torch_private import tensors as private
 
 
 def fresh(value: Any) -> Any:

@@ -31,8 +31,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import BackendError, OptionError, UnsupportedGraphError
+from dovetail.torch_private import sizes as private_sizes
 
 Kind = Literal["forward", "backward", "inference"]
 Numerics = Literal["bitwise", "tolerance"]

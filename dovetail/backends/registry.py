@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 import threading
 import warnings
@@ -22,25 +23,27 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, overload
 
-from dovetail import torch_private as private
 from dovetail.backends.aten import ATEN
-from dovetail.backends.bisect import make_bisect
-from dovetail.backends.check_operators import make_check_operators
-from dovetail.backends.cudagraphs import CUDAGRAPHS
 from dovetail.backends.eager import EAGER
-from dovetail.backends.float64 import make_float64
-from dovetail.backends.inductor import INDUCTOR
-from dovetail.backends.inference_only import ONNXRUNTIME, OPENVINO
 from dovetail.backends.protocol import KINDS, Backend, Kind, Numerics
-from dovetail.backends.torch_registered import adapt_torch_backend, torch_registered_backend
 from dovetail.errors import BackendError, UnknownBackendError
+from dovetail.torch_private import tensors as private
 
 ENTRY_POINT_GROUP = "dovetail.backends"
 
 _lock = threading.Lock()
-_own: dict[str, Backend] = {
-    backend.name: backend for backend in (ATEN, CUDAGRAPHS, EAGER, INDUCTOR, ONNXRUNTIME, OPENVINO)
+_CORE: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER)}
+#: Dovetail's other backends, each loaded when it is first asked for by its name.
+_WINGS: dict[str, str] = {
+    "bisect": "dovetail.backends.debug.bisect:BISECT",
+    "check_operators": "dovetail.backends.debug.check_operators:CHECK_OPERATORS",
+    "cudagraphs": "dovetail.backends.cudagraphs.backend:CUDAGRAPHS",
+    "float64": "dovetail.backends.debug.float64:FLOAT64",
+    "inductor": "dovetail.backends.inductor.backend:INDUCTOR",
+    "onnxruntime": "dovetail.backends.foreign.inference_only:ONNXRUNTIME",
+    "openvino": "dovetail.backends.foreign.inference_only:OPENVINO",
 }
+_FOREIGN = "dovetail.backends.foreign.torch_registered"
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 
@@ -132,7 +135,7 @@ def register_backend(
             kinds=kinds,
         )
     with _lock:
-        if name in _own:
+        if name in _CORE or name in _WINGS:
             raise BackendError(f"{name!r} is one of Dovetail's own backends", advice="choose another name")
         if name in _registered and not replace:
             raise BackendError(
@@ -160,7 +163,7 @@ def list_backends(*, torch_backends: bool = True) -> list[str]:
     >>> {"aten", "eager", "inductor"} <= set(list_backends(torch_backends=False))
     True
     """
-    names = {*_own, *_registered, *_entry_points()}
+    names = {*_CORE, *_WINGS, *_registered, *_entry_points()}
     if torch_backends:
         names.update(private.torch_backend_names())
     return sorted(names)
@@ -183,8 +186,8 @@ def lookup_backend(backend: str | Backend | Callable[..., Any] | None) -> Backen
                 advice=f"the names are: {', '.join(list_backends(torch_backends=False))}",
             )
         return _from_callable(getattr(backend, "__name__", type(backend).__name__), backend)
-    found = _own.get(backend) or _registered.get(backend) or _from_entry_point(backend)
-    found = found or torch_registered_backend(backend)
+    found = _CORE.get(backend) or _wing(backend) or _registered.get(backend) or _from_entry_point(backend)
+    found = found or _load(_FOREIGN, "torch_registered_backend")(backend)
     if found is not None:
         return found
     near = difflib.get_close_matches(backend, list_backends(), n=3, cutoff=0.5)
@@ -200,7 +203,7 @@ def default_backend() -> Backend:
     """``inductor`` where a C++ compiler, or a GPU with Triton, is found; else ``aten``, with one warning."""
     global _warned_no_compiler
     if private.cpp_compiler() is not None or private.has_triton():
-        return INDUCTOR
+        return lookup_backend("inductor")
     if not _warned_no_compiler:
         _warned_no_compiler = True
         warnings.warn(
@@ -222,7 +225,20 @@ def _takes_kind(function: Callable[..., Any]) -> bool:
 def _from_callable(name: str, function: Callable[..., Any]) -> Backend:
     if _takes_kind(function):
         return Backend(name, function, description=inspect.getdoc(function) or "")
-    return adapt_torch_backend(name, function)
+    adapted: Backend = _load(_FOREIGN, "adapt_torch_backend")(name, function)
+    return adapted
+
+
+def _load(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _wing(name: str) -> Backend | None:
+    place = _WINGS.get(name)
+    if place is None:
+        return None
+    found: Backend = _load(*place.split(":"))
+    return found
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -248,10 +264,3 @@ def _from_entry_point(name: str) -> Backend | None:
             advice="it must give a Backend or a callable",
         )
     return _from_callable(name, loaded)
-
-
-# Backends that say something about another one, which the backend option "inner" names.
-_own |= {
-    made.name: made
-    for made in (make_check_operators(lookup_backend), make_float64(lookup_backend), make_bisect(lookup_backend))
-}

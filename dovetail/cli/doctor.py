@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail import torch_private as private
 from dovetail.backends import default_backend
 from dovetail.testing import check_backend
 from dovetail.testing.cases import GROUPS
 from dovetail.testing.probe import PROBE_SECONDS, Probe, probe_backends
+from dovetail.torch_private import tensors as private
 
 _COMPILER_SECONDS = 30.0
 _PACKAGES = ("torch", "triton", "numpy", "networkx", "safetensors", "onnxruntime", "openvino")

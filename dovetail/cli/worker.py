@@ -87,7 +87,7 @@ def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -
     if name == "eager":
         return Engine(make_step(model, model, optimizer), lambda: None, lambda: None, list)
     if name == "torch.compile":
-        from dovetail import torch_private_torch_compile as private_compile
+        from dovetail.torch_private import dynamo as private_compile
 
         return Engine(
             make_step(model, torch.compile(model), optimizer),

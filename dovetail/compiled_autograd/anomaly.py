@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.compiled_autograd.parts import check_unwritten, uses_of_saved
+from dovetail.torch_private import autograd as door
 from dovetail.trace.backward_order import BackwardCall, hook_order
 
 #: The frames of a captured backward, which eager's tracebacks do not have.

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import fx
 
-from dovetail import torch_private as private
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.forward_lines import forward_lines
 from dovetail.compiled_autograd.recorder import ARGUMENTS, Recorder
 from dovetail.errors import CaptureError
+from dovetail.torch_private import autograd as door
+from dovetail.torch_private import tensors as private
 from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
 
 

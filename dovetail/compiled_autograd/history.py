@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.graph import CapturedBackward
 from dovetail.errors import CaptureError
+from dovetail.torch_private import autograd as door
 from dovetail.trace.backward_order import BackwardCall, hook_order
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail import torch_private_autograd as door
+from dovetail.torch_private import autograd as door
 
 #: Arithmetic that torch asks for by these names.
 _ARITHMETIC: dict[str, Callable[..., Any]] = {

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dovetail import torch_private_autograd as door
 from dovetail.errors import CaptureError
+from dovetail.torch_private import autograd as door
 
 
 def outside_of(mode: Any) -> AbstractContextManager[Any]:

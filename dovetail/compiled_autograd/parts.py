@@ -16,7 +16,7 @@ from torch import fx
 
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.recorder import ARGUMENTS
-from dovetail.trace.exact import OTHER_FORMULA
+from dovetail.quirks.exact import OTHER_FORMULA
 
 CARRIED = "carried"
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import operations
 from dovetail.compiled_autograd.numbers import LiftedNumber
 from dovetail.compiled_autograd.operations import NodeFunction, OutputCheck
 from dovetail.errors import CaptureError
+from dovetail.torch_private import autograd as door
 
 #: What a captured backward is called with: tensors, sizes, numbers, hooks and contexts, and what saved-tensor hooks packed.
 ARGUMENTS = ("tensors", "sizes", "scalars", "hooks", "packed")

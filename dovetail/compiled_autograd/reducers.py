@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dovetail import torch_private_autograd as door
-from dovetail import torch_private_distributed as distributed_door
+from dovetail.torch_private import autograd as door
+from dovetail.torch_private import distributed as distributed_door
 
 
 class Bucketing(NamedTuple):

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
 from dovetail.compiled_autograd.explanation import explain_parts
 from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_noted, noting_lines
@@ -24,6 +22,8 @@ from dovetail.compiled_autograd.recorder import Recorder
 from dovetail.compiled_autograd.reducers import Bucketing, bucket_ends, reducers_among, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
+from dovetail.torch_private import autograd as door
+from dovetail.torch_private import tensors as private
 from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 #: ``compile_graph(function) -> function``: what happens to the graph of a captured backward.

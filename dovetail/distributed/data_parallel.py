@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dovetail import torch_private as private
-from dovetail import torch_private_distributed
 from dovetail.aot.descriptors import ParamInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.compile import CompiledFunction, compile
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.placement import is_data
 from dovetail.distributed.replicate import replicate
 from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
-from dovetail.runtime.module import CompiledModule
+from dovetail.face.compile import CompiledFunction, compile
+from dovetail.face.module import CompiledModule
+from dovetail.torch_private import distributed as torch_private_distributed
+from dovetail.torch_private import tensors as private
 from dovetail.trace.trace import open_trace
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_distributed
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph
 from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
 from dovetail.distributed.plan import Plan, agree, fingerprint, register
+from dovetail.torch_private import distributed as torch_private_distributed
+from dovetail.torch_private import tensors as private
 
 aten = torch.ops.aten
 collectives = torch_private_distributed.functional_collectives()

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_distributed as private
 from dovetail.errors import HigherOrderGradientError
+from dovetail.torch_private import distributed as private
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")
 _library.define("gather(Tensor part, int rows, bool apart, int size, str group, str reduction) -> Tensor")

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dovetail import torch_private_distributed as private
 from dovetail.errors import RanksDifferError
+from dovetail.torch_private import distributed as private
 
 #: The plans of all graphs so far by fingerprint, to say in words what differs.
 _plans: dict[int, Plan] = {}

@@ -14,7 +14,6 @@ import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dovetail import torch_private_distributed as private
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.required_passes import register_required_pass
 from dovetail.distributed.exchange import Team
@@ -22,9 +21,10 @@ from dovetail.distributed.gradients import defer_readers, gradient_sites, is_mar
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_guesses
 from dovetail.errors import ShardedModuleError
-from dovetail.frontend.call_tables import rule
-from dovetail.frontend.frame import Break
-from dovetail.torch_private import tree_leaves
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.torch_private import distributed as private
+from dovetail.torch_private.tensors import tree_leaves
 from dovetail.trace.gradient_marks import EXCHANGE
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")

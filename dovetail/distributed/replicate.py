@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, MutatedInput
 from dovetail.aot.joint_graph import JointGraph, assumes
 from dovetail.distributed.exchange import (
@@ -29,6 +28,7 @@ from dovetail.distributed.gradients import GradientSite, defer_readers, gradient
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.gradient_marks import EXCHANGE, GRADIENT_OF
 
 aten = torch.ops.aten

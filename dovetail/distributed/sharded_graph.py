@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph, must_stay
 from dovetail.aot.required_passes import register_required_pass
 from dovetail.aot.tangents import MEMBER, PACK
@@ -31,6 +30,7 @@ from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.distributed.replicate import Bucket, make_buckets, refuse_guesses
 from dovetail.errors import DistributedError
+from dovetail.torch_private import sizes as private_sizes
 
 aten = torch.ops.aten
 VIEWS = frozenset(

@@ -11,12 +11,12 @@ import torch
 import torch.distributed
 from torch import nn
 
-from dovetail import torch_private_distributed
 from dovetail.distributed.data_parallel import broadcast, current_team, tensors_of
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.operators import filled_up, gather, part_rows, replica
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError
-from dovetail.frontend.call_tables import rule
+from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.torch_private import distributed as torch_private_distributed
 
 
 @dataclass(frozen=True, eq=False)

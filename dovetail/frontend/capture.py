@@ -12,25 +12,18 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_recordings as private_recordings
-from dovetail import torch_private_sizes as private_sizes
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
-from dovetail.frontend.aliases import guard_distinct
-from dovetail.frontend.attributes import class_attribute
-from dovetail.frontend.class_guards import guard_classes
-from dovetail.frontend.exits import SymbolicParts
-from dovetail.frontend.finalizers import check_let_go
-from dovetail.frontend.frame import Break, Null, Stop, Unread
-from dovetail.frontend.interpreter import Interpreter
-from dovetail.frontend.opaque_calls import number_as_tensor
-from dovetail.frontend.points import FramePoint, ResumePoint, flatten
-from dovetail.frontend.size_list import SizeList
-from dovetail.frontend.sparse_value import SparseValue
-from dovetail.frontend.suspend import Resumption
-from dovetail.frontend.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
+from dovetail.frontend.breaks.symbols import SymbolicParts
+from dovetail.frontend.code.frame import Break, Null, Stop, Unread
+from dovetail.frontend.code.points import FramePoint, ResumePoint, flatten
+from dovetail.frontend.code.resumption import Resumption
+from dovetail.frontend.effects.finalizers import check_let_go
+from dovetail.frontend.interpreter.attributes import class_attribute
+from dovetail.frontend.interpreter.interpreter import Interpreter
+from dovetail.frontend.values.aliases import guard_distinct
+from dovetail.frontend.values.class_guards import guard_classes
+from dovetail.frontend.values.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.guards import (
     AmbientChange,
     AmbientState,
@@ -50,6 +43,9 @@ from dovetail.guards import (
     inner_tensor,
     redeem,
 )
+from dovetail.rules.sizes.size_list import SizeList
+from dovetail.rules.sparse.value import SparseValue
+from dovetail.rules.torch.whole_functions import number_as_tensor
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
     ConstantItem,
@@ -61,6 +57,10 @@ from dovetail.runtime.recipe import (
     TensorItem,
     holds_interpreted,
 )
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 from dovetail.trace import Bindings, Program, Trace
 
 
@@ -71,7 +71,7 @@ class Capture:
     At a graph break ``resume_point`` says where the function goes on, and ``recipe`` builds the live values there.
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
-    :meth:`dovetail.frontend.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
+    :meth:`dovetail.frontend.effects.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
     ``symbolic`` says what is symbolic among the live values at a break.
     """
 

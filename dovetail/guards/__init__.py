@@ -52,7 +52,16 @@ from dovetail.guards.source import (
     constant_key,
     is_heap_type,
 )
-from dovetail.guards.sparse import (
+from dovetail.guards.wrappers import (
+    GradientForm,
+    InnerSource,
+    WrapperMaker,
+    WrapperMatch,
+    check_versions,
+    inner_tensor,
+    wrappers_of,
+)
+from dovetail.rules.sparse.handles import (
     SPARSE_LAYOUTS,
     SparseMatch,
     TicketSource,
@@ -62,15 +71,6 @@ from dovetail.guards.sparse import (
     make_ticket,
     parts_of_ticket,
     redeem,
-)
-from dovetail.guards.wrappers import (
-    GradientForm,
-    InnerSource,
-    WrapperMaker,
-    WrapperMatch,
-    check_versions,
-    inner_tensor,
-    wrappers_of,
 )
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
+from dovetail.torch_private import tensors as private
 
 AUTOCAST_DEVICES = tuple(
     name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.guards.ambient import AmbientState
+from dovetail.torch_private import tensors as private
 
 SETTABLE = frozenset(
     {"grad_mode", "autocast", "autocast_cache", "default_dtype", "deterministic", "anomaly", "kernel_flags"}

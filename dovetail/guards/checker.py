@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.guards.ambient import AmbientState
 from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, check_guard, is_argument
 from dovetail.guards.predicate import (
@@ -67,7 +66,8 @@ from dovetail.guards.source import (
     read_gradient,
     returns_itself,
 )
-from dovetail.guards.sparse import TicketSource, is_ticket, parts_of_ticket
+from dovetail.rules.sparse.handles import TicketSource, is_ticket, parts_of_ticket
+from dovetail.torch_private import tensors as private
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
 _SINGLETON_TYPES = frozenset(

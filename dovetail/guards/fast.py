@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_guards as guards
 from dovetail.guards.checker import Checker, Generator, Group, Node, make_check
 from dovetail.guards.guard import Guard
 from dovetail.guards.native import NativeWriter
 from dovetail.guards.predicate import RELATIONS, NoHooks, TensorMatch
 from dovetail.guards.remembered import Check, Recorder, Remembering
 from dovetail.guards.source import InstanceDictSource, PinnedSource
+from dovetail.torch_private import guards as guards
 
 
 def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:

@@ -18,8 +18,6 @@ from typing import Any, Protocol
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import InputError, UserLocation
 from dovetail.guards.predicate import (
     Distinct,
@@ -34,6 +32,8 @@ from dovetail.guards.predicate import (
     short,
 )
 from dovetail.guards.source import FETCH_ERRORS, ArgumentSource, CellSource, GradSource, KeywordSource, Source
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 _LOCAL_OR_GLOBAL = re.compile(r"(?<![\w.\]])[LG]\['([^\W\d]\w*)'\]")
 

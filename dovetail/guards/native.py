@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail import torch_private_guards as private
 from dovetail.guards.predicate import RELATIONS, DictKeys, Equals, HasNoKey, Identity, Length, Predicate, TypeIs
 from dovetail.guards.source import (
     FETCH_ERRORS,
@@ -29,6 +28,7 @@ from dovetail.guards.source import (
     instance_dict,
     is_heap_type,
 )
+from dovetail.torch_private import guards as private
 
 if TYPE_CHECKING:
     from dovetail.guards.checker import Generator, Group, Node

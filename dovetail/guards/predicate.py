@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.guards.source import (
     Source,
     constant_key,
@@ -27,6 +26,7 @@ from dovetail.guards.source import (
     plain_length,
     read_item,
 )
+from dovetail.torch_private import tensors as private
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The tables of ``nn.Module`` that hold hooks of one module."""

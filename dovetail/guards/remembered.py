@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail import torch_private_guards as private
 from dovetail.guards.predicate import (
     HOOK_TABLES,
     ClassBody,
@@ -62,6 +61,7 @@ from dovetail.guards.source import (
     is_mutable_type,
     read_item,
 )
+from dovetail.torch_private import guards as private
 
 if TYPE_CHECKING:
     from dovetail.guards.checker import Generator, Node

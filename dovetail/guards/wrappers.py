@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_recordings as private_recordings
 from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards.predicate import Predicate
 from dovetail.guards.source import Step
+from dovetail.torch_private import recordings as private_recordings
 
 
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.guards.ambient import autocast_state
+from dovetail.torch_private import tensors as private
 
 GraphOf = Callable[[tuple[bool, ...]], "tuple[torch.fx.GraphModule, Sequence[int]] | None"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import DovetailError, OutgrownError
 from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.effects import EffectRecipe, Effects
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.runtime.recipe_code import Build, generate
+from dovetail.torch_private import dynamo as private_compile
 from dovetail.trace import ASSUMPTION
 
 OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)

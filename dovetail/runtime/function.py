@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.guards import check_versions, wrappers_of
+from dovetail.higher_order.runtime import DifferentiableBackward, freed, refusal
+from dovetail.quirks.eigenvectors import gradient_in_parts
 from dovetail.runtime.autocast import UnderAutocast
 from dovetail.runtime.backward_reads import pending_reads, reads_of
-from dovetail.runtime.higher_order import DifferentiableBackward, freed, refusal
 from dovetail.runtime.independence import Independence, SavedValues, unpack
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.runtime.spread import spread_gradients
 from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
-from dovetail.trace.eigenvectors import gradient_in_parts
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import tensors as private
 from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]

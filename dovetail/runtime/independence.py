@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_torch_compile as private_compile
-from dovetail.runtime.higher_order import FREED
+from dovetail.higher_order.runtime import FREED
+from dovetail.torch_private import dynamo as private_compile
 
 Pattern = tuple[bool, ...]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
+from dovetail.torch_private import sizes as private_sizes
 
 
 def spread_strides(gradients: Sequence[torch.Tensor | None]) -> dict[int, tuple[int, ...]]:

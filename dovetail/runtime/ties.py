@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import PartialGradientError
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import tensors as private
 
 
 class GradientHooks(OrderedDict[int, Any]):

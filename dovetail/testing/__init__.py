@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail import torch_private
 from dovetail.backends import Backend, lookup_backend
-from dovetail.backends.pieces import Piece
+from dovetail.backends.debug.pieces import Piece
 from dovetail.backends.protocol import Kind
 from dovetail.testing.cases import CaseResult
 from dovetail.testing.probe import Probe, probe_backends
 from dovetail.testing.report import Report
 from dovetail.testing.suite import CASE_SECONDS, items_for, run_items
+from dovetail.torch_private import tensors as torch_private
 
 __all__ = ["CaseResult", "Probe", "Report", "check_backend", "compare_graph", "probe_backends"]
 

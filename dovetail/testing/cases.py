@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 
 import dovetail
-from dovetail import torch_private as private
 from dovetail.backends import Backend, lookup_backend
-from dovetail.backends.conformance import values_agree
+from dovetail.backends.debug.conformance import values_agree
 from dovetail.backends.random_state import take_random_state
 from dovetail.errors import DovetailError, UnsupportedGraphError
+from dovetail.torch_private import tensors as private
 
 __all__ = ["Case", "CaseResult", "Compile", "Group", "Status", "difference", "lookup_backend", "run_case", "state_of"]
 

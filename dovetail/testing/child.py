@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from dovetail.backends.children import writer
+from dovetail.backends.debug.children import writer
 from dovetail.testing.probe import probe_here
 from dovetail.testing.suite import run_job
 

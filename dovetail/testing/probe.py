@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dovetail.backends import CUDAGRAPHS, children, lookup_backend
+from dovetail.backends import CUDAGRAPHS, lookup_backend
 from dovetail.backends.cudagraphs import make_settings
+from dovetail.backends.debug import children
 from dovetail.backends.registry import defined_in_this_process
 from dovetail.errors import DovetailError
 from dovetail.testing.cases import Case, Compile, run_case

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.backends import Backend, children, lookup_backend
-from dovetail.backends.conformance import CASES as GRAPH_CASES
-from dovetail.backends.conformance import check_case
+from dovetail.backends import Backend, lookup_backend
+from dovetail.backends.debug import children
+from dovetail.backends.debug.conformance import CASES as GRAPH_CASES
+from dovetail.backends.debug.conformance import check_case
 from dovetail.backends.registry import defined_in_this_process
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing.cases import GROUPS, CaseResult, run_case

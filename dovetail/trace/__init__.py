@@ -1,6 +1,6 @@
 """The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
-from dovetail.trace.overlap import OverlapError
+from dovetail.quirks.overlap import OverlapError
 from dovetail.trace.program import LayoutChangeError, Program
 from dovetail.trace.shapes import (
     ASSUMPTION,

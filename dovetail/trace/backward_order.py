@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail import torch_private_autograd as door
+from dovetail.torch_private import autograd as door
 
 
 @dataclass(frozen=True)

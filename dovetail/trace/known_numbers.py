@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.trace import Trace
 
 _aten = torch.ops.aten

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError, OutgrownError
 from dovetail.guards import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 from dovetail.trace.trace import Trace
 
 _GRADIENT = "the gradient of "

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_recordings as private_recordings
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError, UserLocation
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.shapes import NUMBER_SUFFIX, Bindings, RecordingShapeEnv
 
 _STEPS = (2, 3, 1, 0)

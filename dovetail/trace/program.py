@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # Their effect is on the backward, where the tape records nothing.

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from dovetail import torch_private_recordings as private_recordings
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards.source import LARGEST_FLOAT
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.loop_rounds import LoopRounds
 
 MARK = "_dovetail_dynamic"

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import OutgrownError
+from dovetail.torch_private import dynamo as private_compile
 
 FlatFunction = Callable[..., Sequence[torch.Tensor]]
 Sizes = Sequence[Any]

@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_autograd as private_autograd
-from dovetail import torch_private_recordings as private_recordings
-from dovetail import torch_private_sizes as private_sizes
-from dovetail import torch_private_torch_compile as private_compile
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
-from dovetail.torch_private import tree_leaves
-from dovetail.trace.fake_kernels import FakeMode, SymbolicFakeMode
+from dovetail.quirks.fake_kernels import FakeMode, SymbolicFakeMode
+from dovetail.quirks.overlap import check_overlap
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
+from dovetail.torch_private.tensors import tree_leaves
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.other_sides import stand_in
-from dovetail.trace.overlap import check_overlap
 from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy

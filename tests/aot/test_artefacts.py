@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail import aot, errors
-from dovetail.cache.schema import make_schema, validate
+from dovetail.artefacts.schema import make_schema, validate
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ import dovetail
 from dovetail import aot, errors
 from dovetail.aot.compile_joint import default_pattern
 from dovetail.aot.descriptors import Gradient, ParamInput, Tangent, UserInput
-from dovetail.aot.export_joint import export_joint
-from dovetail.aot.load_joint import load
 from dovetail.aot.partition import partition
 from dovetail.aot.tangents import specialise_tangents
+from dovetail.artefacts.export_joint import export_joint
+from dovetail.artefacts.load_joint import load
 
 
 class Net(torch.nn.Module):

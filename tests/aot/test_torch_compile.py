@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.aot.torch_compile import TorchBackend
+from dovetail.backends.foreign.torch_compile import TorchBackend
 from dovetail.errors import EagerFallbackWarning, OptionError
 from tests.differential import backward, clone_inputs, same, same_tensor, tensors_in
 
@@ -450,7 +450,7 @@ def test_a_second_order_derivative() -> None:
 
 
 def test_options_by_name_and_unknown_ones() -> None:
-    from dovetail.aot.torch_compile import dovetail as by_name
+    from dovetail.backends.foreign.torch_compile import dovetail as by_name
 
     compiled = torch.compile(lambda x: x * 2, backend=by_name, options={"inner": "aten", "fullgraph": True})
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail import torch_private as private
 from dovetail.errors import UserLocation
+from dovetail.torch_private import tensors as private
 
 
 def make_graph(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, list[Any], Any]:

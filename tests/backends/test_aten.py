@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import dovetail
-from dovetail import torch_private as private
 from dovetail.backends import ATEN, compile_with
 from dovetail.backends.aten import compile_aten, generate_source
 from dovetail.errors import BackendError
+from dovetail.torch_private import tensors as private
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends import ATEN, INDUCTOR, Backend, lookup_backend
-from dovetail.backends.conformance import CASES, check_backend
+from dovetail.backends.debug.conformance import CASES, check_backend
+from dovetail.torch_private import tensors as private
 
 
 def test_aten_conforms():

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dovetail.backends import lookup_backend
-from dovetail.backends.conformance import check_backend
 from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, replay, shared
+from dovetail.backends.debug.conformance import check_backend
 from dovetail.errors import OptionError, RecordingWarning
 from tests.backends.recorded import check_calls, check_training, compile_recorded, recorded_backend
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.backends.float64 import PrecisionReport
-from dovetail.backends.pieces import Recording, memory_of
+from dovetail.backends.debug.float64 import PrecisionReport
+from dovetail.backends.debug.pieces import Recording, memory_of
 from dovetail.errors import BackendError, OptionError
 from dovetail.testing import check_backend, compare_graph
 from dovetail.testing.models import ConvNet, Transformer

@@ -7,7 +7,7 @@ import torch
 
 from dovetail.aot.decompose import clean_views, decompose_graph
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.inductor import wanted_decompositions
+from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import GraphInvalidError
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 

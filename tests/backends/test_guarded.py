@@ -12,8 +12,9 @@ import torch
 
 import dovetail
 import tests.backends.planted  # noqa: F401  (registers the backend)
-from dovetail.backends import ATEN, Backend, children, guarded, lookup_backend, registry
+from dovetail.backends import ATEN, Backend, guarded, lookup_backend, registry
 from dovetail.backends.aten import compile_aten
+from dovetail.backends.debug import children
 from dovetail.errors import BackendError, EagerFallbackWarning
 from dovetail.testing.cases import Case, run_case
 from dovetail.testing.models import MODEL_CASES, Transformer

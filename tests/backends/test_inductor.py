@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail import torch_private as private
 from dovetail.aot.decompose import decompose_graph
 from dovetail.backends import INDUCTOR, compile_with
-from dovetail.backends.inductor import wanted_decompositions
+from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import BackendError, OptionError
+from dovetail.torch_private import tensors as private
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 pytestmark = pytest.mark.skipif(private.cpp_compiler() is None, reason="needs a C++ compiler")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.backends import Backend, inference_only, lookup_backend
-from dovetail.backends.inference_only import ONNXRUNTIME, OPENVINO
+from dovetail.backends import Backend, lookup_backend
+from dovetail.backends.foreign import inference_only
+from dovetail.backends.foreign.inference_only import ONNXRUNTIME, OPENVINO
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing import check_backend
 from dovetail.testing.models import Perceptron

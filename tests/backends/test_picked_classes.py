@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.backends.inductor import wanted_decompositions
-from dovetail.backends.picked_classes import nll_loss_backward
+from dovetail.backends.inductor.backend import wanted_decompositions
+from dovetail.backends.inductor.picked_classes import nll_loss_backward
 from tests.differential import same
 
 IGNORED = 2

@@ -8,7 +8,6 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends import (
     ATEN,
     EAGER,
@@ -23,6 +22,7 @@ from dovetail.backends import (
     unregister_backend,
 )
 from dovetail.errors import BackendError, UnknownBackendError
+from dovetail.torch_private import tensors as private
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 

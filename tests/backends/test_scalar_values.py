@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import dovetail
-from dovetail import torch_private as private
-from dovetail.backends.scalar_values import compute_scalars_once
+from dovetail.backends.inductor.scalar_values import compute_scalars_once
+from dovetail.torch_private import tensors as private
 from tests.differential import same
 
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
-from dovetail import torch_private_autograd as door
 from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import CaptureError, EagerFallbackWarning, OptionError
+from dovetail.torch_private import autograd as door
 from tests.compiled_autograd.test_scenarios import assert_same
 
 

@@ -16,7 +16,7 @@ import dovetail
 from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.compiled_autograd import session as sessions
 from dovetail.errors import CaptureError
-from dovetail.torch_private_autograd import TorchDispatchMode
+from dovetail.torch_private.autograd import TorchDispatchMode
 
 
 def together(*works: Callable[[], Any]) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compile import compiled_function
 from dovetail.distributed import ShardingOptions, data_parallel, replicate, shard, spread_parameters, team
+from dovetail.face.compile import compiled_function
 from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, build, make_step
 

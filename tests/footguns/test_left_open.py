@@ -15,7 +15,7 @@ import torch
 
 import dovetail
 from dovetail.guards import AmbientState
-from dovetail.torch_private_state import StateOfTorch
+from dovetail.torch_private.state import StateOfTorch
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compile import compiled_function
 from dovetail.errors import OutgrownError
+from dovetail.face.compile import compiled_function
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
 

@@ -12,11 +12,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.bind import bind
-from dovetail.frontend.classes import build_class
-from dovetail.frontend.frame import Frame
+from dovetail.frontend.code.bind import bind
+from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.instructions import Return
-from dovetail.frontend.machine import Machine
+from dovetail.frontend.interpreter.machine import Machine
+from dovetail.rules.python.classes import build_class
 from tests.frontend.language import CASES, plain
 
 ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail import torch_private as private
+from dovetail.torch_private import tensors as private
 from tests.differential import same
 
 

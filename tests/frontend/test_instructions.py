@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import UnsupportedVersionError
-from dovetail.frontend.frame import Break, Frame
+from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.instructions import instruction_set, refusals
 from tests.frontend.interpreters import VERSIONS, has_torch, interpreter
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compile import compiled_function
 from dovetail.errors import GraphBreakError
+from dovetail.face.compile import compiled_function
 from dovetail.guards import Elements
 from tests.differential import same
 

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.compile import CompiledFunction, compiled_function
+from dovetail.face.compile import CompiledFunction, compiled_function
 from dovetail.guards import AmbientState
-from dovetail.torch_private_state import StateOfTorch
+from dovetail.torch_private.state import StateOfTorch
 from tests.fuzz.world import Comparison, Difference
 
 MODULE_NAME = "fuzzed_program"

@@ -23,7 +23,7 @@ from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.errors import RecordingWarning
 from dovetail.testing import check_backend
-from dovetail.torch_private import has_triton
+from dovetail.torch_private.tensors import has_triton
 
 REAL = torch.cuda.is_available()
 CUDA = "cuda" if REAL else "cpu"

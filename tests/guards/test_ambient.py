@@ -9,8 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail import torch_private as private
 from dovetail.guards import AmbientState, GuardSet, compile_checker
+from dovetail.torch_private import tensors as private
 
 
 class FunctionMode(TorchFunctionMode):

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import dovetail
-from dovetail import torch_private_guards
-from dovetail.compile import compiled_function
+from dovetail.face.compile import compiled_function
 from dovetail.guards import fast
 from dovetail.guards.native import NativeWriter
+from dovetail.torch_private import guards as torch_private_guards
 
 pytestmark = pytest.mark.skipif(
     not (torch_private_guards.sees_changed_dictionaries() and torch_private_guards.has_native_guards()),

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail import torch_private_guards
-from dovetail.compile import compiled_function
 from dovetail.errors import GraphBreakError
+from dovetail.face.compile import compiled_function
 from dovetail.guards import Checker, compile_checker
 from dovetail.guards.remembered import Remembering
+from dovetail.torch_private import guards as torch_private_guards
 
 pytestmark = pytest.mark.skipif(
     not torch_private_guards.sees_changed_dictionaries(), reason="this torch or Python cannot tell changed dictionaries"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from dovetail.trace.fake_kernels import FakeMode
+from dovetail.quirks.fake_kernels import FakeMode
 from tests.differential import same
 
 aten = torch.ops.aten

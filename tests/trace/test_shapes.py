@@ -204,7 +204,7 @@ def test_guard_from_a_decomposition() -> None:
 
 def test_guard_from_inductor() -> None:
     def compile_with_a_guard(graph: torch.fx.GraphModule, examples: Any, *, kind: str, options: Any) -> Any:
-        from dovetail.backends.inductor import compile_inductor
+        from dovetail.backends.inductor.backend import compile_inductor
 
         # What Inductor does where one kernel serves sizes below a bound only.
         inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.aot.joint_graph import IN_BACKWARD, SAVE, JointGraph
 from dovetail.aot.memory_budget import free_storages, storage_of
 from dovetail.errors import OptionError
+from dovetail.torch_private import sizes as private_sizes
 
 aten = torch.ops.aten
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends.aten import ATEN
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
@@ -20,12 +18,14 @@ from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
 from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
-from dovetail.backends.inductor import INDUCTOR
+from dovetail.backends.inductor.backend import INDUCTOR
 from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.write_backs import write_back
 from dovetail.errors import OptionError
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
 _PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")

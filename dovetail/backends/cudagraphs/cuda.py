@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_recordings as private_recordings
 from dovetail.backends.cudagraphs.recorder import Work
+from dovetail.torch_private import recordings as private_recordings
 
 
 class _DeviceState:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends.cudagraphs.obstacles import is_float
+from dovetail.torch_private import tensors as private
 
 _aten = torch.ops.aten
 #: On CUDA these give the same bits for a number from memory as for one in the launch; a division, say, does not.

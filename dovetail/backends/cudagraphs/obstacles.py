@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
-from dovetail import torch_private_sizes as private_sizes
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.mutations import is_pure_function
 from dovetail.errors import UserLocation
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 #: Operators that wait for the device, or look at values, on CUDA. The tags of their schemas do not say so.

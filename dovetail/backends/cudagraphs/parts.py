@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
 from dovetail.backends.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.protocol import output_arguments
+from dovetail.torch_private import tensors as private
 
 Node = torch.fx.Node
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private_recordings as private_recordings
 from dovetail.backends.outputs import storage_address
+from dovetail.torch_private import recordings as private_recordings
 
 Handout = Callable[[list[Any]], Any]
 

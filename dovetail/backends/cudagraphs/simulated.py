@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from dovetail import torch_private as private
 from dovetail.backends.cudagraphs.recorder import Work
 from dovetail.backends.outputs import storage_address
+from dovetail.torch_private import tensors as private
 
 _READS_VALUE = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SYNCHRONISING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.frontend.frame import NULL
+from dovetail.frontend.code.frame import NULL
 from dovetail.frontend.instructions.shared import handles, pop_many
 
 

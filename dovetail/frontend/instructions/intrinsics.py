@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.frame import Break
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.instructions.exceptions import exception_to_raise
 from dovetail.frontend.instructions.refusals import refuse_async, refuse_module_code
 from dovetail.frontend.instructions.shared import handles, unary_positive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.instructions.shared import handles, pop_many
-from dovetail.frontend.size_list import SizeList
+from dovetail.rules.sizes.size_list import SizeList
 
 SEQUENCE_FLAG = 1 << 5
 MAPPING_FLAG = 1 << 6

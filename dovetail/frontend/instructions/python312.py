@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.frame import NULL
+from dovetail.frontend.code.frame import NULL
 from dovetail.frontend.instructions import intrinsics, python311, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
 from dovetail.frontend.instructions.shared import Return, pop_many

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.frame import NULL
+from dovetail.frontend.code.frame import NULL
 from dovetail.frontend.instructions import python312, shared
 from dovetail.frontend.instructions.control import for_iter, target_of
 from dovetail.frontend.instructions.shared import pop_many, read_variable, write_variable

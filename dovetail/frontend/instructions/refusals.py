@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.frontend.frame import Break
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.instructions.shared import handles
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.frame import NULL, Unread
+from dovetail.frontend.code.frame import NULL, Unread
 
 TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {}
 

@@ -1,0 +1,1 @@
+"""Debugging backends: they find, check and cut down what another backend does."""

@@ -1,0 +1,1 @@
+"""Backends of other libraries, and Dovetail as a backend of torch.compile."""

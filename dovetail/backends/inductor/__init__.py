@@ -1,0 +1,1 @@
+"""The ``inductor`` backend: PyTorch's own kernel compiler."""

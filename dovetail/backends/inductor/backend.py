@@ -1,0 +1,152 @@
+"""The ``inductor`` backend: PyTorch's own kernel compiler, C++ on the CPU and Triton on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.backends.inductor import convolution_layouts
+from dovetail.backends.inductor.changing_numbers import changing_numbers
+from dovetail.backends.inductor.float_inputs import floats_as_tensors
+from dovetail.backends.inductor.fused_optimizers import fused_optimizers
+from dovetail.backends.inductor.picked_classes import picked_classes
+from dovetail.backends.inductor.scalar_values import compute_scalars_once
+from dovetail.backends.inductor.size_inputs import add_size_inputs, with_size_inputs
+from dovetail.backends.inductor.unused_draws import keep_unused_draws, without_last
+from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.write_backs import write_back
+from dovetail.errors import BackendError, OptionError
+from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import inductor as inductor
+from dovetail.torch_private import tensors as private
+from dovetail.trace.repeats import draws_random_numbers
+
+PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
+
+
+def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions and those of fused optimizers, less those of operators that draw random numbers.
+
+    A decomposed random operator draws other numbers than eager's kernel does.
+    """
+    table = {**private.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
+    table |= changing_numbers(table)
+    return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
+
+
+def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
+    """The fake mode of the graph's values; raises :class:`BackendError` if there is none."""
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    for value in [*example_inputs, *values]:
+        if private.is_fake(value):
+            return value.fake_mode
+    raise BackendError(
+        "no node of the graph carries a fake value", advice='propagate fake tensors through it (node.meta["val"])'
+    )
+
+
+def _refuse_writes(graph: torch.fx.GraphModule) -> None:
+    """Inductor takes graphs for functional; a mask filled in place made its result silently wrong."""
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, private.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        written = node.args[0] if node.args else None
+        into_input = isinstance(written, torch.fx.Node) and written.op == "placeholder"
+        if node.target is torch.ops.aten.copy_.default and into_input and not _read_after(node):
+            continue
+        raise BackendError(
+            f"the graph writes in place with {node.target}, and Inductor needs a functional graph",
+            where=node.meta.get("user_line"),
+            advice='functionalise the graph, or use backend="aten"',
+        )
+
+
+def _read_after(write: torch.fx.Node) -> bool:
+    """Whether anything but the output reads the written input, or the write's result, after the write."""
+    target = write.args[0]
+    node = write.next
+    while node.op not in ("output", "root"):
+        if target in node.all_input_nodes or write in node.all_input_nodes:
+            return True
+        node = node.next
+    return False
+
+
+@functools.cache
+def _passes() -> dict[str, Any]:
+    """Settings of Inductor that have it run passes of ours."""
+    layouts = inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
+    order = inductor.inductor_schedule_pass()
+    settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
+    return {name: item for name, item in settings.items() if item is not None}
+
+
+def compile_inductor(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
+) -> CompiledCallable:
+    """Compile one flat ATen graph with Inductor.
+
+    ``options``: ``user_visible_outputs`` (indices; all outputs unless given), and any of
+    Inductor's own settings by name, such as ``max_autotune=True``. Random numbers are eager's unless
+    ``fallback_random=False``.
+    """
+    settings = {"fallback_random": True, **{k: v for k, v in options.items() if k not in PIPELINE_OPTIONS}}
+    unknown = sorted(set(settings) - private.inductor_setting_names())
+    if unknown:
+        raise OptionError(
+            f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
+        )
+    outputs = output_arguments(graph)
+    _refuse_writes(graph)
+    random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
+    for target in random_targets:
+        private_compile.inductor_runs_as_is(target)
+    if random_targets:
+        # Both move operators past each other, and the order of random operators decides who draws which numbers.
+        settings.setdefault("reorder_for_peak_memory", False)
+        settings.setdefault("reorder_for_locality", False)
+    settings = {**_passes(), **settings}
+    fake_mode = find_fake_mode(graph, example_inputs)
+    # What the forward saves must have the promised strides too: the backward graph is compiled for them.
+    every = range(len(outputs))
+    visible = list(every if kind == "forward" else options.get("user_visible_outputs", every))
+    strides = promised_strides(outputs, visible)
+    # Inductor changes the graph, which the caller keeps to show and to export.
+    own = own_copy(graph)
+    write_back(own, options.get("write_backs", {}))
+    floats_as_tensors(own)
+    compute_scalars_once(own)
+    unused = keep_unused_draws(own) if random_targets else 0
+    examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
+    places = add_size_inputs(own, examples)
+    with inductor.reads_stay_behind_writes():
+        inner = private.inductor_compile(
+            own,
+            examples,
+            fake_mode,
+            # Inductor would no longer look whether these are aligned, and a parameter may become a view of something else.
+            static_inputs=[],
+            user_visible_outputs=visible,
+            is_backward=kind == "backward",
+            is_inference=kind == "inference",
+            settings=settings,
+        )
+    straight = without_last(inductor.straight_call(inner), unused)
+    return guard_outputs(with_size_inputs(straight, places), strides)
+
+
+INDUCTOR = Backend(
+    "inductor",
+    compile_inductor,
+    decompositions=wanted_decompositions,
+    data_sizes=True,
+    writes_back=True,
+    slow_to_compile=True,
+    leaves_fused_updates=True,
+    numerics="tolerance",
+    description="PyTorch's kernel compiler: fused C++ on the CPU, Triton on a GPU",
+)

@@ -1,0 +1,1 @@
+"""The public face: what ``dovetail.compile``, ``capture`` and ``explain`` do, stage by stage."""

@@ -1,0 +1,204 @@
+"""The public face: ``compile``, ``capture`` and ``explain``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.state import create_state
+from dovetail.compiled_autograd import BackwardSession, open_session
+from dovetail.errors import CaptureError, NotCallableError
+from dovetail.events import EventLog
+from dovetail.face.compiled_function import CompiledFunction, capturing, collection_paused, compile_lock
+from dovetail.face.module import CompiledModule
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.sizes.size_changes import SizeChanges
+from dovetail.higher_order.capture import lacks_derivative
+from dovetail.options import Options, make_options
+from dovetail.torch_private import tensors as private
+
+
+def compile(function: Any = None, **options: Any) -> Any:
+    """Compile a function or a module; use it like the original.
+
+    Options are those of :class:`dovetail.options.Options`. A module gives a module with the same parameters and the same
+    ``state_dict``. Raises :class:`NotCallableError`, :class:`OptionError` or :class:`UnknownBackendError` at once; what
+    cannot be captured at the first call runs eagerly with one :class:`EagerFallbackWarning`, or raises
+    :class:`GraphBreakError` with ``fullgraph=True``.
+
+    >>> import torch, dovetail
+    >>> double = dovetail.compile(lambda x: x * 2, backend="aten")
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    if function is None:
+        return lambda wrapped: compile(wrapped, **options)
+    chosen = make_options(**options)
+    if isinstance(function, (CompiledModule, CompiledFunction)):
+        function = function.original
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(compile(function.__func__, **options))
+    if not callable(function):
+        raise NotCallableError(
+            f"a {type(function).__name__} cannot be compiled because it cannot be called",
+            advice="hand over a function or a torch.nn.Module",
+        )
+    if isinstance(function, torch.nn.Module):
+        return CompiledModule(function, functools.partial(_compiled_call, options=chosen))
+    return _compiled_call(function, chosen)
+
+
+def _compiled_call(function: Callable[..., Any], options: Options) -> CompiledFunction:
+    return (_WithBackwards if options.compiled_autograd else CompiledFunction)(function, options)
+
+
+class _WithBackwards(CompiledFunction):
+    """A compiled function whose calls capture the backwards that run in them."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        super().__init__(function, options)
+        self.backwards = _backward_session(options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As without backwards of its own, and those are captured."""
+        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or capturing.active:
+            return self.original(*args, **kwargs)
+        with open_session(self.backwards):
+            return super().__call__(*args, **kwargs)
+
+
+class _BackwardPart(CompiledFunction):
+    """A part of a captured backward. Its inputs are not the user's to choose: those that cannot be captured are for eager."""
+
+    _refuses_inputs = False
+
+
+def _backward_session(options: Options) -> BackwardSession:
+    # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
+    chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
+    with compile_lock:
+        known = next((table for asked, table in _compiled_backwards if asked == chosen), None)
+        if known is None:
+            known = {}
+            _compiled_backwards.appendleft((chosen, known))
+    return BackwardSession(lambda function: _BackwardPart(function, chosen), known)
+
+
+# A block is entered anew at every step of a training loop: what the last one with these options has compiled still serves.
+_compiled_backwards: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
+
+
+def compiled_autograd(
+    *, forward_lines: bool = False, **options: Any
+) -> contextlib.AbstractContextManager[BackwardSession]:
+    """A block in which ``.backward()`` and ``torch.autograd.grad`` run as graphs, whatever ran in the forward.
+
+    The autograd graph is captured as it is when the backward runs, with its hooks, its ``torch.autograd.Function`` and its
+    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it; its ``explain()``
+    says what is compiled. With ``forward_lines=True`` each part is shown with the forward's line; the forward gets slower.
+
+    >>> import torch, dovetail
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> with dovetail.compiled_autograd(backend="aten") as backwards:
+    ...     (x * x).backward()
+    >>> x.grad, backwards.runs
+    (tensor(6.), 1)
+    """
+    session = _backward_session(make_options(**options))
+    session.forward_lines = forward_lines
+    return open_session(session)
+
+
+def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:
+    """Stages 0 and 1 with no context left open: the joint graph of one call.
+
+    Raises :class:`CaptureError` if the call cannot be captured as one graph.
+
+    >>> import torch, dovetail
+    >>> joint = dovetail.capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    >>> joint.num_primals
+    3
+    """
+
+    def attempt(by_parts: bool) -> JointGraph:
+        with collection_paused(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
+            # Dimensions that were marked are symbolic here too.
+            policy = SizeChanges().policy(None, False, tuple(args), kwargs or {})
+            return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy), by_parts)
+
+    try:
+        try:
+            return attempt(False)
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks_derivative(error):
+                raise
+            return attempt(True)
+    except Break as stop:
+        raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What Dovetail would do with a call, and why. ``breaks`` says where graphs are broken, and what runs after."""
+
+    entries: tuple[str, ...]
+    events: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.entries)} compiled entries"]
+        lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
+        if self.breaks:
+            lines.append(f"{len(self.breaks)} places where a graph is broken")
+            lines += [f"  {text}" for text in self.breaks]
+        lines += [f"  {event}" for event in self.events]
+        return "\n".join(lines)
+
+
+def explain(compiled: Any) -> Callable[..., Explanation]:
+    """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
+
+    Nothing is run and nothing compiled.
+    """
+    function = compiled_function(compiled)
+
+    def report(*args: Any, **kwargs: Any) -> Explanation:
+        texts = []
+        for entry in function.entries:
+            failures = entry.checker.explain(function.original, args, kwargs)
+            kind = f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
+            texts.append(kind if not failures else "miss: " + "; ".join(str(item) for item in failures))
+        breaks = [
+            f"{item.__qualname__}: {len(item.entries)} compiled entries after it"  # type: ignore[attr-defined]
+            for item in function.continuations()
+        ]
+        return Explanation(tuple(texts), tuple(str(event) for event in function.events.events), tuple(breaks))
+
+    return report
+
+
+def compiled_function(compiled: Any) -> CompiledFunction:
+    """The :class:`CompiledFunction` behind what :func:`compile` returned."""
+    if isinstance(compiled, CompiledModule):
+        compiled = compiled.compiled_call
+    if not isinstance(compiled, CompiledFunction):
+        # What compiles anew for each process group has the one that it runs under ``compiled``.
+        inner = getattr(compiled, "compiled", None)
+        if isinstance(inner, (CompiledModule, CompiledFunction)):
+            return compiled_function(inner)
+        raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
+    return compiled
+
+
+def events_of(compiled: Any) -> EventLog:
+    """The events of a compiled function or module."""
+    return compiled_function(compiled).events

@@ -1,0 +1,1 @@
+"""Graph breaks: what is known about the values that live on after one."""

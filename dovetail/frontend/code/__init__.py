@@ -1,0 +1,1 @@
+"""Code objects and frames: decoding, argument binding, liveness, and suspended frames."""

@@ -1,0 +1,1 @@
+"""Writes to objects that existed before the capture: journalled, undone, replayed."""

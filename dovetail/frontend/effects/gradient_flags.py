@@ -1,0 +1,60 @@
+"""``requires_grad`` of inputs, set inside of the function: ``positions.requires_grad_()`` before energies and forces, say.
+
+An input that was not used so far is turned on before the graph runs, so it is as if the caller had done so. What is turned off
+is turned off when the graph has run: what was computed before still has its gradients, as in eager.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.effects.effects import Effect
+from dovetail.frontend.values.values import Values
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace import TracedInput
+
+
+class GradientFlags:
+    """Which inputs of one trace the program turns on and off."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        #: Inputs that are to require a gradient before the graph runs.
+        self.turned_on: list[int] = []
+
+    def set(self, traced: TracedInput, flag: bool) -> None:
+        """``tensor.requires_grad = flag`` on an input."""
+        if traced.value.requires_grad == flag:
+            return
+        if self._values.in_backward:
+            raise Break("a hook sets requires_grad of an input", "set it outside of the function")
+        if not traced.real.is_leaf or type(traced.real) not in (torch.Tensor, torch.nn.Parameter):
+            raise Break("requires_grad of an input that is no plain leaf is changed", "set it outside of the function")
+        if flag and not traced.requires_grad:
+            if not self._may_turn_on(traced):
+                raise Break(
+                    "requires_grad of an input is set when it has been used already",
+                    "set it at the start of the function, or outside of it",
+                )
+            traced.requires_grad = True
+            self.turned_on.append(traced.index)
+        with self._values.trace.recorder.paused():
+            traced.leaf.requires_grad_(flag)
+
+    def _may_turn_on(self, traced: TracedInput) -> bool:
+        differentiable = traced.real.is_floating_point() or traced.real.is_complex()
+        # What reads its sizes does not care.
+        unused = all(private_sizes.is_symbolic(user.meta.get("val")) for user in traced.node.users)
+        return differentiable and unused and traced.value is traced.leaf
+
+    def effects(self) -> list[Effect]:
+        """What the entry has to turn off. The traced inputs are turned on again: gradients are still to be asked for."""
+        found = []
+        for traced in self._values.trace.inputs:
+            if traced.requires_grad and traced.real.is_leaf and not traced.leaf.requires_grad:
+                source = self._values.guards.tensor_source(traced.index)
+                found.append(Effect(source, "attribute", {"requires_grad": False}))
+                with self._values.trace.recorder.paused():
+                    traced.leaf.requires_grad_()
+        return found

@@ -1,0 +1,228 @@
+"""``.grad`` of input tensors, and ``backward()`` inside of the function.
+
+torch's own engine accumulates into ``.grad`` of the traced leaves, as it would into the real ones. So ``.grad`` before the call
+is an input (or a guard that there is none), and what it is in the end is an effect that the entry replays.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.effects.effects import Effect
+from dovetail.frontend.effects.gradient_flags import GradientFlags
+from dovetail.frontend.effects.node_hooks import LeafNodeHooks
+from dovetail.frontend.values.values import Values
+from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
+from dovetail.quirks.eigenvectors import phases_checked
+from dovetail.quirks.exact import use_exact_formulas
+from dovetail.torch_private import tensors as private
+from dovetail.trace import TracedInput
+from dovetail.trace.gradient_marks import marked_gradients
+
+BACKWARD = inspect.signature(torch.autograd.backward)
+TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
+GRAD = inspect.signature(torch.autograd.grad)
+HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Gradients:
+    """The ``.grad`` of the inputs of one trace."""
+
+    def __init__(self, values: Values, native: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self._values = values
+        self._native = native
+        self._before: dict[int, torch.Tensor | None] = {}
+        self._dropped: dict[int, int] = {}
+        self.flags = GradientFlags(values)
+
+    def read(self, traced: TracedInput) -> torch.Tensor | None:
+        """``tensor.grad`` of an input, as it is by now."""
+        self._begin(traced)
+        return traced.leaf.grad
+
+    def write(self, traced: TracedInput, value: Any) -> None:
+        """``tensor.grad = value`` on an input."""
+        if not traced.real.is_leaf:
+            raise Break(".grad of a tensor that is no leaf is set", "set it outside of the compiled function")
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value).__name__}")
+        self._begin(traced)
+        if value is None:
+            self._note_dropped(traced)
+        traced.leaf.grad = None if value is None else self._values.wrap(value)
+
+    def dropped(self) -> tuple[tuple[int, int], ...]:
+        """Inputs whose ``.grad`` was set to None before anything was computed, each with the input that the gradient is.
+
+        Eager frees its memory at that point. What is set again later is none of these.
+        """
+        inputs = self._values.trace.inputs
+        return tuple(
+            (owner, gradient)
+            for owner, gradient in self._dropped.items()
+            if inputs[owner].leaf.grad is not self._before[owner]
+        )
+
+    def _note_dropped(self, traced: TracedInput) -> None:
+        trace, before = self._values.trace, self._before[traced.index]
+        if before is None or traced.leaf.grad is not before or len(trace.graph.nodes) > len(trace.inputs):
+            return
+        gradient = trace.input_of(before)
+        plain = (torch.Tensor, torch.nn.Parameter)
+        if gradient is not None and type(traced.real) in plain and type(gradient.real) in plain:
+            self._dropped[traced.index] = gradient.index
+
+    def is_known(self, traced: TracedInput) -> bool:
+        """Whether the trace knows what ``.grad`` was before."""
+        return traced.index in self._before
+
+    def _begin(self, traced: TracedInput) -> None:
+        if self._values.in_backward:
+            raise Break(
+                "a hook or the backward of a custom autograd.Function reads or sets .grad",
+                "do so outside of the compiled function",
+            )
+        if traced.index in self._before:
+            return
+        guards, real = self._values.guards, traced.real
+        if not real.is_leaf and real.retains_grad and real.grad is not None:
+            raise Break(
+                "the retained .grad of a tensor that is no leaf is read", "read it outside of the compiled function"
+            )
+        with self._values.trace.recorder.paused():
+            before = real.grad if real.is_leaf else None
+        if before is not None:
+            value = self._values.read(before, GradSource(guards.tensor_source(traced.index)))
+            # Set under the trace's modes, so that the program tape has it too.
+            traced.leaf.grad = value
+        else:
+            guards.add_no_gradient(traced.index, self._values.where())
+            value = None
+        self._before[traced.index] = value
+
+    def effects(self) -> list[Effect]:
+        """What the entry has to set."""
+        found = []
+        for traced in self._values.trace.inputs:
+            if traced.index not in self._before:
+                continue
+            value = traced.leaf.grad
+            if value is not self._before[traced.index]:
+                source = self._values.guards.tensor_source(traced.index)
+                found.append(Effect(source, "attribute", {"grad": value}))
+        return found + self.flags.effects()
+
+    def check_hooks(self, traced: TracedInput) -> None:
+        """Refuse hooks on the real tensor: the engine of the trace would not run them."""
+        source = self._values.guards.tensor_source(traced.index)
+        for table in HOOK_TABLES:
+            if getattr(traced.real, table) is not None:
+                raise Break(
+                    f"{source.name} has a hook on its gradient, and the gradient is computed inside",
+                    "register the hook inside of the compiled function, or compute the gradient outside",
+                )
+            self._values.guard(AttributeSource(source, table), Equals(None), f"{source.name} has no gradient hooks")
+
+    def backward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``tensor.backward(...)`` or ``torch.autograd.backward(...)``."""
+        method = function is torch.Tensor.backward
+        bound = (TENSOR_BACKWARD if method else BACKWARD).bind(*args, **kwargs)
+        given = bound.arguments
+        if not method and given.get("grad_variables") is not None:
+            raise Break("backward is called with grad_variables", "use grad_tensors")
+        roots, tangents = (
+            (given["self"], given.get("gradient")) if method else (given["tensors"], given.get("grad_tensors"))
+        )
+        roots, tangents, inputs = map(self._tensors, (roots, tangents, given.get("inputs")))
+        if roots is None or any(root is None for root in roots):
+            raise Break("backward is called on something that is no tensor", "call it on the loss")
+        self._check_freed(roots)
+        leaves = self._prepare(roots, inputs)
+        create = bool(given.get("create_graph", False))
+        retain = given.get("retain_graph")
+        trace = self._values.trace
+        # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
+        call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
+        if trace.is_exact:
+            use_exact_formulas(trace, roots)
+        with trace.recorder.paused(), phases_checked(trace, roots), marked_gradients(trace, leaves):
+            self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
+        trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
+        if not (create if retain is None else retain):
+            trace.free_graph(roots)
+
+    def grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.autograd.grad(...)``."""
+        given = GRAD.bind(*args, **kwargs).arguments
+        outputs, inputs = self._tensors(given.pop("outputs")), self._tensors(given.pop("inputs"))
+        if outputs is None or inputs is None or not all(isinstance(item, torch.Tensor) for item in (*outputs, *inputs)):
+            raise Break("torch.autograd.grad is called with something that is no tensor", "hand over tensors")
+        tangents = self._tensors(given.pop("grad_outputs", None))
+        for item in inputs:
+            traced = self._values.trace.input_of(item)
+            if traced is not None:
+                self.check_hooks(traced)
+        self._check_freed(outputs)
+        retain = given.pop("retain_graph", None)
+        recorder = self._values.trace.recorder
+        with recorder.paused():
+            result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
+        recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
+        if not (given.get("create_graph", False) if retain is None else retain):
+            self._values.trace.free_graph(outputs)
+        return result
+
+    def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:
+        if torch.is_anomaly_enabled():
+            raise Break(
+                "a gradient is computed inside while anomaly mode is on, which looks at every node of eager's graph",
+                "turn anomaly mode off, or compute the gradient outside of the compiled function",
+            )
+        if any(map(self._values.trace.is_freed, roots)):
+            raise Break(
+                "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"
+            )
+
+    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> list[TracedInput]:
+        trace = self._values.trace
+        leaves = []
+        for traced in trace.inputs_behind(list(roots)):
+            if not traced.real.is_leaf:
+                raise Break(
+                    "backward() goes on behind an input that is no leaf, outside of the function",
+                    "call backward() outside, or detach the input",
+                )
+            if inputs is None or any(item is traced.value for item in inputs):
+                self.check_hooks(traced)
+                self._begin(traced)
+                leaves.append(traced)
+        self._check_node_hooks(leaves)
+        return leaves
+
+    def _check_node_hooks(self, leaves: Sequence[TracedInput]) -> None:
+        """Refuse hooks on the nodes of leaves, now and at each call."""
+        guards = self._values.guards
+        sources = tuple(guards.tensor_source(traced.index) for traced in leaves)
+        if not sources:
+            return
+        are_there = LeafNodeHooks()
+        with private.disable_current_modes(), private.no_torch_function():
+            found = are_there(*(traced.real for traced in leaves))
+        if found:
+            raise Break(
+                "the node of a leaf's gradient has hooks, and the gradient is computed inside",
+                "register the hook on the tensor inside of the compiled function, or compute the gradient outside",
+            )
+        text = f"hooks on the nodes of {len(sources)} leaves"
+        self._values.guard(ComputedSource(are_there, sources, text), Equals(False), "gradients are added up inside")
+
+    def _tensors(self, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        items = [value] if isinstance(value, torch.Tensor) else list(value)
+        return [None if item is None else self._values.for_native(item) for item in items]

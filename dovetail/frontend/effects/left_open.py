@@ -1,0 +1,72 @@
+"""What native code has begun and not ended when a capture stops half-way: ``with`` blocks of torch's, and its generators.
+
+A capture ends wherever the graph is broken, or where the program raises: inside of ``with torch.inference_mode():``, say. Nobody
+runs the rest of the program then, and torch would stay as it is at that place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+import weakref
+from typing import Any
+
+from dovetail.torch_private.state import StateOfTorch
+
+
+class LeftOpen:
+    """Watches native calls. :meth:`end` leaves what is still open and sets torch back to what it was at the beginning.
+
+    >>> import torch
+    >>> left_open = LeftOpen()
+    >>> block = torch.inference_mode()
+    >>> left_open.called(block.__enter__, (), block.__enter__())
+    >>> torch.is_inference_mode_enabled()
+    True
+    >>> left_open.end()
+    >>> torch.is_inference_mode_enabled()
+    False
+    """
+
+    def __init__(self) -> None:
+        self._before = StateOfTorch.now()
+        self._blocks: list[Any] = []
+        self._generators: list[weakref.ReferenceType[types.GeneratorType[Any, Any, Any]]] = []
+
+    def called(self, function: Any, arguments: tuple[Any, ...], result: Any) -> None:
+        """Native code was called: it may have entered a block, left one, or made a generator."""
+        if type(result) is types.GeneratorType:
+            self._generators.append(weakref.ref(result))
+        name = getattr(function, "__name__", "")
+        if name == "__enter__":
+            self._blocks.append(_block(function, arguments))
+        elif name == "__exit__":
+            left = _block(function, arguments)
+            for position in reversed(range(len(self._blocks))):
+                if self._blocks[position] is left:
+                    del self._blocks[position]
+                    break
+
+    def end(self) -> None:
+        """Leave the blocks and close the generators that are open, innermost first; then set torch back."""
+        # What they do while they are left is torch's own code, and what they would raise has nobody to go to.
+        for block in reversed(self._blocks):
+            with contextlib.suppress(Exception):
+                type(block).__exit__(block, None, None, None)
+        for reference in reversed(self._generators):
+            generator = reference()
+            if generator is not None and inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
+                with contextlib.suppress(Exception):
+                    generator.close()
+        self._blocks.clear()
+        self._generators.clear()
+        self._before.restore()
+
+
+def _block(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """The object that an ``__enter__`` or ``__exit__`` belongs to."""
+    # A method of a class of torch's C++ code is given its object first, and has something else for its owner.
+    if arguments and hasattr(type(arguments[0]), "__exit__"):
+        return arguments[0]
+    return getattr(function, "__self__", None)

@@ -1,0 +1,1 @@
+"""The bytecode interpreter: running frames, calls, attributes and operators on real objects."""

@@ -1,0 +1,105 @@
+"""Native code that calls Python methods of the user's objects: it would run them without the interpreter seeing it.
+
+``items[index]`` asks an index for its ``__index__``, ``sum(objects)`` adds them by their ``__radd__``. What such a method reads
+would not be guarded, and what it writes would be written at capture only. Where an argument has methods of this kind, a call is
+watched, and the graph breaks before the first of them begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import runs_natively
+from dovetail.frontend.values.values import is_leaf_value
+
+#: Special methods that no native code calls because it is handed an object: they make it, or are asked for by name.
+_OTHERS = frozenset(
+    {"__init__", "__new__", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__delattr__"}
+)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_DEPTH = 3
+
+Codes = dict[types.CodeType, str]
+
+
+def callback_codes(values: Iterable[Any], without: frozenset[str] = frozenset()) -> Codes:
+    """The code of the special methods, written in Python, that native code may call on these values and their items.
+
+    >>> class Position:
+    ...     def __index__(self):
+    ...         return 1
+    >>> list(callback_codes([2, Position(), "text"]).values())
+    ['Position.__index__']
+    """
+    found: Codes = {}
+    seen: set[type] = set()
+    _collect(values, found, seen, _DEPTH)
+    return {code: name for code, name in found.items() if name.rpartition(".")[2] not in without} if without else found
+
+
+def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -> None:
+    for value in values:
+        kind = type(value)
+        if isinstance(value, _CONTAINERS) and depth and (not isinstance(value, tuple) or tuple.__len__(value)):
+            _collect(kind.__iter__(value) if kind in _CONTAINERS else _plain_items(value), found, seen, depth - 1)
+        elif isinstance(value, dict) and depth:
+            _collect(dict.keys(value), found, seen, depth - 1)
+            _collect(dict.values(value), found, seen, depth - 1)
+        elif isinstance(value, slice):
+            _collect((value.start, value.stop, value.step), found, seen, depth)
+        if kind in seen or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
+            continue
+        seen.add(kind)
+        if _module(kind).startswith(("dovetail.frontend.", "dovetail.rules.")):
+            # The interpreter's own generators and iterators, which may inherit from Python's.
+            continue
+        for owner in kind.__mro__:
+            # Torch's own settings are guarded as a whole where they are handed over.
+            if owner is object or runs_natively(_module(owner)) or _module(owner).split(".")[0] == "torch":
+                continue
+            for name, method in type.__getattribute__(owner, "__dict__").items():
+                if type(method) is not types.FunctionType or name in _OTHERS or not name.startswith("__"):
+                    continue
+                if name.endswith("__") and not runs_natively(method.__globals__.get("__name__") or ""):
+                    found.setdefault(method.__code__, f"{owner.__name__}.{name}")
+
+
+def _module(kind: type) -> str:
+    name = kind.__module__
+    return name if type(name) is str else ""
+
+
+def _plain_items(value: Any) -> Iterator[Any]:
+    base = next(kind for kind in _CONTAINERS if isinstance(value, kind))
+    return iter(base.__iter__(value))
+
+
+@contextlib.contextmanager
+def watched(function: Any, codes: Codes) -> Iterator[None]:
+    """Raise :class:`Break` where a native call is about to run one of these methods; the method does not begin."""
+    if not codes:
+        yield
+        return
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or str(function)
+
+    def note(frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in codes:
+            raise Break(
+                f"{name} calls {codes[frame.f_code]} from native code, where nobody sees what it reads and writes",
+                "call the method yourself, and hand over what it returns",
+            )
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,298 @@
+"""What a call does: inline, run natively under the trace's modes, follow a rule of its own, or break."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import typing
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dovetail.compiled_autograd.operations import NodeFunction
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.effects.finalizers import check_made
+from dovetail.frontend.interpreter.attributes import MISSING, class_attribute, instance_dict
+from dovetail.frontend.interpreter.call_tables import (
+    CACHE_KEYS,
+    INTERPRETED_GENERATORS,
+    NATIVE_CALLABLES,
+    OWN_MODULES,
+    PURE_MODULES,
+    RULES,
+    calls_user_code,
+    check_loading,
+    is_method_of_users_class,
+    is_of_library,
+    is_overridable,
+    runs_natively,
+    wraps_user_code,
+)
+from dovetail.frontend.interpreter.native_calls import NativeCalls
+from dovetail.frontend.interpreter.shown_names import shown_name
+from dovetail.frontend.values.values import is_leaf_value, plain_numbers
+from dovetail.guards import (
+    Answers,
+    AttributeSource,
+    Identity,
+    Length,
+    NoHooks,
+    ReferentSource,
+)
+from dovetail.rules.python.classes import call_metaclass
+from dovetail.rules.python.getters import GETTERS, get
+from dovetail.rules.python.log_messages import tells, told_number
+from dovetail.runtime.recipe import interpreted_of
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
+
+
+def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    """What a function with a cache returns today.
+
+    >>> cached_result(functools.cache(max), (1, 2), ())
+    2
+    """
+    return function(*args, **dict(kwargs))
+
+
+class Calls(NativeCalls):
+    """Mixed into the interpreter: the call table."""
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+        """Call anything. ``direct``: the caller does nothing with the result but push it on the stack of its frame."""
+        rule = (
+            RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
+        )
+        if rule is not None:
+            return rule(self, args, kwargs)
+        kind = type(function)
+        if kind is types.FunctionType:
+            interpreted = private_recordings.without_dynamo_guard(interpreted_of(function))
+            if interpreted is function:
+                interpreted = private_recordings.without_torch_compile(function)
+            if interpreted is not function:
+                return self.call(interpreted, args, kwargs, direct)
+            if (function.__globals__.get("__name__") or "").startswith(OWN_MODULES):
+                # A method of the interpreter's own generators and iterators; one that existed before must not be advanced.
+                for item in args:
+                    self._check_opaque(function, item)
+                return self.values.wrap(function(*args, **kwargs))
+            check_loading(function.__globals__.get("__name__"))
+            if function.__module__ == "dovetail.face.compile" and function.__name__ in (
+                "compile",
+                "capture",
+                "explain",
+            ):
+                raise Break(
+                    f"dovetail.{function.__name__} is called inside of a compiled function",
+                    "call it outside: what a compiled function calls is compiled along with it",
+                )
+            if (
+                runs_natively(function.__globals__.get("__name__") or "")
+                and function not in INTERPRETED_GENERATORS
+                and not wraps_user_code(function)
+                and not (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
+                and not is_method_of_users_class(function, args)
+            ):
+                return self.call_torch(function, args, kwargs)
+            return self.run_function(function, args, kwargs, direct)
+        if kind is types.MethodType:
+            return self._call_method(function, args, kwargs, direct)
+        if isinstance(function, torch.nn.Module):
+            return self.call_module(function, args, kwargs, direct)
+        if kind is functools.partial:
+            return self._call_partial(function, args, kwargs, direct)
+        if isinstance(function, type):
+            return self.call_class(function, args, kwargs)
+        if isinstance(function, NATIVE_CALLABLES):
+            return self.call_native(function, args, kwargs)
+        if isinstance(function, functools._lru_cache_wrapper):
+            return self._call_cached(function, args, kwargs)
+        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+            kind.__module__.startswith("torch.")
+            and runs_natively(kind.__module__)
+            and not isinstance(function, torch.Tensor)
+        ):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(function, NodeFunction):
+            return self._native(function, args, kwargs)
+        if kind is weakref.ReferenceType:
+            source = self.values.source_of(function)
+            return self.values.read(function(), None if source is None else ReferentSource(source))
+        caller, _ = class_attribute(kind, "__call__")
+        if isinstance(caller, types.FunctionType):
+            return self.call(types.MethodType(caller, function), args, kwargs, direct)
+        if caller is MISSING:
+            raise TypeError(f"{shown_name(function)!r} object is not callable")
+        if kind.__module__ in ("typing", "types", "operator", "functools"):
+            source = self.values.source_of(function)
+            if source is not None:
+                self.values.guard(source, Identity(function), f"{source.name} was called")
+            if kind is typing.NewType and len(args) == 1 and not kwargs:
+                return args[0]
+            if kind in GETTERS and len(args) == 1 and not kwargs:
+                return get(self, function, args[0])
+            return self.call_native(function, args, kwargs)
+        raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
+
+    def formatted(self, frame: Any, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        value = told_number(frame, value)
+        return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
+
+    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
+        given = [*args, *kwargs.values()]
+        if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
+            return self.call(function.__wrapped__, args, kwargs)
+        if self.values.trace.policy.is_in_advance and args and tells(types.MethodType(function, args[0])):
+            return None
+        has_library_code = is_of_library(function.__wrapped__)
+        if has_library_code and any(map(private_sizes.is_symbolic, private.tree_leaves(given))):
+            return self.call(function.__wrapped__, args, kwargs)
+        given = [plain_numbers(item) for item in given]
+        if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
+            if has_library_code:
+                return self.call(function.__wrapped__, args, kwargs)
+            raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
+        with private.disable_current_modes():
+            result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        if is_leaf_value(result):
+            wrapped = function.__wrapped__
+            if not has_library_code and interpreted_of(wrapped) is wrapped and not self.values.is_created(wrapped):
+                # Whoever clears the cache has it computed again: asking it again is what eager would do.
+                asked = Answers(
+                    cached_result,
+                    (tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))),
+                    result,
+                )
+                source = self.values.pin(function, function.__qualname__)
+                self.values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
+            return result
+        if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
+            # The object in the cache itself: what is read from it is guarded.
+            return self.values.read(result, self.values.pin(result, f"result of {function.__qualname__}"))
+        raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
+
+    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
+        owner = method.__self__
+        source = self.values.source_of(method)
+        if source is not None:
+            self.values.guard(
+                AttributeSource(source, "__func__"), Identity(method.__func__), f"{source.name} was called"
+            )
+            owner = self.values.read(owner, AttributeSource(source, "__self__"))
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and method.__name__ == "apply":
+            return self._call_autograd_function(owner, args, kwargs)
+        return self.call(method.__func__, (owner, *args), kwargs, direct)
+
+    def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
+        source = self.values.source_of(function)
+        inner = self.load_attribute(function, "func")
+        if source is None:
+            return self.call(inner, function.args + args, {**function.keywords, **kwargs}, direct)
+        bound = self.load_attribute(function, "args")
+        bound_kwargs = self.load_attribute(function, "keywords")
+        self.values.whole(bound)
+        self.values.whole(bound_kwargs)
+        items = tuple(self.values.wrap(item) for item in bound)
+        keywords = {key: self.values.wrap(item) for key, item in bound_kwargs.items()}
+        return self.call(inner, items + args, {**keywords, **kwargs}, direct)
+
+    # --- modules ------------------------------------------------------------------------------------------------------
+
+    def call_module(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
+        """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
+        if private_recordings.without_torch_compile(module) is not module:
+            return self._call_optimized(module, args, kwargs, direct)
+        caller, _ = class_attribute(type(module), "__call__")
+        if caller is not torch.nn.Module.__call__ and not private_recordings.is_graph_module_call(module, caller):
+            return self.call(types.MethodType(caller, module), args, kwargs, direct)
+        return self.call_plain_module(module, args, kwargs, direct)
+
+    def _call_optimized(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool
+    ) -> Any:
+        """A module that ``torch.compile`` has wrapped is compiled here as what it was made of."""
+        attributes = instance_dict(module) or {}
+        if any(attributes.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+            raise Break("a module that torch.compile made has hooks", "register them on the module that it was made of")
+        source = self.values.source_of(module)
+        if source is not None:
+            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
+
+    def call_plain_module(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
+    ) -> Any:
+        """``torch.nn.Module.__call__(module, ...)``, whatever the module's own class makes of a call."""
+        attributes = instance_dict(module) or {}
+        if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
+            raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
+        for name, hooks in private.global_module_hooks().items():
+            self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
+        has_global = any(private.global_module_hooks().values())
+        if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
+            return self.run_function(private.module_call_with_hooks(), (module, *args), kwargs, direct)
+        source = self.values.source_of(module)
+        if source is not None:
+            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
+
+    # --- classes ------------------------------------------------------------------------------------------------------
+
+    def call_class(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make an instance."""
+        meta_call, _ = class_attribute(type(kind), "__call__")
+        if isinstance(meta_call, types.FunctionType) and not isinstance(kind, enum.EnumMeta):
+            if not (kind.__module__ or "").startswith("torch"):
+                return self.call(meta_call, (kind, *args), kwargs)
+            return self.call_torch(kind, args, kwargs)
+        return self.make_instance(kind, args, kwargs)
+
+    def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``type.__call__`` does."""
+        if issubclass(kind, type):
+            return call_metaclass(self, kind, args, kwargs)
+        module = kind.__module__ or ""
+        if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
+            return self.call_native(kind, args, kwargs)
+        check_loading(module)
+        check_made(kind)
+        maker, _ = class_attribute(kind, "__new__")
+        starter, starter_owner = class_attribute(kind, "__init__")
+        if runs_natively(module) and not issubclass(kind, torch.nn.Module):
+            return self.call_torch(kind, args, kwargs)
+        maker = maker.__func__ if isinstance(maker, staticmethod) else maker
+        if not isinstance(maker, types.FunctionType) and not isinstance(starter, types.FunctionType):
+            if module in PURE_MODULES or kind in (typing.Any,) or module in ("contextlib", "dataclasses"):
+                return self.call_native(kind, args, kwargs)
+            if (
+                isinstance(starter, types.FunctionType)
+                or starter_owner is object
+                or issubclass(kind, (dict, list, tuple, set))
+            ):
+                return self.call_native(kind, args, kwargs)
+            raise Break(f"an object of {module}.{kind.__qualname__} is made", "make it outside of the function")
+        if isinstance(maker, types.FunctionType):
+            instance = self.call(maker, (kind, *args), kwargs)
+            if not isinstance(instance, kind):
+                return instance
+        elif maker is object.__new__:
+            instance = object.__new__(kind)
+        else:
+            immutable = issubclass(kind, (tuple, frozenset, str, int, float))
+            build: Any = kind.__new__
+            instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
+        if isinstance(starter, types.FunctionType):
+            self.call(starter, (instance, *args), kwargs)
+        elif starter_owner is not object:
+            self.call_native(starter, (instance, *args), kwargs)
+        return instance

@@ -1,0 +1,365 @@
+"""A frame that runs for real: the same instruction handlers on real values, with Python's own meaning.
+
+After a graph break the instruction that could not be captured runs here, and so does the rest of a function that cannot be
+captured any further. Functions that it calls run at Python's own speed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.frontend.code.frame import Frame
+from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.interpreter.generator import InterpretedGenerator
+from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
+from dovetail.runtime.recipe import ITERATOR_TYPES
+
+TRIVIAL = frozenset(
+    {
+        "BUILD_TUPLE",
+        "COPY",
+        "END_FOR",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+        "JUMP_FORWARD",
+        "LOAD_CONST",
+        "LOAD_FAST",
+        "NOP",
+        "POP_EXCEPT",
+        "POP_TOP",
+        "PUSH_NULL",
+        "RETURN_CONST",
+        "RETURN_VALUE",
+        "STORE_FAST",
+        "SWAP",
+    }
+)
+"""Instructions that do nothing to the values that they move."""
+
+
+class Machine:
+    """What instruction handlers ask of an interpreter, done for real."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._handlers = instruction_set()
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def step(self, frames: list[Frame]) -> Any:
+        """Run one instruction of the innermost frame. ``frames`` are left as they then are: empty once the outermost has returned.
+
+        The result means something only then. An exception that no frame handles is raised.
+        """
+        self.frames = frames
+        frame = frames[-1]
+        try:
+            outcome = self._one(frame)
+        except BaseException as error:  # noqa: BLE001  (the frames may have a handler for it)
+            self._unwind(frames, error)
+            return None
+        return self._advance(frames, outcome)
+
+    def step_to_work(self, frames: list[Frame]) -> Any:
+        """:meth:`step`, and on through what only moves values about: a graph would not make it faster."""
+        result = self.step(frames)
+        while frames and self._is_trivial(frames[-1]):
+            result = self.step(frames)
+        return result
+
+    @staticmethod
+    def _is_trivial(frame: Frame) -> bool:
+        name = frame.decoded.instructions[frame.position].opname
+        if name == "GET_ITER":
+            return type(frame.stack[-1]) is range
+        return name in TRIVIAL or (name == "FOR_ITER" and type(frame.stack[-1]) in ITERATOR_TYPES)
+
+    def run(self, frames: list[Frame]) -> Any:
+        """Run to the end."""
+        result = None
+        while frames:
+            result = self.step(frames)
+        return result
+
+    def run_between(self, frame: Frame, start: int, stop: int) -> None:
+        """Run the instructions of a frame from one position until another one is next."""
+        frame.position = start
+        while frame.position != stop:
+            outcome = self._one(frame)
+            frame.position = frame.position + 1 if outcome is None else outcome
+
+    def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
+        """Run one frame until it returns or yields; ``error`` is raised at the current instruction first."""
+        self.frames.append(frame)
+        try:
+            if error is not None:
+                frame.position -= 1
+                self._enter_handler(frame, error)
+            while True:
+                try:
+                    outcome = self._one(frame)
+                except BaseException as raised:  # noqa: BLE001  (the frame may have a handler for it)
+                    self._enter_handler(frame, raised)
+                    continue
+                if isinstance(outcome, (Return, Yield)):
+                    frame.position += 1
+                    return outcome
+                frame.position = frame.position + 1 if outcome is None else outcome
+        finally:
+            self.frames.pop()
+
+    def _one(self, frame: Frame) -> Any:
+        instruction = frame.decoded.instructions[frame.position]
+        handler = self._handlers[instruction.opname]
+        handled = next((item for item in reversed(frame.current_exceptions) if item is not None), None)
+        if handled is None:
+            return handler(self, frame, instruction)
+        # What is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and what is raised
+        # has it as its context.
+        traceback, context = handled.__traceback__, handled.__context__
+        try:
+            raise handled
+        except BaseException:  # noqa: BLE001  (only there so that the interpreter knows of it)
+            handled.__traceback__, handled.__context__ = traceback, context
+            return handler(self, frame, instruction)
+
+    def _advance(self, frames: list[Frame], outcome: Any) -> Any:
+        while True:
+            frame = frames[-1]
+            if not isinstance(outcome, Return):
+                frame.position = frame.position + 1 if outcome is None else outcome
+                return None
+            frames.pop()
+            if not frames:
+                return outcome.value
+            frames[-1].stack.append(outcome.value)
+            outcome = None
+
+    def _unwind(self, frames: list[Frame], error: BaseException) -> None:
+        while frames:
+            frame = frames[-1]
+            error.__traceback__ = passing_traceback(frame, error)
+            entry = frame.handler_of(frame.position)
+            if entry is not None:
+                frame.enter_handler(entry, error)
+                return
+            frames.pop()
+        raise error
+
+    @staticmethod
+    def _enter_handler(frame: Frame, error: BaseException) -> None:
+        error.__traceback__ = passing_traceback(frame, error)
+        entry = frame.handler_of(frame.position)
+        if entry is None:
+            raise error
+        frame.enter_handler(entry, error)
+
+    # --- what handlers ask --------------------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
+        """``function(*args, **kwargs)``; a few builtins look at the frame that calls them."""
+        reader = _FRAME_READERS.get(function) if isinstance(function, (types.BuiltinFunctionType, type)) else None
+        if reader is not None:
+            return reader(self.frames[-1], args, kwargs)
+        if type(function) in _BLIND and function not in _SEEING:
+            return function(*args, **kwargs)
+        return call_within(self.frames, _variables, function, *args, **kwargs)
+
+    def created(self, value: Any) -> None:
+        """Nothing to remember: there is no trace."""
+
+    def close_generator(self, generator: InterpretedGenerator) -> None:
+        """Close a generator that nothing refers to any more."""
+        generator.close()
+
+    def make_generator(self, frame: Frame) -> InterpretedGenerator:
+        """The generator object for a frame that starts with RETURN_GENERATOR."""
+        return InterpretedGenerator(Machine(), frame.suspended_copy())
+
+    def handled_exception(self, frame: Frame) -> BaseException | None:
+        """The exception that a bare ``raise`` raises again."""
+        for candidate in reversed(self.frames):
+            if candidate.current_exceptions:
+                return candidate.current_exceptions[-1]
+        return None
+
+    def compared(self, left: Any, right: Any) -> None:
+        """Nothing to guard: there is no trace."""
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        """A global or builtin name."""
+        if name in frame.globals:
+            return frame.globals[name]
+        table = frame.globals.get("__builtins__", builtins)
+        table = table.__dict__ if isinstance(table, types.ModuleType) else table
+        if name not in table:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        return table[name]
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        """Write a global name."""
+        frame.globals[name] = value
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        """Delete a global name."""
+        if name not in frame.globals:
+            raise NameError(f"name {name!r} is not defined")
+        del frame.globals[name]
+
+    def load_cell(self, frame: Frame, name: str) -> Any:
+        """The content of a closure cell."""
+        try:
+            return frame.cells[name].cell_contents
+        except ValueError:
+            raise unbound_variable(frame.code, name) from None
+
+    def store_cell(self, frame: Frame, name: str, value: Any) -> None:
+        """Write a closure cell."""
+        frame.cells[name].cell_contents = value
+
+    def delete_cell(self, frame: Frame, name: str) -> None:
+        """Empty a closure cell."""
+        self.load_cell(frame, name)
+        del frame.cells[name].cell_contents
+
+    def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
+        """An ``import`` statement."""
+        return builtins.__import__(name, frame.globals, None, names, level)
+
+    def load_attribute(self, target: Any, name: str) -> Any:
+        """``target.name``."""
+        return getattr(target, name)
+
+    def store_attribute(self, target: Any, name: str, value: Any) -> None:
+        """``target.name = value``."""
+        setattr(target, name, value)
+
+    def delete_attribute(self, target: Any, name: str) -> None:
+        """``del target.name``."""
+        delattr(target, name)
+
+    def load_item(self, target: Any, key: Any) -> Any:
+        """``target[key]``."""
+        return target[key]
+
+    def store_item(self, target: Any, key: Any, value: Any) -> None:
+        """``target[key] = value``."""
+        target[key] = value
+
+    def delete_item(self, target: Any, key: Any) -> None:
+        """``del target[key]``."""
+        del target[key]
+
+    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """An operator."""
+        return operator.contains(*operands) if function is operator.contains else function(*operands)
+
+    def truth(self, value: Any) -> bool:
+        """``bool(value)``."""
+        return bool(value)
+
+    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
+        """The truth of a value for a jump to ``target`` where it is ``wanted``."""
+        return self.truth(value)
+
+    def iterate(self, value: Any) -> Any:
+        """``iter(value)``."""
+        return iter(value)
+
+    def advance(self, iterator: Any) -> tuple[bool, Any]:
+        """One step of an iterator: (True, return value) at its end, else (False, item)."""
+        try:
+            return False, self._next(iterator)
+        except StopIteration as stop:
+            return True, stop.value
+
+    def _next(self, iterator: Any) -> Any:
+        return next(iterator)
+
+    def as_key(self, value: Any) -> Any:
+        """A value that is to be hashed."""
+        return value
+
+    def change(self, container: Any, method: str, *args: Any) -> None:
+        """A method of a list, dictionary or set that an instruction builds."""
+        getattr(container, method)(*args)
+
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        """All items of an iterable; here Python itself asks for their number."""
+        return list(value)
+
+    def formatted(self, frame: Frame, value: Any, specification: str) -> str:
+        """``format(value, specification)``, which is pushed next."""
+        return format(value, specification)
+
+    def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
+        """One step of ``yield from``."""
+        try:
+            return False, self._next(iterator) if value is None else self.call(iterator.send, (value,), {})
+        except StopIteration as stop:
+            return True, stop.value
+
+    def items_of(self, mapping: Any) -> dict[Any, Any]:
+        """A mapping as a dictionary."""
+        return {key: mapping[key] for key in mapping.keys()}  # noqa: SIM118  (a mapping need not be iterable)
+
+    def load_special(self, target: Any, name: str) -> Any:
+        """A special method, looked up on the class."""
+        for owner in type(target).__mro__:
+            if name in owner.__dict__:
+                found = owner.__dict__[name]
+                bind = getattr(type(found), "__get__", None)
+                return found if bind is None else bind(found, target, type(target))
+        raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
+
+
+# --- builtins that look at the frame that calls them ------------------------------------------------------------------
+
+
+def _variables(frame: Frame) -> dict[str, Any]:
+    found = dict(frame.locals)
+    for name, cell in frame.cells.items():
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
+
+
+def _super(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args:
+        return super(*args)
+    first = frame.code.co_varnames[0]
+    instance = frame.cells[first].cell_contents if first in frame.cells else frame.locals[first]
+    return super(frame.cells["__class__"].cell_contents, instance)
+
+
+def _evaluate(function: Any) -> Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]:
+    def handler(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1:
+            args = (args[0], frame.globals, _variables(frame))
+        return function(*args, **kwargs)
+
+    return handler
+
+
+#: Functions written in C look at no frame but for a few; a class may have an ``__init__`` of the user's.
+_BLIND = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
+_SEEING = frozenset({sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))})
+
+_FRAME_READERS: dict[Any, Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]] = {
+    super: _super,
+    locals: lambda frame, args, kwargs: _variables(frame),
+    globals: lambda frame, args, kwargs: frame.globals,
+    vars: lambda frame, args, kwargs: vars(*args) if args else _variables(frame),
+    dir: lambda frame, args, kwargs: dir(*args) if args else sorted(_variables(frame)),
+    eval: _evaluate(eval),
+    exec: _evaluate(exec),
+}

@@ -1,0 +1,73 @@
+"""Interpreted frames in tracebacks, and as callers of what is called for real; see :mod:`dovetail.runtime.shown_frames`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dovetail.frontend.code.frame import Frame
+from dovetail.runtime.shown_frames import Place, calling_code, passed_traceback
+
+#: Modules of the standard library whose functions run natively and ask who calls them, or which exception is being handled.
+LOOK_AT_CALLERS = frozenset({"logging", "typing", "enum"})
+
+
+def show_place(frame: Frame) -> Place:
+    """Where a frame stands."""
+    instructions = frame.decoded.instructions
+    positions = instructions[frame.position].positions if frame.position < len(instructions) else None
+    if positions is None or positions.lineno is None:
+        return Place(frame.line())
+    return Place(positions.lineno, positions.end_lineno, positions.col_offset, positions.end_col_offset)
+
+
+def passing_traceback(frame: Frame, error: BaseException) -> types.TracebackType:
+    """The traceback of an exception that has reached a frame: with the frame's line, and without the interpreter's."""
+    if frame.stack and type(frame.stack[-1]) is types.TracebackType:
+        # Raised again as it was: it has passed this frame before.
+        return frame.stack[-1]
+    return passed_traceback(error.__traceback__, frame.code, frame.globals, show_place(frame))
+
+
+def call_within(
+    frames: Sequence[Frame],
+    variables: Callable[[Frame], dict[str, Any]],
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``function(*args, **kwargs)``, to which the frames look like its callers. ``variables`` are a frame's local variables."""
+    return _call_within(frames, variables, functools.partial(function, *args, **kwargs))()
+
+
+def _call_within(
+    frames: Sequence[Frame], variables: Callable[[Frame], dict[str, Any]], call: Callable[[], Any]
+) -> Callable[[], Any]:
+    for frame in reversed(frames):
+        code = calling_code(frame.code, show_place(frame), call)
+        call = functools.partial(eval, code, frame.globals, variables(frame))
+    return call
+
+
+def call_for(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
+    return call_later(interpreter, function, *args, **kwargs)()
+
+
+def call_later(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """A call of ``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it where it is now."""
+    call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
+    handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
+    return call if handled is None else functools.partial(_call_while_handling, handled, call)
+
+
+def _call_while_handling(error: BaseException, call: Callable[[], Any]) -> Any:
+    traceback, context = error.__traceback__, error.__context__
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001  (only there so that Python knows of it)
+        error.__traceback__, error.__context__ = traceback, context
+        return call()

@@ -1,0 +1,185 @@
+"""Tensors made of symbolic numbers, and the way back: ``torch.tensor(x.shape[0])``, and that tensor used as a number.
+
+Torch's own ``torch.tensor`` asks for the value of a symbolic number, which would hold the graph to the size of today. Here it
+becomes an operator that takes the number. A whole-number tensor without dimensions that was computed of such numbers alone is
+known to the trace as a formula over sizes: ``.item()``, ``int()`` and slices up to it read the formula, not the tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.interpreter.call_tables import METHOD_RULES, rule
+from dovetail.rules.sizes.size_list import SizeList
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.known_numbers import known_number
+
+_PLAIN = (int, float, bool)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
+
+@rule(torch.tensor, torch.as_tensor)
+def _tensor(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return make_tensor(interpreter, torch.tensor, args, kwargs)
+
+
+def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor(*args, **kwargs)``, where a number may be symbolic; ``function`` is called where none is."""
+    data = args[0] if len(args) == 1 else kwargs.get("data")
+    rest = {
+        name: value for name, value in kwargs.items() if name != "data" and value is not None and value is not False
+    }
+    if type(data) is SizeList and data.runs and not rest.keys() - {"device", "dtype"}:
+        dtype = rest.pop("dtype", torch.int64)
+        result = list_as_tensor(interpreter, data, rest)
+        return result if dtype == torch.int64 else interpreter.call_torch(torch.Tensor.to, (result, dtype), {})
+    shape: list[int] = []
+    numbers = _numbers(data, shape, 0)
+    dtype = rest.pop("dtype", None)
+    if (
+        numbers is None
+        or not any(type(item) in _SYMBOLIC for item in numbers)
+        or rest.keys() - {"device"}
+        or any(type(item) is torch.SymInt and private_sizes.is_data_number(item) for item in numbers)
+    ):
+        return interpreter.call_native(function, args, kwargs)
+    is_float = any(type(item) in (float, torch.SymFloat) for item in numbers)
+    dtype = dtype or (torch.get_default_dtype() if is_float else torch.int64)
+    if dtype.is_complex or dtype == torch.bool or (is_float and not dtype.is_floating_point):
+        return interpreter.call_native(function, args, kwargs)
+    # Whatever it is stored as, torch.tensor reads a number for a float type as a C double.
+    exact = torch.float64 if dtype.is_floating_point else torch.int64
+    made = [interpreter.call_torch(torch.scalar_tensor, (item,), {"dtype": exact, **rest}) for item in numbers]
+    result = made[0]
+    if shape:
+        result = interpreter.call_torch(torch.stack, (made,), {})
+        result = interpreter.call_torch(torch.reshape, (result, tuple(shape)), {}) if len(shape) > 1 else result
+    return result if dtype == exact else interpreter.call_torch(torch.Tensor.to, (result, dtype), {})
+
+
+def list_as_tensor(interpreter: Any, numbers: SizeList, settings: dict[str, Any]) -> torch.Tensor:
+    """A list over symbolic sizes as a tensor of whole numbers."""
+    settings = {"dtype": torch.int64, **settings}
+    made = [
+        interpreter.call_torch(torch.arange, (run.start, run.item(run.count), run.step), settings)
+        for run in numbers.runs
+    ]
+    result: torch.Tensor = made[0] if len(made) == 1 else interpreter.call_torch(torch.cat, (made,), {})
+    return result
+
+
+def _numbers(data: Any, shape: list[int], depth: int) -> list[Any] | None:
+    """The numbers of nested lists in order, their lengths in ``shape``; None for what has other things in it."""
+    if type(data) in (*_PLAIN, *_SYMBOLIC):
+        return [data] if depth == len(shape) else None
+    if not isinstance(data, (list, tuple)) or not data:
+        return None
+    if depth == len(shape):
+        shape.append(len(data))
+    if len(data) != shape[depth]:
+        return None
+    found: list[Any] = []
+    for item in data:
+        inner = _numbers(item, shape, depth + 1)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+@rule(operator.index)
+def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    number = number_of(interpreter, args[0]) if len(args) == 1 else None
+    return interpreter.call_native(operator.index, args, kwargs) if number is None else number
+
+
+def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = _with_owner(function, args)
+    interpreter.trace.asks_numbers = True
+    number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
+    if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
+        trace = interpreter.trace
+        before = trace.data_symbols()
+        number = interpreter.call_torch(torch.ops.aten.item.default, given, kwargs)
+        # A truth is 0 or 1: nothing to be checked at a call.
+        trace.truths |= trace.data_symbols() - before
+    return NotImplemented if number is None else number
+
+
+def _new_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    owner, *rest = _with_owner(function, args)
+    data = rest[0] if rest else kwargs.get("data")
+    numbers = _numbers(data, [], 0)
+    if len(rest) > 1 or numbers is None or not any(type(item) in _SYMBOLIC for item in numbers):
+        return NotImplemented
+    settings = {"dtype": owner.dtype, "device": owner.device}
+    settings |= {name: value for name, value in kwargs.items() if value is not None and name != "data"}
+    return make_tensor(interpreter, torch.tensor, (data,), settings)
+
+
+def _with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    owner = getattr(function, "__self__", None)
+    return (owner, *args) if isinstance(owner, torch.Tensor) else args
+
+
+METHOD_RULES.update({"item": _known, "__int__": _known, "__index__": _known, "new_tensor": _new_tensor})
+
+
+def number_of(interpreter: Any, value: Any) -> Any:
+    """The number that a tensor without dimensions is known to hold; None where it is not known."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return known_number(interpreter.trace, value)
+    except CaptureError:
+        return None
+
+
+def with_numbers_in_slices(interpreter: Any, key: Any) -> Any:
+    """An index of a tensor with the known number in the place of each tensor that bounds a slice, and lists as tensors."""
+    if type(key) is tuple:
+        return tuple(with_numbers_in_slices(interpreter, item) for item in key)
+    if type(key) is SizeList:
+        return list_as_tensor(interpreter, key, {})
+    if type(key) is not slice:
+        return key
+    parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]
+    return slice(*[item if number is None else number for item, number in parts])
+
+
+def select_symbolic(interpreter: Any, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+    """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
+
+    Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
+    """
+    items = list(key) if type(key) is tuple else [key]
+    places = [
+        at for at, item in enumerate(items) if type(item) is torch.SymInt and not private_sizes.is_data_number(item)
+    ]
+    if not places:
+        return target, key
+    width = sum(map(_dimensions_of, items))
+    dimensions = {}
+    dim = 0
+    for at, item in enumerate(items):
+        dimensions[at] = dim
+        dim += target.dim() - width if item is Ellipsis else _dimensions_of(item)
+    if dim > target.dim() or items.count(Ellipsis) > 1:
+        return target, key
+    for at in reversed(places):
+        target = interpreter.call_torch(torch.Tensor.select, (target, dimensions[at], items[at]), {})
+        del items[at]
+    return target, tuple(items)
+
+
+def _dimensions_of(item: Any) -> int:
+    """How many dimensions of the tensor an item of an index stands for."""
+    if item is None or item is Ellipsis or type(item) is bool:
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 1

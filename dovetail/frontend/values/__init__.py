@@ -1,0 +1,1 @@
+"""Where values came from, and the guards that reading them needs."""

@@ -1,0 +1,1 @@
+"""Places where torch itself is wrong or lacks something, one function each."""

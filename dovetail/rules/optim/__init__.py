@@ -1,0 +1,1 @@
+"""Rules for optimizers, schedules of rates and loss scaling."""

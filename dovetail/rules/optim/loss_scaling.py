@@ -1,0 +1,51 @@
+"""``torch.amp.GradScaler`` in the graph of a step: a step whose gradients are not finite is eager's.
+
+The scaler reads back whether a gradient was infinite, and leaves the optimizer's step out if so. That is rare once the scale
+has settled. So the graph takes the step, and checks that the gradients are finite before anything is written; where they are
+not, the call runs eagerly, with the random state that it began with.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break, DataSize
+from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.guards import Identity
+from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import tensors as private
+from dovetail.trace import ASSUMPTION
+
+_MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
+
+
+@rule(private_recordings.scaled_optimizer_step)
+def _step_if_finite(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _, optimizer, state, *rest = args
+    trace = interpreter.trace
+    if trace.phase != "forward" or trace.policy.data_sizes == "break" or interpreter.values.in_backward:
+        raise Break("GradScaler reads back whether a gradient is infinite", "call its step() outside of the function")
+    if trace.policy.data_sizes == "ask":
+        raise DataSize(
+            "GradScaler reads back whether a gradient is infinite", "call its step() outside of the function"
+        )
+    found = interpreter.drain(interpreter.load_item(state, "found_inf_per_device").values())
+    with private.no_torch_function(), torch.no_grad():
+        is_finite = functools.reduce(torch.logical_and, [item.detach().to("cpu") == 0 for item in found])
+        torch.ops.aten._assert_async.msg(is_finite, _MESSAGE)
+    return interpreter.call(interpreter.load_attribute(optimizer, "step"), tuple(rest), kwargs)
+
+
+@rule(id)
+def _identity(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The scaler keeps what it knows of an optimizer under its identity: a constant as long as it is the same object."""
+    value = args[0] if len(args) == 1 else None
+    source = interpreter.values.source_of(value)
+    is_lasting = source is not None and not isinstance(value, torch.Tensor) and not interpreter.is_created(value)
+    if not is_lasting or not interpreter.follows_branches():
+        return interpreter.call_native(id, args, kwargs)
+    interpreter.values.guard(source, Identity(value), "its id() was asked")
+    return id(value)

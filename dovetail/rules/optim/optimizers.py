@@ -1,0 +1,78 @@
+"""What ``torch.optim`` asks torch while one of its optimizers is captured, answered as in eager.
+
+``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
+is true, keep numbers on tensors that eager computes in Python, which rounds differently. So they are told that nothing is
+compiled, and what they then do is what they do in eager. Other programs are told so once they have raised where eager may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.trace.fused_updates import NAMES, takes_symbols
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    frames = interpreter.frames
+    module = frames[-1].globals.get("__name__") if frames else None
+    if str(module).startswith("torch.optim."):
+        return False
+    interpreter.trace.was_asked_compiling = True
+    return bool(interpreter.trace.says_compiling)
+
+
+@rule(torch.autograd.profiler.record_function)
+def _record_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A name for a profiler, which sees the graph's operators instead."""
+    return contextlib.nullcontext()
+
+
+def _fused(name: str) -> None:
+    """Functionalisation does not take an empty list among those that are written to, so the pure form of it is recorded."""
+    written: Any = getattr(torch, name)
+    pure: Any = getattr(torch.ops.aten, name.rstrip("_"))
+    schema = getattr(torch.ops.aten, name).default._schema
+    symbolic = takes_symbols(name.rstrip("_"))
+    by_tensor = takes_symbols(name.rstrip("_"), "tensor_lr") if "tensor_lr" in pure.overloads() else pure
+
+    @rule(written)
+    def call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
+        targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
+        has_symbols = any(type(item) is torch.SymFloat for item in bound.values())
+        operator = by_tensor if isinstance(bound["lr"], torch.Tensor) else symbolic if has_symbols else pure
+        results = interpreter.call_torch(operator, args, kwargs)
+        for target, result in zip(targets, results, strict=False):
+            as_they_were = target is bound["grads"] and bound.get("grad_scale") is None
+            if as_they_were or target is bound.get("state_steps"):
+                # Inductor would take a copy and a copy of it for one tensor.
+                continue
+            for tensor, value in zip(target, result, strict=True):
+                interpreter.call_torch(torch.Tensor.copy_, (tensor, value), {})
+
+
+for _name in NAMES:
+    if hasattr(torch, f"{_name}_"):
+        _fused(f"{_name}_")
+
+
+def _layers(function: Any) -> list[Any]:
+    """A function and those that it wraps: making the first optimizer of a class wraps the class's ``step``."""
+    found = [function]
+    while hasattr(found[-1], "__wrapped__"):
+        found.append(found[-1].__wrapped__)
+    return found
+
+
+@rule(*_layers(torch.optim.LBFGS.step))
+def _line_search(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """LBFGS decides from the losses how often it calls the closure."""
+    raise Break(
+        "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"
+    )

@@ -1,0 +1,1 @@
+"""Rules for functions of Python and of its standard library."""

@@ -1,0 +1,153 @@
+"""Objects as text: ``str``, ``repr``, ``format`` and string formatting, with the objects' own Python methods interpreted."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.attributes import class_attribute
+from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.interpreter.operators import python_method
+from dovetail.frontend.values.values import is_leaf_value, plain_numbers
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+BRACKETS: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}
+MAXIMUM_NESTING = 50
+
+
+def _own_method(value: Any, name: str) -> types.FunctionType | None:
+    method = python_method(value, name)
+    if method is not None and method.__globals__.get("__name__") in ("dataclasses", "reprlib"):
+        # A wrapper that looks out for objects that contain themselves, by identities and threads.
+        return getattr(method, "__wrapped__", method)
+    return method
+
+
+def text_of(interpreter: Any, value: Any, name: str, nesting: int = 0) -> str:
+    """``str(value)`` or ``repr(value)``; ``name`` is the special method."""
+    value = plain_numbers(value)
+    if type(value) is str and name == "__str__":
+        return value
+    if isinstance(value, torch.Tensor):
+        raise Break("a tensor is turned into text", "print or format tensors outside of the function")
+    if isinstance(value, torch.nn.Module):
+        raise Break(f"{name.strip('_')}() reads a whole module", "do this outside of the function")
+    method = _own_method(value, name)
+    if method is not None:
+        found = interpreter.call(types.MethodType(method, value), (), {})
+        if not isinstance(found, str):
+            raise TypeError(f"{name} returned non-string (type {type(found).__name__})")
+        return found
+    if name == "__str__" and class_attribute(type(value), "__str__")[1] is object:
+        return text_of(interpreter, value, "__repr__", nesting)
+    if type(value) in (*BRACKETS, dict) and not is_leaf_value(value):
+        return _container(interpreter, value, nesting)
+    return str(interpreter.call_native({"__str__": str, "__repr__": repr}[name], (value,), {}))
+
+
+def _container(interpreter: Any, value: Any, nesting: int) -> str:
+    if nesting > MAXIMUM_NESTING:
+        raise Break("a deeply nested container is turned into text", "do this outside of the function")
+
+    def inner(item: Any) -> str:
+        return text_of(interpreter, item, "__repr__", nesting + 1)
+
+    interpreter.values.whole(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{inner(key)}: {inner(item)}" for key, item in value.items()) + "}"
+    if not value:
+        return repr(value)
+    start, end = BRACKETS[type(value)]
+    comma = "," if type(value) is tuple and len(value) == 1 else ""
+    return start + ", ".join(map(inner, value)) + comma + end
+
+
+class TextProxy:
+    """Stands for an object in native string formatting: asks the interpreter for its text."""
+
+    def __init__(self, interpreter: Any, value: Any) -> None:
+        self.__dict__.update(_interpreter=interpreter, _value=value)
+
+    def __str__(self) -> str:
+        return text_of(self._interpreter, self._value, "__str__")
+
+    def __repr__(self) -> str:
+        return text_of(self._interpreter, self._value, "__repr__")
+
+    def __format__(self, specification: str) -> str:
+        return str(self._interpreter.call(format, (self._value, specification), {}))
+
+    def __getattr__(self, name: str) -> Any:
+        return for_text(self._interpreter, self._interpreter.load_attribute(self._value, name))
+
+    def __getitem__(self, key: Any) -> Any:
+        return for_text(self._interpreter, self._interpreter.load_item(self._value, key))
+
+    def __index__(self) -> int:
+        return int(self._interpreter.call(int, (self._value,), {}))
+
+    def __float__(self) -> float:
+        return float(self._interpreter.call(float, (self._value,), {}))
+
+
+def for_text(interpreter: Any, value: Any) -> Any:
+    """An argument of native string formatting."""
+    value = plain_numbers(value)
+    return value if is_leaf_value(value) else TextProxy(interpreter, value)
+
+
+def format_percent(interpreter: Any, template: Any, values: Any) -> Any:
+    """``template % values``."""
+    if type(values) is tuple:
+        return template % tuple(for_text(interpreter, item) for item in values)
+    if isinstance(values, dict):
+        return template % {key: for_text(interpreter, item) for key, item in interpreter.items_of(values).items()}
+    if isinstance(values, tuple):
+        interpreter.values.whole(values)
+        return template % tuple(for_text(interpreter, item) for item in tuple.__iter__(values))
+    return template % (for_text(interpreter, values),)
+
+
+def format_braces(interpreter: Any, template: str, args: Arguments, kwargs: Keywords) -> str:
+    """``template.format(*args, **kwargs)``."""
+    values = [for_text(interpreter, item) for item in args]
+    return template.format(*values, **{key: for_text(interpreter, item) for key, item in kwargs.items()})
+
+
+@rule(str)
+def _str(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+    if len(args) != 1 or kwargs:
+        return str(interpreter.call_native(str, args, kwargs))
+    return text_of(interpreter, args[0], "__str__")
+
+
+@rule(repr)
+def _repr(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+    return text_of(interpreter, args[0], "__repr__")
+
+
+@rule(ascii)
+def _ascii(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+    return text_of(interpreter, args[0], "__repr__").encode("ascii", "backslashreplace").decode("ascii")
+
+
+@rule(format)
+def _format(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+    value, specification = plain_numbers(args[0]), (args[1] if len(args) > 1 else "")
+    method = _own_method(value, "__format__")
+    if method is not None:
+        return str(interpreter.call(types.MethodType(method, value), (specification,), {}))
+    if isinstance(value, torch.Tensor) or class_attribute(type(value), "__format__")[1] is object:
+        if specification and not isinstance(value, torch.Tensor):
+            raise TypeError(f"unsupported format string passed to {type(value).__name__}.__format__")
+        return text_of(interpreter, value, "__str__")
+    return str(interpreter.call_native(format, (value, specification), {}))

@@ -1,0 +1,1 @@
+"""Rules for operators and loops at symbolic sizes."""

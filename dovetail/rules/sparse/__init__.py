@@ -1,0 +1,1 @@
+"""Sparse and jagged tensors in a captured program."""

@@ -1,0 +1,162 @@
+"""Sparse tensors in the program: opaque values, and calls of torch that are given one stay whole.
+
+What a program may ask of a sparse tensor without a call (its size, type, layout) is guarded. All else that is not a call of
+torch breaks the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.values.values import is_leaf_value
+from dovetail.rules.sparse.value import SparseValue
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private
+from dovetail.torch_private.tensors import tree_flatten, tree_unflatten
+from dovetail.trace import Trace
+from dovetail.trace.opaque import carried_example, is_traced_ticket, opaque
+
+_FACTS = frozenset(
+    {
+        "shape",
+        "dtype",
+        "layout",
+        "device",
+        "requires_grad",
+        "ndim",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_nested",
+        "is_cuda",
+    }
+)
+# Operators, written as such. Those that write to what is left of them are not among them.
+SPARSE_OPERATORS = frozenset(
+    {
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.matmul,
+        operator.pow,
+        operator.neg,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+    }
+)
+# What is said by the size and type.
+_NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex"})
+# What is there beside the value: hooks, gradients, the autograd graph.
+_STATE = frozenset(
+    {
+        "backward",
+        "grad",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "__set__",
+        "__get__",
+        "__delete__",
+    }
+)
+
+
+def given_sparse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is given a sparse tensor, as an argument or in a list or tuple of them."""
+    return any(
+        type(item) is SparseValue or (type(item) in (list, tuple) and any(type(one) is SparseValue for one in item))
+        for item in (*args, *kwargs.values())
+    )
+
+
+def sparse_attribute(value: SparseValue, name: str) -> Any:
+    """``value.name`` for what is guarded of a sparse tensor, or a method of it."""
+    method = inspect.getattr_static(type(value.example), name, None)
+    if isinstance(method, (types.MethodDescriptorType, types.FunctionType)):
+        return functools.partial(method, value)
+    if name not in _FACTS:
+        raise Break(
+            f".{name} of a sparse tensor is read", "read it outside of the function, or call a function of torch"
+        )
+    if name == "shape":
+        _check_size(value)
+    return getattr(value.example, name)
+
+
+def _check_size(value: SparseValue) -> None:
+    if value.example.layout is torch.jagged:
+        raise Break("the size of a jagged tensor is asked for", "read it outside of the function")
+
+
+def refuse_sparse_target(target: object, name: str) -> None:
+    """Raises :class:`Break` where an attribute of a sparse tensor is written."""
+    if type(target) is SparseValue:
+        raise Break(f".{name} of a sparse tensor is written", "write it outside of the function")
+
+
+def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function that is given a sparse tensor, as one node. Raises :class:`Break` for one that cannot be one."""
+    name = getattr(function, "__name__", str(function))
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        # A method that is bound to a dense tensor.
+        function, args = getattr(torch.Tensor, name), (owner, *args)
+    module = getattr(function, "__module__", None) or ""
+    if (name.endswith("_") and not name.endswith("__")) or name in _STATE or module.startswith("torch.autograd"):
+        raise Break(f"{name} is given a sparse tensor", "call it outside of the function")
+    if name in _NUMBERS and type(args[0]) is SparseValue and not any(type(item) is SparseValue for item in args[1:]):
+        _check_size(args[0])
+        return function(args[0].example, *args[1:], **kwargs)
+    leaves, structure = tree_flatten((args, kwargs))
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise Break(f"{name} is given a sparse tensor under autocast")
+    tensors: dict[int, torch.Tensor] = {}
+    for at, leaf in enumerate(leaves):
+        if type(leaf) is SparseValue:
+            tensors[at] = leaf.ticket
+        elif isinstance(leaf, torch.Tensor):
+            if private.is_wrapper(leaf):
+                raise Break(f"{name} is given a sparse tensor and a tensor subclass")
+            tensors[at] = leaf
+        elif private_sizes.is_symbolic(leaf) or not is_leaf_value(leaf):
+            raise Break(f"{name} is given a sparse tensor and an object that is no constant")
+    constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
+    returned: list[Any] = []
+
+    def call(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        values = list(constants)
+        for at, tensor in zip(tensors, given, strict=True):
+            values[at] = tensor
+        arguments, keywords = tree_unflatten(values, structure)
+        results, spec = tree_flatten(function(*arguments, **keywords))
+        if not returned:
+            returned.append(spec)
+        if not all(isinstance(item, torch.Tensor) for item in results):
+            raise CaptureError(f"{name} of a sparse tensor returns something that is no tensor")
+        return results
+
+    # The tape has no sparse tensors: it could not be run again.
+    trace.recorder.unreplayable = trace.recorder.unreplayable or "a sparse tensor is used in it"
+    try:
+        with trace.recorder.paused(), private.no_torch_function():
+            found = opaque(trace, name, call, list(tensors.values()))
+    except CaptureError as error:
+        raise Break(error.what, error.advice) from error
+    made = [
+        SparseValue(item, carried_example(trace, item)) if is_traced_ticket(trace, item) else item for item in found
+    ]
+    for item in made:
+        if isinstance(item, torch.Tensor):
+            trace.recorder.number(item)
+    return tree_unflatten(made, returned[0])

@@ -1,0 +1,107 @@
+"""Where an input lies in its storage: sizes and strides are guarded for every input, this only where the program depends on it.
+
+``as_strided`` with an offset counts from the start of the storage, and may reach what lies beside the tensor: a graph that
+somebody compiles for a tensor alone does not have that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.sizes.number_tensors import number_of
+from dovetail.torch_private import tensors as private
+from dovetail.trace import TracedInput
+
+_STRIDED = {"as_strided": 0, "as_strided_": 0, "as_strided_copy": 0, "as_strided_scatter": 1}
+_TOLD = frozenset({"is_set_to", "is_shared", "share_memory_", "is_pinned", "_is_view", "_is_alias_of"})
+ASKS_FOR_PLACES = frozenset({*_STRIDED, *_TOLD, "storage_offset"})
+"""Names of the functions of torch that are to be checked with :func:`check_place`."""
+
+
+def check_place(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Guard the storage offset of the inputs that a call reads it of; :class:`Break` where it reads more than that."""
+    name = function.__name__
+    owner = getattr(function, "__self__", None)
+    given = (owner, *args) if isinstance(owner, torch.Tensor) else args
+    tensor = given[0] if given else kwargs.get("self", kwargs.get("input"))
+    if not isinstance(tensor, torch.Tensor):
+        return
+    if name in _TOLD:
+        raise Break(f"{name} asks where a tensor lies in memory", "ask outside of the compiled function")
+    inputs = _inputs_in_its_storage(interpreter, tensor)
+    if name != "storage_offset":
+        rest = given[1 + _STRIDED[name] :]
+        size, stride, offset = (
+            rest[place] if len(rest) > place else kwargs.get(key)
+            for place, key in enumerate(("size", "stride", "storage_offset"))
+        )
+        size, stride = _plain(interpreter, size), _plain(interpreter, stride)
+        if size is not None and stride is not None and len(size) == len(stride):
+            for item in inputs:
+                _check_reach(item, size, stride, tensor.storage_offset() if offset is None else offset)
+        if offset is None:
+            return
+        if any(bool(item.leaf.storage_offset() != 0) for item in inputs):
+            # Inductor's scatter puts the values elsewhere (torch 2.13).
+            raise Break(
+                "as_strided counts from the start of a storage in which an input lies further back",
+                "leave the storage offset out, or hand over the tensor that holds it all",
+            )
+    for item in inputs:
+        interpreter.values.guards.add_storage_offset(item.index, interpreter.values.where())
+
+
+def _inputs_in_its_storage(interpreter: Any, tensor: torch.Tensor) -> list[TracedInput]:
+    with interpreter.trace.recorder.paused(), private.no_torch_function():
+        storage = tensor.untyped_storage()._cdata
+        return [
+            item
+            for item in interpreter.trace.inputs
+            if storage in (item.value.untyped_storage()._cdata, item.leaf.untyped_storage()._cdata)
+        ]
+
+
+def _plain(interpreter: Any, numbers: Any) -> tuple[Any, ...] | None:
+    """Numbers with those that tensors hold in their place; None where one of them is not known."""
+    if not isinstance(numbers, (tuple, list)):
+        return None
+    found = tuple(item if (number := number_of(interpreter, item)) is None else number for item in numbers)
+    return found if all(type(item) in (int, torch.SymInt) for item in found) else None
+
+
+def _check_reach(item: TracedInput, size: tuple[Any, ...], stride: tuple[Any, ...], offset: Any) -> None:
+    """Raise :class:`Break` for a view of an input that reaches what is no element of the input."""
+    if any(bool(number == 0) for number in size):
+        return
+    own, own_size, own_stride = item.leaf.storage_offset(), tuple(item.leaf.shape), item.leaf.stride()
+    inside = bool(own <= offset) and bool(offset + _reach(size, stride) <= own + _reach(own_size, own_stride))
+    is_dense = bool(_reach(own_size, own_stride) + 1 == item.leaf.numel())
+    if not inside or not (is_dense or _holds((own_size, own_stride, own), (size, stride, offset))):
+        raise Break(
+            f"as_strided reaches what lies in memory beside the elements of {item.name}",
+            "hand over the tensor that holds it all",
+        )
+
+
+_LARGEST_MAP = 1 << 24
+
+
+def _holds(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> bool:
+    """Whether each element of one view is an element of another; False where that is not known."""
+    size, stride, offset = outer
+    reach = _reach(size, stride) + 1
+    if any(type(number) is not int for number in (*size, *stride, offset, *inner[0], *inner[1], inner[2])):
+        return False
+    if reach >= _LARGEST_MAP:
+        return False
+    with private.disable_current_modes():
+        taken = torch.zeros(reach, dtype=torch.bool)
+        taken.as_strided(size, stride, 0).fill_(True)
+        return bool(taken.as_strided(inner[0], inner[1], inner[2] - offset).all())
+
+
+def _reach(size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
+    return sum((number - 1) * step for number, step in zip(size, stride, strict=True))

@@ -1,0 +1,380 @@
+"""The door to torch's private names for symbolic sizes: shape environments, their symbols and guards.
+
+Checked on torch 2.13 (CPU). What is private elsewhere comes through :mod:`dovetail.torch_private.tensors`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+    SymT,
+    statically_known_true,
+    symbol_is_type,
+)
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a number of a fake tensor is no plain Python number."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def has_symbols(value: object) -> bool:
+    """Whether a fake tensor's size, strides or offset are symbolic."""
+    if isinstance(value, torch.Tensor):
+        return any(map(is_symbolic, (*value.shape, *value.stride(), value.storage_offset())))
+    return is_symbolic(value)
+
+
+def hint(value: Any) -> int:
+    """The number that a size had at capture, or a guess where only the data decides; nothing is guarded."""
+    if not is_symbolic(value):
+        return int(value)
+    if value.node.has_hint():
+        return int(value.node.hint)
+    environment, expression = value.node.shape_env, value.node.expr
+    # Its name since torch 2.12 or 2.13.
+    known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+    return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
+
+
+def size_today(value: Any) -> int | None:
+    """A whole number, or what a symbolic one stands for at this call; None where a tensor's data decide.
+
+    >>> size_today(3)
+    3
+    """
+    if type(value) is int:
+        return value
+    return int(value.node.hint) if is_symbolic(value) and value.node.has_hint() else None
+
+
+def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
+    """What a size is for these values of its symbols; nothing is guarded."""
+    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
+
+
+def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
+    """The symbols in some sizes, in order of their names, with what each was at capture."""
+    found: dict[Any, int] = {}
+    for value in values:
+        if is_symbolic(value):
+            environment = value.node.shape_env
+            known = (
+                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+            )
+            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
+
+
+def expression_of(value: Any) -> Any:
+    """The expression of a symbolic number, simplified by what is known by now."""
+    return value.node.expr
+
+
+def first_expression(value: Any) -> Any:
+    """The expression of a symbolic number as it was made."""
+    return value.node._expr
+
+
+def is_symbol(expression: Any) -> bool:
+    """Whether an expression is one symbol."""
+    return isinstance(expression, sympy.Symbol)
+
+
+def symbols_of(expression: Any) -> list[Any]:
+    """The symbols in an expression."""
+    return sorted(expression.free_symbols, key=str) if hasattr(expression, "free_symbols") else []
+
+
+def range_of(environment: ShapeEnv, symbol: Any) -> tuple[int | None, int | None]:
+    """The least and the greatest value that a symbol may have; None for no bound."""
+    found = environment.var_to_range[symbol]
+    bounds = [int(item) if isinstance(item, sympy.Integer) else None for item in (found.lower, found.upper)]
+    return bounds[0], bounds[1]
+
+
+class _TextPrinter(PythonPrinter):
+    def __init__(self, variables: Mapping[Any, str]) -> None:
+        super().__init__()
+        self._variables = variables
+
+    def _print_Symbol(self, expression: Any) -> str:
+        return self._variables[expression]
+
+    def _print_Float(self, expression: Any) -> str:
+        # Sympy's own text has 15 digits, which is another number.
+        return repr(float(expression))
+
+
+def python_text(expression: Any, variables: Mapping[Any, str]) -> str:
+    """An expression as Python, with the text for each of its symbols."""
+    return str(_TextPrinter(variables).doprint(expression))
+
+
+def python_text_globals() -> dict[str, Any]:
+    """The names that :func:`python_text` uses."""
+    return {"math": math, "torch": torch}
+
+
+def symbolic_fake(
+    mode: FakeTensorMode, real: torch.Tensor, name: str, bounds: Mapping[int, tuple[int | None, int | None]]
+) -> torch.Tensor:
+    """A fake tensor with symbolic sizes in the dimensions of ``bounds``."""
+    sizes = [DimDynamic.DYNAMIC if dim in bounds else DimDynamic.STATIC for dim in range(real.dim())]
+    constraints: list[Any] = [None] * real.dim()
+    for dim, (low, high) in bounds.items():
+        if low is not None or high is not None:
+            span = ValueRanges(0 if low is None else low, int_oo if high is None else high)
+            constraints[dim] = StrictMinMaxConstraint(vr=span, warn_only=False)
+    # At the top it would cost every import of this package two seconds.
+    from torch._dynamo.source import ConstantSource
+
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
+    return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
+
+
+def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
+    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    span = ValueRanges(low, int_oo if high is None else high)
+    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
+    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
+
+
+def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
+    """A fake tensor without dimensions whose value is a symbolic float, with ``value`` as its hint."""
+    from torch._dynamo.source import ConstantSource
+
+    environment: Any = mode.shape_env
+    source = ConstantSource(name)
+    symbol = environment.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    with mode:
+        fake = torch.empty((), dtype=torch.float64)
+    fake.item_memo = environment.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[attr-defined]
+    return fake
+
+
+def carried_float(fake: object) -> Any:
+    """The symbolic float that :func:`float_carrier` put into a fake tensor, or None."""
+    memo = getattr(fake, "item_memo", None)
+    return memo if isinstance(memo, torch.SymFloat) and memo.node.hint is not None else None
+
+
+class KnownSymbols:
+    """Which symbols of a shape environment were looked at, and which of them were made out of data."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.found: set[Any] = set()
+
+
+def data_symbols(environment: ShapeEnv, known: KnownSymbols) -> set[Any]:
+    """The symbols of sizes and numbers that were made out of tensors' data; ``known`` are those that were found earlier."""
+    symbols = environment.var_to_range
+    if len(symbols) < known.count:
+        known.count, known.found = 0, set()
+    new = itertools.islice(symbols, known.count, None)
+    known.found.update(symbol for symbol in new if is_made_of_data(symbol))
+    known.count = len(symbols)
+    return set(known.found)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_made_of_data(symbol: Any) -> bool:
+    """Whether a symbol stands for a number that an operator has made out of a tensor's data."""
+    return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
+
+
+def is_made_of_data_float(value: Any) -> bool:
+    """Whether a number or truth value depends on a float out of a tensor's data; symbols are simplified as if it were no NaN."""
+    return is_symbolic(value) and any(
+        symbol_is_type(item, SymT.UNBACKED_FLOAT) for item in value.node.expr.free_symbols
+    )
+
+
+def is_data_number(value: Any) -> bool:
+    """Whether a number depends on a tensor's data."""
+    return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
+
+
+def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
+    """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
+    1 is no assumption.
+    """
+    found: dict[Any, None] = {}
+    for conditions in environment.deferred_runtime_asserts.values():
+        for condition in conditions:
+            # A conjunction of three is handed to Python's operator for two (torch 2.13).
+            parts = condition.expr.args if isinstance(condition.expr, sympy.And) else (condition.expr,)
+            found.update(dict.fromkeys(parts))
+    for symbol, interval in environment.var_to_range.items():
+        if not is_made_of_data(symbol) or symbol in truths:
+            continue
+        for bound, expression in (
+            (interval.lower, symbol >= interval.lower),
+            (interval.upper, symbol <= interval.upper),
+        ):
+            if bound.is_Integer and abs(int(bound)) < 1 << 62:
+                found[expression] = None
+    return [expression for expression in found if expression not in (True, False)]
+
+
+_RELATIONS = {
+    sympy.Eq: operator.eq,
+    sympy.Ge: operator.ge,
+    sympy.Le: operator.le,
+    sympy.Gt: operator.gt,
+    sympy.Lt: operator.lt,
+}
+
+
+def parts_of_relation(expression: Any) -> tuple[Any, ...]:
+    """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
+    sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
+    return (_RELATIONS.get(type(expression)), *sides)
+
+
+def is_expressible(expression: Any) -> bool:
+    """Whether a condition can be recorded: "and" and "or" of more than two parts cannot."""
+    return not any(len(part.args) > 2 for part in expression.atoms(sympy.And, sympy.Or))
+
+
+def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
+    """A condition as a symbolic truth value; nothing is decided by making it."""
+    return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
+
+
+def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels-last for a tensor whose strides are so, else contiguous, as the C++ function of the same name says (2.13)."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)  # type: ignore[arg-type]
+
+
+def assume(condition: torch.SymBool) -> None:
+    """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
+    torch._check(condition)
+
+
+def greater(left: Any, right: Any) -> Any:
+    """The greater of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left >= right):
+        return left
+    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
+
+
+def lesser(left: Any, right: Any) -> Any:
+    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left <= right):
+        return left
+    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
+
+
+def is_equality(expression: Any) -> bool:
+    """Whether a condition says that two numbers are the same."""
+    return isinstance(expression, sympy.Eq)
+
+
+def divides_sizes(expression: Any) -> bool:
+    """Whether a condition holds for many sizes and for many others does not: one of order, or of a remainder.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0))]
+    [True, False, True]
+    """
+    if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        return True
+    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
+
+
+def counts_steps(expression: Any) -> bool:
+    """Whether a condition says how many steps of more than one place there are: the rounds of a loop.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> counts_steps(sympy.Eq(FloorDiv(size + 3, 4), 3)), counts_steps(sympy.Eq(size, 3))
+    (True, False)
+    """
+    return isinstance(expression, sympy.Eq) and expression.has(FloorDiv)
+
+
+def is_one(expression: Any) -> bool:
+    """Whether a condition says that a size which was computed is 1.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [is_one(item) for item in (sympy.Eq(size - 8, 1), sympy.Ne(size - 8, 1), sympy.Eq(size, 64))]
+    [True, False, False]
+    """
+    return isinstance(expression, sympy.Eq) and expression.rhs == 1 and bool(expression.lhs.free_symbols)
+
+
+def compares_rest_with_one(expression: Any) -> bool:
+    """Whether a condition says that a size which is the rest of a division is 1, or is not.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [compares_rest_with_one(item) for item in (sympy.Ne(size % 4, 1), sympy.Ne(size % 4, 0), sympy.Ne(size, 1))]
+    [True, False, False]
+    """
+    if not isinstance(expression, (sympy.Eq, sympy.Ne)) or expression.rhs != 1:
+        return False
+    return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
+
+
+def compares_quotient_with_one(expression: Any) -> bool:
+    """Whether a condition says that a size which is a quotient is 1, or is not: many sizes have the same quotient.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> [compares_quotient_with_one(item) for item in (sympy.Ne(FloorDiv(size, 4), 1), sympy.Ne(size, 1), size > 1)]
+    [True, False, False]
+    """
+    kinds = (sympy.Eq, sympy.Ne, sympy.Gt)
+    return isinstance(expression, kinds) and expression.rhs == 1 and expression.lhs.has(FloorDiv)
+
+
+def compares_bound(expression: Any) -> bool:
+    """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
+    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)
+
+
+def is_truth(expression: Any) -> bool:
+    """Whether a condition is one no longer: it has been found to be true or false."""
+    return isinstance(expression, (bool, sympy.logic.boolalg.BooleanAtom))
+
+
+def whole_numbers_of(expression: Any) -> list[int]:
+    """The whole numbers in an expression, without their signs.
+
+    >>> size = sympy.Symbol("size", integer=True)
+    >>> whole_numbers_of(size - 7 < 3 * size)
+    [3, 7]
+    """
+    return sorted({abs(int(item)) for item in expression.atoms(sympy.Integer)})
+
+
+def is_known(condition: Any) -> bool:
+    """Whether a condition on sizes holds whatever they are; nothing is guarded."""
+    return bool(statically_known_true(condition))
+
+
+def is_polynomial(size: Any) -> bool:
+    """Whether a size is made of symbols by sums and products alone."""
+    return not size.node.expr.has(sympy.Function)
