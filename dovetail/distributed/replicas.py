@@ -22,7 +22,8 @@ from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_guesses
 from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import distributed as private
 from dovetail.torch_private.tensors import tree_leaves
 from dovetail.trace.gradient_marks import EXCHANGE
@@ -61,7 +62,7 @@ class Replica:
 
 
 @rule(DistributedDataParallel.forward)
-def _forward(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _forward(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.call(_inlined, args, kwargs)
 
 
@@ -103,7 +104,7 @@ def _note(model: Any, name: str) -> None:
 
 
 @rule(_refuse)
-def _break(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _break(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     raise Break(
         f"DistributedDataParallel is called, and {args[0]}",
         "compile the model first: DistributedDataParallel(compile(model))",
@@ -111,7 +112,7 @@ def _break(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 @rule(_check_devices)
-def _moved(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _moved(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ids, *given = args
     leaves = tree_leaves(given)
     wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
@@ -120,12 +121,12 @@ def _moved(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 @rule(_name_of)
-def _named(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _named(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return _name_of(args[0])
 
 
 @rule(_note)
-def _noted(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _noted(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     model, name = args
     members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
     ignored = set(model.parameters_to_ignore)
@@ -136,7 +137,7 @@ def _noted(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 @rule(*private.fsdp_forwards())
-def _fsdp(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise ShardedModuleError(
         "a module that FSDP has spread over the ranks is called: it gathers and frees its parameters in hooks, behind the back "
         "of a graph",

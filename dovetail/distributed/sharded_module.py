@@ -15,7 +15,8 @@ from dovetail.distributed.data_parallel import broadcast, current_team, tensors_
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.operators import filled_up, gather, part_rows, replica
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import distributed as torch_private_distributed
 
 
@@ -35,7 +36,7 @@ def is_captured() -> bool:
 
 
 @rule(is_captured)
-def _is_captured(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_captured(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 

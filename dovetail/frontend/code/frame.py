@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 from dovetail.errors import UnsupportedVersionError, UserLocation
 
@@ -74,6 +74,48 @@ class Unread:
 
 
 @dataclass(frozen=True)
+class Return:
+    """The frame is done."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Yield:
+    """The frame is suspended; what is sent in is pushed when it goes on."""
+
+    value: Any
+
+
+class Instruction(Protocol):
+    """One instruction as :mod:`dis` decodes it. ``arg`` is a number wherever an instruction has an argument."""
+
+    @property
+    def opname(self) -> str:
+        """The operation."""
+
+    @property
+    def opcode(self) -> int:
+        """The operation, as a number."""
+
+    @property
+    def arg(self) -> int:
+        """The argument as it is encoded."""
+
+    @property
+    def argval(self) -> Any:
+        """The argument as it is meant: a name, a constant, the offset of a jump."""
+
+    @property
+    def positions(self) -> dis.Positions | None:
+        """Lines and columns in the source."""
+
+    @property
+    def is_jump_target(self) -> bool:
+        """Whether other instructions jump here."""
+
+
+@dataclass(frozen=True)
 class ExceptionEntry:
     """One row of a code object's exception table; positions are indices into the instruction list."""
 
@@ -88,7 +130,7 @@ class ExceptionEntry:
 class Decoded:
     """Instructions of a code object with jump targets as indices."""
 
-    instructions: tuple[dis.Instruction, ...]
+    instructions: tuple[Instruction, ...]
     index_of: Mapping[int, int]
     exceptions: tuple[ExceptionEntry, ...]
     # Variables that may be in a cell; in an inlined comprehension (3.12 on) a plain variable can have such a name too.
@@ -96,7 +138,7 @@ class Decoded:
 
 
 def unknown_instruction(
-    code: types.CodeType, instruction: dis.Instruction | None = None
+    code: types.CodeType, instruction: Instruction | None = None
 ) -> Break | UnsupportedVersionError:
     """What is raised at code that is not of this Python's making, or not yet of this package's knowledge.
 
@@ -135,7 +177,8 @@ def decode(code: types.CodeType) -> Decoded:
         ExceptionEntry(index_of[entry.start], index_of[entry.end], index_of[entry.target], entry.depth, entry.lasti)
         for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
     )
-    return Decoded(instructions, index_of, exceptions, frozenset(code.co_cellvars + code.co_freevars))
+    shared_names = frozenset(code.co_cellvars + code.co_freevars)
+    return Decoded(cast(tuple[Instruction, ...], instructions), index_of, exceptions, shared_names)
 
 
 class Frame:

@@ -9,7 +9,7 @@ import dis
 import functools
 import types
 
-from dovetail.frontend.code.frame import Decoded, decode
+from dovetail.frontend.code.frame import Decoded, Instruction, decode
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _NO_FALL_THROUGH = frozenset(
@@ -45,7 +45,7 @@ def successors(decoded: Decoded, position: int) -> list[int]:
     return following
 
 
-def _names(instruction: dis.Instruction) -> tuple[str, ...]:
+def _names(instruction: Instruction) -> tuple[str, ...]:
     value = instruction.argval
     return value if isinstance(value, tuple) else (value,)
 

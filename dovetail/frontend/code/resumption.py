@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.frontend.code.frame import Frame, Unread
 from dovetail.frontend.code.points import ResumePoint, location_of, unflatten
 from dovetail.frontend.interpreter.machine import Machine
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.guards import ArgumentSource, AttributeSource, Identity
 
 
@@ -30,7 +31,7 @@ class Resumption:
         """Run the rest for real."""
         return Machine().run(unflatten(self.point, values))
 
-    def traced_frames(self, interpreter: Any, values: tuple[Any, ...]) -> tuple[Frame, ...]:
+    def traced_frames(self, interpreter: TracingInterpreter, values: tuple[Any, ...]) -> tuple[Frame, ...]:
         """The frames for a trace: every value with its source, locals not read before the trace reads them."""
         reader = interpreter.values
         sources = [ArgumentSource(position, name) for position, name in enumerate(self.names)]

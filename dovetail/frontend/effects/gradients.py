@@ -35,7 +35,7 @@ class Gradients:
 
     def __init__(self, values: Values, native: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self._values = values
-        self._native = native
+        self.native = native
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
         self.flags = GradientFlags(values)
@@ -151,7 +151,7 @@ class Gradients:
         if trace.is_exact:
             use_exact_formulas(trace, roots)
         with trace.recorder.paused(), phases_checked(trace, roots), marked_gradients(trace, leaves):
-            self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
+            self.native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
             trace.free_graph(roots)
@@ -171,7 +171,7 @@ class Gradients:
         retain = given.pop("retain_graph", None)
         recorder = self._values.trace.recorder
         with recorder.paused():
-            result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
+            result = self.native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
         recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
         if not (given.get("create_graph", False) if retain is None else retain):
             self._values.trace.free_graph(outputs)

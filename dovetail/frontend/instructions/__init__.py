@@ -7,13 +7,10 @@ on, an ``int`` to jump to that instruction index, or a :class:`Return` or :class
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from dovetail.errors import UnsupportedVersionError
-from dovetail.frontend.instructions.shared import Return, Yield
-
-Handler = Callable[[Any, Any, Any], Any]
+from dovetail.frontend.code.frame import Return, Yield
+from dovetail.frontend.instructions.shared import Handler
 
 __all__ = ["Handler", "Return", "Yield", "instruction_set"]
 

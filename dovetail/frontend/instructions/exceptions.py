@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.protocol import FrameRunner
 
 
 @handles("LOAD_ASSERTION_ERROR")
-def load_assertion_error(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_assertion_error(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(AssertionError)
 
 
-def _raised_again(frame: Any, error: BaseException) -> None:
+def _raised_again(frame: Frame, error: BaseException) -> None:
     """Raise an exception as it is; :meth:`Frame.enter_handler` finds its traceback on the stack."""
     frame.stack.append(error.__traceback__)
     raise error
 
 
-def _instance(interpreter: Any, kind: type, where: str) -> BaseException:
+def _instance(interpreter: FrameRunner, kind: type, where: str) -> BaseException:
     made = interpreter.call(kind, (), {})
     if not isinstance(made, BaseException):
         raise TypeError(
@@ -31,7 +30,7 @@ def _instance(interpreter: Any, kind: type, where: str) -> BaseException:
 
 
 @handles("RAISE_VARARGS")
-def raise_varargs(interpreter: Any, frame: Any, instruction: Any) -> None:
+def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     handled = interpreter.handled_exception(frame)
     if instruction.arg == 0:
         if handled is None:
@@ -69,7 +68,7 @@ def _set_context(error: BaseException, handled: BaseException | None) -> None:
 
 
 @handles("PUSH_EXC_INFO")
-def push_exc_info(interpreter: Any, frame: Any, instruction: Any) -> None:
+def push_exc_info(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     error = frame.stack.pop()
     frame.stack.append(frame.current_exceptions[-1] if frame.current_exceptions else None)
     frame.current_exceptions.append(error)
@@ -77,7 +76,7 @@ def push_exc_info(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("CHECK_EXC_MATCH")
-def check_exc_match(interpreter: Any, frame: Any, instruction: Any) -> None:
+def check_exc_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kinds = frame.stack.pop()
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -87,14 +86,14 @@ def check_exc_match(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("POP_EXCEPT")
-def pop_except(interpreter: Any, frame: Any, instruction: Any) -> None:
+def pop_except(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.pop()
     if frame.current_exceptions:
         frame.current_exceptions.pop()
 
 
 @handles("RERAISE")
-def reraise(interpreter: Any, frame: Any, instruction: Any) -> None:
+def reraise(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     _raised_again(frame, frame.stack.pop())
 
 
@@ -102,7 +101,7 @@ def reraise(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("CHECK_EG_MATCH")
-def check_eg_match(interpreter: Any, frame: Any, instruction: Any) -> None:
+def check_eg_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     error, kinds = pop_many(frame, 2)
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -160,7 +159,7 @@ def exception_to_raise(original: BaseException, errors: list[BaseException | Non
 
 
 @handles("PREP_RERAISE_STAR")
-def prep_reraise_star(interpreter: Any, frame: Any, instruction: Any) -> None:
+def prep_reraise_star(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     original, errors = pop_many(frame, 2)
     frame.stack.append(exception_to_raise(original, errors))
 
@@ -169,7 +168,7 @@ def prep_reraise_star(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("BEFORE_WITH")
-def before_with(interpreter: Any, frame: Any, instruction: Any) -> None:
+def before_with(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
     enter = interpreter.load_special(manager, "__enter__")
     leave = interpreter.load_special(manager, "__exit__")
@@ -178,7 +177,7 @@ def before_with(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("WITH_EXCEPT_START")
-def with_except_start(interpreter: Any, frame: Any, instruction: Any) -> None:
+def with_except_start(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     error = frame.stack[-1]
     leave = frame.stack[-4]
     frame.stack.append(interpreter.call(leave, (type(error), error, error.__traceback__), {}))

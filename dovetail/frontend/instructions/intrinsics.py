@@ -6,10 +6,11 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.code.frame import Break
+from dovetail.frontend.code.frame import Break, Frame, Instruction
 from dovetail.frontend.instructions.exceptions import exception_to_raise
 from dovetail.frontend.instructions.refusals import refuse_async, refuse_module_code
 from dovetail.frontend.instructions.shared import handles, unary_positive
+from dovetail.frontend.protocol import FrameRunner
 
 
 def _type_parameter(parameter: str, name: str, compute: Any = None) -> Any:
@@ -79,7 +80,7 @@ TWO: dict[int, Callable[[Any, Any], Any]] = {
 
 
 @handles("CALL_INTRINSIC_1")
-def call_intrinsic_1(interpreter: Any, frame: Any, instruction: Any) -> Any:
+def call_intrinsic_1(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
     number = instruction.arg
     if number in (1, 2):
         return refuse_module_code(interpreter, frame, instruction)
@@ -94,7 +95,7 @@ def call_intrinsic_1(interpreter: Any, frame: Any, instruction: Any) -> Any:
 
 
 @handles("CALL_INTRINSIC_2")
-def call_intrinsic_2(interpreter: Any, frame: Any, instruction: Any) -> None:
+def call_intrinsic_2(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     if instruction.arg not in TWO:
         raise Break(f"the intrinsic function {instruction.arg} is not known")
     second = frame.stack.pop()

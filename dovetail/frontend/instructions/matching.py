@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.frontend.code.frame import Frame, Instruction
 from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.protocol import FrameRunner
 from dovetail.rules.sizes.size_list import SizeList
 
 SEQUENCE_FLAG = 1 << 5
@@ -13,19 +15,19 @@ MATCHES_ITSELF_FLAG = 1 << 22
 
 
 @handles("MATCH_MAPPING")
-def match_mapping(interpreter: Any, frame: Any, instruction: Any) -> None:
+def match_mapping(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & MAPPING_FLAG))
 
 
 @handles("MATCH_SEQUENCE")
-def match_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
+def match_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     if type(frame.stack[-1]) is SizeList:
         frame.stack[-1].refuse()
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & SEQUENCE_FLAG))
 
 
 @handles("MATCH_KEYS")
-def match_keys(interpreter: Any, frame: Any, instruction: Any) -> None:
+def match_keys(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     subject, keys = frame.stack[-2:]
     look_up = interpreter.load_attribute(subject, "get")
     missing = object()
@@ -43,7 +45,7 @@ def match_keys(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(tuple(found))
 
 
-def _positional_names(interpreter: Any, kind: type, count: int) -> tuple[str, ...] | None:
+def _positional_names(interpreter: FrameRunner, kind: type, count: int) -> tuple[str, ...] | None:
     """The attributes that positional patterns stand for; None where the one pattern stands for the subject itself."""
     try:
         names = interpreter.load_attribute(kind, "__match_args__")
@@ -65,7 +67,7 @@ def _positional_names(interpreter: Any, kind: type, count: int) -> tuple[str, ..
 
 
 @handles("MATCH_CLASS")
-def match_class(interpreter: Any, frame: Any, instruction: Any) -> None:
+def match_class(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     subject, kind, names = pop_many(frame, 3)
     if not isinstance(kind, type):
         raise TypeError("called match pattern must be a class")

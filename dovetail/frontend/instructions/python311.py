@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions import classes, control, exceptions, matching, refusals, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
-from dovetail.frontend.instructions.shared import pop_many
+from dovetail.frontend.instructions.shared import Handler, pop_many
+from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = (classes, control, exceptions, matching, refusals)
 """The modules whose handlers are in ``shared.TABLE`` once they are imported."""
 
-TABLE: dict[str, Callable[[Any, Any, Any], Any]] = dict(shared.TABLE)
+TABLE: dict[str, Handler] = dict(shared.TABLE)
 
 
-def _load_global(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = interpreter.load_global(frame, instruction.argval)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
 
-def _load_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.load_attribute(frame.stack.pop(), instruction.argval))
 
 
-def _load_method(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_method(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     method = interpreter.load_attribute(frame.stack.pop(), instruction.argval)
     frame.stack += [NULL, method]
 
 
-def keyword_names(interpreter: Any, frame: Any, instruction: Any) -> None:
+def keyword_names(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """The names of the next call's last arguments."""
     frame.keyword_names = frame.code.co_consts[instruction.arg]
 
 
-def call(interpreter: Any, frame: Any, instruction: Any) -> None:
+def call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A call: NULL, function and arguments are on the stack, or method, self and arguments."""
     names = frame.keyword_names
     frame.keyword_names = ()
@@ -49,14 +47,14 @@ def call(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(shared.call_with_names(interpreter, function, values, names))
 
 
-def call_function_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
+def call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """``function(*args, **kwargs)``, with NULL below the function."""
     kwargs = frame.stack.pop() if instruction.arg & 1 else {}
     _, function, args = pop_many(frame, 3)
     frame.stack.append(shared.call_with_star(interpreter, function, args, kwargs))
 
 
-def make_function(interpreter: Any, frame: Any, instruction: Any) -> None:
+def make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A new function, with the parts that the argument's bits announce."""
     code = frame.stack.pop()
     closure = frame.stack.pop() if instruction.arg & 8 else None
@@ -70,7 +68,7 @@ def make_function(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack.append(function)
 
 
-def _send(interpreter: Any, frame: Any, instruction: Any) -> int | None:
+def _send(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> int | None:
     value = frame.stack.pop()
     done, result = interpreter.send(frame.stack[-1], value)
     if done:
@@ -80,8 +78,8 @@ def _send(interpreter: Any, frame: Any, instruction: Any) -> int | None:
     return None
 
 
-def _jump_or_pop(wanted: bool) -> Callable[[Any, Any, Any], int | None]:
-    def handler(interpreter: Any, frame: Any, instruction: Any) -> int | None:
+def _jump_or_pop(wanted: bool) -> Handler:
+    def handler(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> int | None:
         if interpreter.truth(frame.stack[-1]) is wanted:
             return target_of(frame, instruction)
         frame.stack.pop()

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions import intrinsics, python311, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
-from dovetail.frontend.instructions.shared import Return, pop_many
+from dovetail.frontend.instructions.shared import Handler, Return, pop_many
+from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = (*python311.SHARED_WITH, intrinsics)
 
-TABLE: dict[str, Callable[[Any, Any, Any], Any]] = dict(shared.TABLE)
+TABLE: dict[str, Handler] = dict(shared.TABLE)
 
 
-def _load_global(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = interpreter.load_global(frame, instruction.argval)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
 
-def _load_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = interpreter.load_attribute(frame.stack.pop(), instruction.argval)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
 
-def super_attribute(interpreter: Any, frame: Any, instruction: Any) -> Any:
+def super_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
     """``super().name``; the name ``super`` may mean something else than the builtin."""
     function, kind, instance = pop_many(frame, 3)
     has_arguments = function is super or instruction.arg & 2
@@ -33,12 +33,12 @@ def super_attribute(interpreter: Any, frame: Any, instruction: Any) -> Any:
     return interpreter.load_attribute(found, instruction.argval)
 
 
-def _load_super_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_super_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = super_attribute(interpreter, frame, instruction)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
 
-def load_fast_and_clear(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_fast_and_clear(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """Put a variable (its value, its cell, or that it is unbound) aside for an inlined comprehension."""
     name = instruction.argval
     if name in frame.locals:
@@ -49,36 +49,36 @@ def load_fast_and_clear(interpreter: Any, frame: Any, instruction: Any) -> None:
     shared.write_variable(frame, name, NULL)
 
 
-def return_const(interpreter: Any, frame: Any, instruction: Any) -> Return:
+def return_const(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Return:
     """Return a constant."""
     return Return(instruction.argval)
 
 
-def binary_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
+def binary_slice(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """``container[start:stop]``."""
     container, start, stop = pop_many(frame, 3)
     frame.stack.append(interpreter.load_item(container, slice(start, stop)))
 
 
-def store_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_slice(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """``container[start:stop] = value``."""
     value, container, start, stop = pop_many(frame, 4)
     interpreter.store_item(container, slice(start, stop), value)
 
 
-def send(interpreter: Any, frame: Any, instruction: Any) -> int | None:
+def send(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> int | None:
     """One step of ``yield from``; the iterator stays below the result until END_SEND."""
     done, result = interpreter.send(frame.stack[-2], frame.stack[-1])
     frame.stack[-1] = result
     return target_of(frame, instruction) if done else None
 
 
-def end_send(interpreter: Any, frame: Any, instruction: Any) -> None:
+def end_send(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """Drop the iterator of a ``yield from``."""
     del frame.stack[-2]
 
 
-def cleanup_throw(interpreter: Any, frame: Any, instruction: Any) -> None:
+def cleanup_throw(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """An exception thrown into a ``yield from``: the iterator's end is its result, all else goes on."""
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
@@ -87,7 +87,7 @@ def cleanup_throw(interpreter: Any, frame: Any, instruction: Any) -> None:
     frame.stack += [None, error.value]
 
 
-def _end_for(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _end_for(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     del frame.stack[-2:]
 
 

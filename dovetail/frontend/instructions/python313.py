@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions import python312, shared
 from dovetail.frontend.instructions.control import for_iter, target_of
-from dovetail.frontend.instructions.shared import pop_many, read_variable, write_variable
+from dovetail.frontend.instructions.shared import Handler, pop_many, read_variable, write_variable
+from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = python312.SHARED_WITH
 
-TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {**shared.TABLE, **python312.TABLE}
+TABLE: dict[str, Handler] = {**shared.TABLE, **python312.TABLE}
 for _gone in ("KW_NAMES", "FORMAT_VALUE", "LOAD_CLOSURE"):
     TABLE.pop(_gone, None)
 
 
-def _load_global(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = interpreter.load_global(frame, instruction.argval)
     frame.stack += [value, NULL] if instruction.arg & 1 else [value]
 
 
-def _load_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = interpreter.load_attribute(frame.stack.pop(), instruction.argval)
     frame.stack += [value, NULL] if instruction.arg & 1 else [value]
 
 
-def _load_super_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_super_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = python312.super_attribute(interpreter, frame, instruction)
     frame.stack += [value, NULL] if instruction.arg & 1 else [value]
 
 
-def _call(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     _call_named(interpreter, frame, instruction.arg, ())
 
 
-def _call_kw(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _call_kw(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     _call_named(interpreter, frame, instruction.arg, frame.stack.pop())
 
 
-def _call_named(interpreter: Any, frame: Any, count: int, names: tuple[str, ...]) -> None:
+def _call_named(interpreter: FrameRunner, frame: Frame, count: int, names: tuple[str, ...]) -> None:
     values = pop_many(frame, count)
     function, first = pop_many(frame, 2)
     if first is not NULL:
@@ -48,45 +46,45 @@ def _call_named(interpreter: Any, frame: Any, count: int, names: tuple[str, ...]
     frame.stack.append(shared.call_with_names(interpreter, function, values, names))
 
 
-def _call_function_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kwargs = frame.stack.pop() if instruction.arg & 1 else {}
     function, _, args = pop_many(frame, 3)
     frame.stack.append(shared.call_with_star(interpreter, function, args, kwargs))
 
 
-def _make_function(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     code = frame.stack.pop()
     # A function cannot get its closure later: it lies below the code, for the next instruction.
     closure = frame.stack[-1] if code.co_freevars else None
     frame.stack.append(shared.new_function(interpreter, frame, code, closure))
 
 
-def _set_function_attribute(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _set_function_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, function = pop_many(frame, 2)
     if instruction.arg != 8:
         shared.set_function_part(function, instruction.arg, value)
     frame.stack.append(function)
 
 
-def _load_fast_load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _load_fast_load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     first, second = instruction.argval
     values = [read_variable(interpreter, frame, first), read_variable(interpreter, frame, second)]
     frame.stack += values
 
 
-def _store_fast_load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _store_fast_load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     first, second = instruction.argval
     write_variable(frame, first, frame.stack.pop())
     frame.stack.append(read_variable(interpreter, frame, second))
 
 
-def _store_fast_store_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _store_fast_store_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     first, second = instruction.argval
     write_variable(frame, first, frame.stack.pop())
     write_variable(frame, second, frame.stack.pop())
 
 
-def _to_bool(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _to_bool(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, following = frame.stack.pop(), frame.decoded.instructions[frame.position + 1]
     if following.opname in ("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"):
         wanted = following.opname == "POP_JUMP_IF_TRUE"
@@ -95,22 +93,22 @@ def _to_bool(interpreter: Any, frame: Any, instruction: Any) -> None:
         frame.stack.append(interpreter.truth(value))
 
 
-def _compare_op(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _compare_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     shared.compare_op(interpreter, frame, instruction)
     if instruction.arg & 16:
         _to_bool(interpreter, frame, instruction)
 
 
-def _convert_value(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _convert_value(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     convert = (None, str, repr, ascii)[instruction.arg]
     frame.stack.append(interpreter.call(convert, (frame.stack.pop(),), {}))
 
 
-def _format_simple(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _format_simple(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     shared.append_text(interpreter, frame, frame.stack.pop(), "")
 
 
-def _format_with_spec(interpreter: Any, frame: Any, instruction: Any) -> None:
+def _format_with_spec(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, specification = pop_many(frame, 2)
     shared.append_text(interpreter, frame, value, specification)
 

@@ -5,32 +5,21 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL, Unread
+from dovetail.frontend.code.frame import NULL, Frame, Instruction, Return, Unread, Yield
+from dovetail.frontend.protocol import FrameRunner
 
-TABLE: dict[str, Callable[[Any, Any, Any], Any]] = {}
+Handler = Callable[[FrameRunner, Frame, Instruction], int | Return | Yield | None]
+"""None: go on; a number: jump to that instruction; else the frame ends or is suspended."""
 
-
-@dataclass(frozen=True)
-class Return:
-    """The frame is done."""
-
-    value: Any
+TABLE: dict[str, Handler] = {}
 
 
-@dataclass(frozen=True)
-class Yield:
-    """The frame is suspended; what is sent in is pushed when it goes on."""
-
-    value: Any
-
-
-def handles(*names: str) -> Callable[[Callable[[Any, Any, Any], Any]], Callable[[Any, Any, Any], Any]]:
+def handles(*names: str) -> Callable[[Handler], Handler]:
     """Register a handler under opcode names that mean the same in every supported version."""
 
-    def register(handler: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def register(handler: Handler) -> Handler:
         for name in names:
             TABLE[name] = handler
         return handler
@@ -38,7 +27,7 @@ def handles(*names: str) -> Callable[[Callable[[Any, Any, Any], Any]], Callable[
     return register
 
 
-def pop_many(frame: Any, count: int) -> list[Any]:
+def pop_many(frame: Frame, count: int) -> list[Any]:
     """Pop ``count`` values, the deepest first."""
     if count == 0:
         return []
@@ -48,33 +37,33 @@ def pop_many(frame: Any, count: int) -> list[Any]:
 
 
 @handles("NOP", "RESUME", "CACHE", "COPY_FREE_VARS")
-def no_operation(interpreter: Any, frame: Any, instruction: Any) -> None:
+def no_operation(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """Set-up that :class:`Frame` has done already."""
 
 
 @handles("MAKE_CELL")
-def make_cell(interpreter: Any, frame: Any, instruction: Any) -> None:
+def make_cell(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A cell for a variable of an inlined comprehension; those at a function's start :class:`Frame` has made."""
     frame.cells.setdefault(instruction.argval, types.CellType())
 
 
 @handles("POP_TOP")
-def pop_top(interpreter: Any, frame: Any, instruction: Any) -> None:
+def pop_top(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.pop()
 
 
 @handles("PUSH_NULL")
-def push_null(interpreter: Any, frame: Any, instruction: Any) -> None:
+def push_null(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(NULL)
 
 
 @handles("COPY")
-def copy(interpreter: Any, frame: Any, instruction: Any) -> None:
+def copy(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(frame.stack[-instruction.arg])
 
 
 @handles("SWAP")
-def swap(interpreter: Any, frame: Any, instruction: Any) -> None:
+def swap(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     stack = frame.stack
     stack[-1], stack[-instruction.arg] = stack[-instruction.arg], stack[-1]
 
@@ -83,7 +72,7 @@ def swap(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("LOAD_CONST")
-def load_const(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_const(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(instruction.argval)
 
 
@@ -96,7 +85,7 @@ def unbound_variable(code: types.CodeType, name: str) -> NameError:
     return UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
-def read_variable(interpreter: Any, frame: Any, name: str) -> Any:
+def read_variable(interpreter: FrameRunner, frame: Frame, name: str) -> Any:
     """A local variable; from 3.12 on also the cell that stands in its place, which is what closures are made of."""
     value = frame.locals.get(name, NULL)
     if value is NULL:
@@ -105,11 +94,11 @@ def read_variable(interpreter: Any, frame: Any, name: str) -> Any:
             raise unbound_variable(frame.code, name)
         return cell
     if type(value) is Unread:
-        value = frame.locals[name] = interpreter.values.read(value.value, value.source)
+        value = frame.locals[name] = interpreter.first_read(value)
     return value
 
 
-def write_variable(frame: Any, name: str, value: Any) -> None:
+def write_variable(frame: Frame, name: str, value: Any) -> None:
     """Write a local variable, or give a cell or "unbound" (NULL) back that an inlined comprehension had put aside."""
     if name not in frame.decoded.shared_names:
         if value is NULL:
@@ -126,17 +115,17 @@ def write_variable(frame: Any, name: str, value: Any) -> None:
 
 
 @handles("LOAD_FAST", "LOAD_FAST_CHECK")
-def load_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(read_variable(interpreter, frame, instruction.argval))
 
 
 @handles("STORE_FAST")
-def store_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     write_variable(frame, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_FAST")
-def delete_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
+def delete_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     name = instruction.argval
     if name not in frame.locals:
         raise unbound_variable(frame.code, name)
@@ -144,32 +133,32 @@ def delete_fast(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("LOAD_DEREF")
-def load_deref(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_deref(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.load_cell(frame, instruction.argval))
 
 
 @handles("STORE_DEREF")
-def store_deref(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_deref(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     interpreter.store_cell(frame, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_DEREF")
-def delete_deref(interpreter: Any, frame: Any, instruction: Any) -> None:
+def delete_deref(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     interpreter.delete_cell(frame, instruction.argval)
 
 
 @handles("LOAD_CLOSURE")
-def load_closure(interpreter: Any, frame: Any, instruction: Any) -> None:
+def load_closure(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(frame.cells[instruction.argval])
 
 
 @handles("STORE_GLOBAL")
-def store_global(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     interpreter.store_global(frame, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_GLOBAL")
-def delete_global(interpreter: Any, frame: Any, instruction: Any) -> None:
+def delete_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     interpreter.delete_global(frame, instruction.argval)
 
 
@@ -177,30 +166,30 @@ def delete_global(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("STORE_ATTR")
-def store_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     target = frame.stack.pop()
     interpreter.store_attribute(target, instruction.argval, frame.stack.pop())
 
 
 @handles("DELETE_ATTR")
-def delete_attr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def delete_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     interpreter.delete_attribute(frame.stack.pop(), instruction.argval)
 
 
 @handles("BINARY_SUBSCR")
-def binary_subscr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def binary_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     key = frame.stack.pop()
     frame.stack.append(interpreter.load_item(frame.stack.pop(), key))
 
 
 @handles("STORE_SUBSCR")
-def store_subscr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def store_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, target, key = pop_many(frame, 3)
     interpreter.store_item(target, key, value)
 
 
 @handles("DELETE_SUBSCR")
-def delete_subscr(interpreter: Any, frame: Any, instruction: Any) -> None:
+def delete_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     target, key = pop_many(frame, 2)
     interpreter.delete_item(target, key)
 
@@ -247,21 +236,21 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @handles("BINARY_OP")
-def binary_op(interpreter: Any, frame: Any, instruction: Any) -> None:
+def binary_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
     frame.stack.append(interpreter.operate(BINARY[instruction.arg], left, right))
 
 
 @handles("COMPARE_OP")
-def compare_op(interpreter: Any, frame: Any, instruction: Any) -> None:
+def compare_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
     frame.stack.append(interpreter.operate(COMPARE[instruction.argval], left, right))
 
 
 @handles("IS_OP")
-def is_op(interpreter: Any, frame: Any, instruction: Any) -> None:
+def is_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
     if left is not right:
@@ -270,7 +259,7 @@ def is_op(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("CONTAINS_OP")
-def contains_op(interpreter: Any, frame: Any, instruction: Any) -> None:
+def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     container = frame.stack.pop()
     item = frame.stack.pop()
     found = interpreter.truth(interpreter.operate(operator.contains, container, item))
@@ -278,22 +267,22 @@ def contains_op(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("UNARY_NOT")
-def unary_not(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unary_not(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(not interpreter.truth(frame.stack.pop()))
 
 
 @handles("UNARY_NEGATIVE")
-def unary_negative(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unary_negative(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.operate(operator.neg, frame.stack.pop()))
 
 
 @handles("UNARY_POSITIVE")
-def unary_positive(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unary_positive(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.operate(operator.pos, frame.stack.pop()))
 
 
 @handles("UNARY_INVERT")
-def unary_invert(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unary_invert(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.operate(operator.invert, frame.stack.pop()))
 
 
@@ -301,44 +290,44 @@ def unary_invert(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("BUILD_TUPLE")
-def build_tuple(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_tuple(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(tuple(pop_many(frame, instruction.arg)))
 
 
 @handles("BUILD_LIST")
-def build_list(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_list(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(pop_many(frame, instruction.arg))
 
 
 @handles("BUILD_SET")
-def build_set(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_set(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append({interpreter.as_key(item) for item in pop_many(frame, instruction.arg)})
 
 
 @handles("BUILD_MAP")
-def build_map(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_map(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = pop_many(frame, 2 * instruction.arg)
     frame.stack.append(dict(zip(map(interpreter.as_key, values[::2]), values[1::2], strict=True)))
 
 
 @handles("BUILD_CONST_KEY_MAP")
-def build_const_key_map(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_const_key_map(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     keys = frame.stack.pop()
     frame.stack.append(dict(zip(keys, pop_many(frame, instruction.arg), strict=True)))
 
 
 @handles("BUILD_STRING")
-def build_string(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_string(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append("".join(pop_many(frame, instruction.arg)))
 
 
 @handles("BUILD_SLICE")
-def build_slice(interpreter: Any, frame: Any, instruction: Any) -> None:
+def build_slice(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(slice(*pop_many(frame, instruction.arg)))
 
 
 @handles("LIST_EXTEND")
-def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
+def list_extend(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = frame.stack.pop()
     kind = type(values)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
@@ -347,13 +336,13 @@ def list_extend(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("LIST_APPEND")
-def list_append(interpreter: Any, frame: Any, instruction: Any) -> None:
+def list_append(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     interpreter.change(frame.stack[-instruction.arg], "append", value)
 
 
 @handles("SET_UPDATE")
-def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
+def set_update(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = frame.stack.pop()
     interpreter.change(
         frame.stack[-instruction.arg], "update", [interpreter.as_key(item) for item in interpreter.drain(values)]
@@ -361,20 +350,20 @@ def set_update(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("SET_ADD")
-def set_add(interpreter: Any, frame: Any, instruction: Any) -> None:
+def set_add(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     interpreter.change(frame.stack[-instruction.arg], "add", interpreter.as_key(value))
 
 
 @handles("MAP_ADD")
-def map_add(interpreter: Any, frame: Any, instruction: Any) -> None:
+def map_add(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     key = frame.stack.pop()
     interpreter.change(frame.stack[-instruction.arg], "__setitem__", interpreter.as_key(key), value)
 
 
 @handles("DICT_UPDATE")
-def dict_update(interpreter: Any, frame: Any, instruction: Any) -> None:
+def dict_update(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = frame.stack.pop()
     if not hasattr(type(values), "keys"):
         raise TypeError(f"{type(values).__name__!r} object is not a mapping")
@@ -382,7 +371,7 @@ def dict_update(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("DICT_MERGE")
-def dict_merge(interpreter: Any, frame: Any, instruction: Any) -> None:
+def dict_merge(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = frame.stack.pop()
     target = frame.stack[-instruction.arg]
     # Below the dictionary: the positional arguments, then the function (and before or behind it NULL, by version).
@@ -404,11 +393,11 @@ def _function_name(function: Any) -> str:
 
 
 @handles("LIST_TO_TUPLE")
-def list_to_tuple(interpreter: Any, frame: Any, instruction: Any) -> None:
+def list_to_tuple(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(tuple(interpreter.drain(frame.stack.pop())))
 
 
-def _unpacked(interpreter: Any, value: Any) -> Any:
+def _unpacked(interpreter: FrameRunner, value: Any) -> Any:
     try:
         return interpreter.iterate(value)
     except TypeError as error:
@@ -418,7 +407,7 @@ def _unpacked(interpreter: Any, value: Any) -> Any:
 
 
 @handles("UNPACK_SEQUENCE")
-def unpack_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unpack_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     iterator = _unpacked(interpreter, frame.stack.pop())
     expected = instruction.arg
     values: list[Any] = []
@@ -435,7 +424,7 @@ def unpack_sequence(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("UNPACK_EX")
-def unpack_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
+def unpack_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     values = interpreter.drain(_unpacked(interpreter, frame.stack.pop()))
     before, after = instruction.arg & 255, instruction.arg >> 8
     if len(values) < before + after:
@@ -445,7 +434,7 @@ def unpack_ex(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("GET_LEN")
-def get_len(interpreter: Any, frame: Any, instruction: Any) -> None:
+def get_len(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.call(len, (frame.stack[-1],), {}))
 
 
@@ -453,34 +442,34 @@ def get_len(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("GET_ITER")
-def get_iter(interpreter: Any, frame: Any, instruction: Any) -> None:
+def get_iter(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.iterate(frame.stack.pop()))
 
 
 @handles("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(interpreter: Any, frame: Any, instruction: Any) -> None:
+def get_yield_from_iter(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interpreter.iterate(frame.stack.pop()))
 
 
 @handles("YIELD_VALUE")
-def yield_value(interpreter: Any, frame: Any, instruction: Any) -> Yield:
+def yield_value(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Yield:
     return Yield(frame.stack.pop())
 
 
 @handles("RETURN_VALUE")
-def return_value(interpreter: Any, frame: Any, instruction: Any) -> Return:
+def return_value(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Return:
     return Return(frame.stack.pop())
 
 
 @handles("RETURN_GENERATOR")
-def return_generator(interpreter: Any, frame: Any, instruction: Any) -> Return:
+def return_generator(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Return:
     return Return(interpreter.make_generator(frame))
 
 
 # --- functions, imports, exceptions -----------------------------------------------------------------------------------
 
 
-def new_function(interpreter: Any, frame: Any, code: types.CodeType, closure: Any) -> types.FunctionType:
+def new_function(interpreter: FrameRunner, frame: Frame, code: types.CodeType, closure: Any) -> types.FunctionType:
     """A new function object, with the frame's globals."""
     function = types.FunctionType(code, frame.globals, code.co_name, None, closure)
     function.__qualname__ = code.co_qualname
@@ -499,14 +488,14 @@ def set_function_part(function: types.FunctionType, part: int, value: Any) -> No
         function.__annotations__ = pairs
 
 
-def call_with_names(interpreter: Any, function: Any, values: list[Any], names: tuple[str, ...]) -> Any:
+def call_with_names(interpreter: FrameRunner, function: Any, values: list[Any], names: tuple[str, ...]) -> Any:
     """Call a function; the last of the values are keyword arguments with these names."""
     count = len(values) - len(names)
     keywords = dict(zip(names, values[count:], strict=True))
     return interpreter.call(function, tuple(values[:count]), keywords, direct=True)
 
 
-def call_with_star(interpreter: Any, function: Any, args: Any, kwargs: Any) -> Any:
+def call_with_star(interpreter: FrameRunner, function: Any, args: Any, kwargs: Any) -> Any:
     """``function(*args, **kwargs)``."""
     if not hasattr(type(args), "__iter__") and not hasattr(type(args), "__getitem__"):
         name, kind = _function_name(function), type(args).__name__
@@ -522,13 +511,13 @@ def call_with_star(interpreter: Any, function: Any, args: Any, kwargs: Any) -> A
 
 
 @handles("IMPORT_NAME")
-def import_name(interpreter: Any, frame: Any, instruction: Any) -> None:
+def import_name(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     level, names = pop_many(frame, 2)
     frame.stack.append(interpreter.import_module(frame, instruction.argval, names, level))
 
 
 @handles("IMPORT_FROM")
-def import_from(interpreter: Any, frame: Any, instruction: Any) -> None:
+def import_from(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     try:
         value = interpreter.load_attribute(frame.stack[-1], instruction.argval)
     except AttributeError as error:
@@ -540,7 +529,7 @@ def import_from(interpreter: Any, frame: Any, instruction: Any) -> None:
 
 
 @handles("FORMAT_VALUE")
-def format_value(interpreter: Any, frame: Any, instruction: Any) -> None:
+def format_value(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     specification = frame.stack.pop() if instruction.arg & 4 else ""
     value = frame.stack.pop()
     convert = (None, str, repr, ascii)[instruction.arg & 3]
@@ -549,6 +538,6 @@ def format_value(interpreter: Any, frame: Any, instruction: Any) -> None:
     append_text(interpreter, frame, value, specification)
 
 
-def append_text(interpreter: Any, frame: Any, value: Any, specification: str) -> None:
+def append_text(interpreter: FrameRunner, frame: Frame, value: Any, specification: str) -> None:
     """Push ``format(value, specification)``."""
     frame.stack.append(interpreter.formatted(frame, value, specification))

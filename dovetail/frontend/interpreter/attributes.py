@@ -8,12 +8,13 @@ import enum
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.gradients import HOOK_TABLES, Gradients
+from dovetail.frontend.effects.gradients import HOOK_TABLES
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     Answers,
@@ -79,18 +80,8 @@ def instance_dict(target: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class Attributes:
-    """Mixed into the interpreter: loads and stores of attributes."""
-
-    values: Any
-    effects: Any
-    frames: list[Any]
-
-    if TYPE_CHECKING:
-        gradients: Gradients
-
-        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-            """See :class:`Calls`."""
+class Attributes(TracingInterpreter):
+    """The part of the interpreter that reads and writes attributes."""
 
     def load_attribute(self, target: Any, name: str) -> Any:
         """``target.name``; raises AttributeError as Python does."""

@@ -18,9 +18,11 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.interpreter.attributes import class_attribute
-from dovetail.frontend.interpreter.call_tables import METHOD_RULES, NATIVE_CALLABLES, RULES, rule
+from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.operators import python_method
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import CALLS, method_rule, rule
 from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.frontend.sizes.numbers import gives_a_float, is_exact_only_in_python, sum_of
 from dovetail.frontend.values.aliases import guard_hash
@@ -39,7 +41,7 @@ from dovetail.torch_private import tensors as private
 
 
 @rule(getattr)
-def _getattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _getattr(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 2:
         return interpreter.load_attribute(*args)
     try:
@@ -49,7 +51,7 @@ def _getattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @rule(hasattr)
-def _hasattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _hasattr(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     try:
         interpreter.load_attribute(*args)
     except AttributeError:
@@ -58,17 +60,17 @@ def _hasattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @rule(setattr)
-def _setattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _setattr(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     interpreter.store_attribute(*args)
 
 
 @rule(delattr)
-def _delattr(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _delattr(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     interpreter.delete_attribute(*args)
 
 
 @rule(isinstance)
-def _isinstance(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _isinstance(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     value, kinds = args
     if type(value) is SparseValue:
         return isinstance(value.example, kinds)
@@ -121,7 +123,7 @@ def _plain_example(value: Any) -> Any:
 
 
 @rule(issubclass)
-def _issubclass(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _issubclass(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if len(args) != 2 or not isinstance(args[0], type):
         return issubclass(*args)
     kind, kinds = args
@@ -137,12 +139,12 @@ def _issubclass(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @rule(callable)
-def _callable(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _callable(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return callable(*args)
 
 
 @rule(type)
-def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
         return call_metaclass(interpreter, type, args, kwargs)
     if type(args[0]) is SparseValue:
@@ -162,7 +164,7 @@ def _type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 @rule(WrapperMaker.build)
-def _build_wrapper(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _build_wrapper(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     # The edge of another graph, in a captured backward. A class says itself how it is built of inner tensors: as with those
     # that are inputs, its code is not looked into.
     maker, inner = args
@@ -170,7 +172,7 @@ def _build_wrapper(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @rule(super)
-def _super(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _super(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args:
         return super(*args)
     frame = interpreter.frames[-1]
@@ -183,7 +185,7 @@ def _super(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @rule(len)
-def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _len(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     (value,) = args
     if isinstance(value, torch.Tensor) and value.dim():
         return value.shape[0]
@@ -197,14 +199,14 @@ def _len(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
 
 
 @rule(iter)
-def _iter(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _iter(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 2:
         return iter(interpreter.trampoline(args[0]), args[1])
     return interpreter.iterate(args[0])
 
 
 @rule(next)
-def _next(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _next(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     done, value = interpreter.advance(args[0])
     if not done:
         return value
@@ -214,12 +216,12 @@ def _next(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 @rule(bool)
-def _bool(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _bool(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(args) and interpreter.truth(args[0])
 
 
 def _conversion(function: Any, method_name: str) -> Any:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function is pow and len(args) == 2:
             return interpreter.operate(operator.pow, *args)
         if args:
@@ -250,7 +252,7 @@ def _conversion(function: Any, method_name: str) -> Any:
                 if isinstance(value, (list, tuple, dict, set)):
                     interpreter.values.whole_deep(value)
         if isinstance(function, type) or function in (abs, divmod, pow):
-            return interpreter._native(function, args, kwargs)
+            return interpreter.native(function, args, kwargs)
         return interpreter.call_native(function, args, kwargs)
 
     return handler
@@ -268,11 +270,11 @@ for _function, _method in (
     (pow, "__pow__"),
     (reversed, "__reversed__"),
 ):
-    RULES[_function] = _conversion(_function, _method)
+    CALLS[_function] = _conversion(_function, _method)
 
 
 def _sequence(kind: Any) -> Any:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind is list and len(args) == 1 and type(args[0]) is SizeList:
             return SizeList(args[0].runs)
         items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
@@ -282,11 +284,11 @@ def _sequence(kind: Any) -> Any:
 
 
 for _kind in (list, tuple, set, frozenset):
-    RULES[_kind] = _sequence(_kind)
+    CALLS[_kind] = _sequence(_kind)
 
 
 @rule(dict)
-def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+def _dict(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
     if not args:
         return dict(**kwargs)
     source = args[0]
@@ -298,7 +300,7 @@ def _dict(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return dict(pairs, **kwargs)
 
 
-def extreme(interpreter: Any, function: Any, numbers: tuple[Any, ...]) -> Any:
+def extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
     """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented. An optimizer's is chosen by
     branches with guards.
     """
@@ -317,7 +319,7 @@ _ORDERS = {max: operator.gt, min: operator.lt}
 
 
 def _iterating(function: Any, first: int) -> Any:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         converted = list(args)
         if function in (min, max) and len(args) > 1 and not kwargs:
             chosen = extreme(interpreter, function, args)
@@ -337,8 +339,10 @@ def _iterating(function: Any, first: int) -> Any:
             else:
                 converted[position] = WrappingIterator(interpreter, interpreter.iterate(args[position]))
         # What comes before the items, and the key, is called; the items themselves may be objects that can be called.
-        arguments = [interpreter.truth if item is None else _called(interpreter, item) for item in converted[:first]]
-        arguments += [interpreter._native_argument(item) if callable(item) else item for item in converted[first:]]
+        arguments: list[Any] = [
+            interpreter.truth if item is None else _called(interpreter, item) for item in converted[:first]
+        ]
+        arguments += [interpreter.native_argument(item) if callable(item) else item for item in converted[first:]]
         keywords = {
             name: _called(interpreter, item) if name == "key" and item is not None else item
             for name, item in kwargs.items()
@@ -367,7 +371,7 @@ def _iterating(function: Any, first: int) -> Any:
     return handler
 
 
-def _called(interpreter: Any, function: Any) -> Any:
+def _called(interpreter: TracingInterpreter, function: Any) -> Any:
     """What native code calls for each item: builtin functions go through the interpreter too, for the items' own methods."""
     if isinstance(function, (type, *NATIVE_CALLABLES)):
         return interpreter.trampoline(function)
@@ -379,7 +383,7 @@ class _Compared:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, interpreter: Any, key: Any, item: Any) -> None:
+    def __init__(self, interpreter: TracingInterpreter, key: Any, item: Any) -> None:
         self._interpreter = interpreter
         self._value = item if key is None else key(item)
 
@@ -393,7 +397,7 @@ class _Compared:
 class WrappingIterator:
     """An iterator whose items went through the interpreter."""
 
-    def __init__(self, interpreter: Any, inner: Any) -> None:
+    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
         self.interpreter = interpreter
         self.inner = inner
 
@@ -424,11 +428,11 @@ _ITERATING: tuple[tuple[Any, int], ...] = (
     (sorted, 0),
 )
 for _iterator, _first in _ITERATING:
-    RULES[_iterator] = _iterating(_iterator, _first)
+    CALLS[_iterator] = _iterating(_iterator, _first)
 
 
 @rule(copy.deepcopy)
-def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _deepcopy(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
     interpreter.guard_deep(args[0], set())
@@ -436,7 +440,7 @@ def _deepcopy(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @rule(torch.autograd.grad)
-def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _autograd_grad(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())
     trace = interpreter.values.trace
     roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
@@ -453,7 +457,7 @@ def _autograd_grad(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @rule(torch.utils.checkpoint.checkpoint)
-def _checkpoint(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _checkpoint(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("use_reentrant") is not True or len(args) < 2:
         return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
     # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
@@ -466,7 +470,7 @@ def _checkpoint(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @rule(torch.utils.checkpoint.checkpoint_sequential)
-def _checkpoint_sequential(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _checkpoint_sequential(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or type(args[1]) is not int or type(kwargs.get("use_reentrant")) is not bool:
         raise Break("checkpoint_sequential is called without use_reentrant", "pass use_reentrant=False")
     functions, segments, value = args
@@ -487,22 +491,22 @@ def _checkpoint_sequential(interpreter: Any, args: tuple[Any, ...], kwargs: dict
 
 
 @rule(torch.is_grad_enabled)
-def _is_grad_enabled(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_grad_enabled(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return torch.is_grad_enabled()
 
 
 @rule(torch.nn.Module.__call__)
-def _module_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _module_call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.call_plain_module(args[0], args[1:], kwargs)
 
 
 @rule(type.__call__)
-def _type_call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type_call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.make_instance(args[0], args[1:], kwargs)
 
 
 @rule(builtins.__build_class__)
-def _build_class(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _build_class(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return build_class(interpreter, args, kwargs)
 
 
@@ -511,30 +515,30 @@ def _class_maker(maker: Any) -> Any:
 
 
 for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
-    RULES[_maker] = _class_maker(_maker)
+    CALLS[_maker] = _class_maker(_maker)
 
 
-def _has_torch_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_torch_function(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
     return any(map(private_autograd.overrides_torch_function, private.tree_leaves(args)))
 
 
 for _asking in private_autograd.HAS_TORCH_FUNCTION:
-    RULES[_asking] = _has_torch_function
+    CALLS[_asking] = _has_torch_function
 
 
 @rule(operator.setitem)
-def _setitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _setitem(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     interpreter.store_item(*args)
 
 
 @rule(operator.delitem)
-def _delitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _delitem(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     interpreter.delete_item(*args)
 
 
 @rule(operator.getitem)
-def _getitem(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _getitem(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.load_item(*args)
 
 
@@ -543,11 +547,11 @@ def _operator(function: Any) -> Any:
 
 
 for _function in BINARY:
-    RULES[_function] = _operator(_function)
+    CALLS[_function] = _operator(_function)
 
 
 @rule(collections._count_elements)  # type: ignore[attr-defined]
-def _count_elements(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _count_elements(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     counts, items = args
     for item in interpreter.drain(items):
         known = interpreter.call(counts.get, (item, 0), {})
@@ -555,12 +559,15 @@ def _count_elements(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @rule(types.MethodType)
-def _method_type(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> types.MethodType:
+def _method_type(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> types.MethodType:
     # Binding reads nothing of the object.
     return types.MethodType(*args, **kwargs)
 
 
-def _requires_grad(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@method_rule("requires_grad_")
+def _requires_grad(
+    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     owner = getattr(function, "__self__", None)
     target, *given = args if owner is None else (owner, *args)
     traced = interpreter.values.trace.input_of(target)
@@ -569,6 +576,3 @@ def _requires_grad(interpreter: Any, function: Any, args: tuple[Any, ...], kwarg
         return NotImplemented
     interpreter.gradients.flags.set(traced, flag)
     return target
-
-
-METHOD_RULES["requires_grad_"] = _requires_grad

@@ -1,4 +1,4 @@
-"""What calls are told apart by: what runs natively, what is impure, and the table of rules."""
+"""What calls are told apart by: what runs natively, what is impure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -331,13 +330,6 @@ def is_user_callable(value: Any) -> bool:
     return isinstance(caller, types.FunctionType) and not runs_natively(caller.__globals__.get("__name__") or "")
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-RULES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
-METHOD_RULES: dict[str, Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
-"""Rules for methods of tensors by name; NotImplemented where the method's native meaning is enough."""
-
-
 _STORING_METHODS: dict[type | None, frozenset[str]] = {
     list: frozenset({"append", "extend", "insert"}),
     dict: frozenset({"get", "pop", "setdefault", "update"}),
@@ -366,14 +358,3 @@ def is_library_module(module: Any) -> bool:
     """Whether a module is Python's own or belongs to an installed package: nobody puts another one in its place."""
     name, place = getattr(module, "__name__", None) or "", getattr(module, "__file__", None) or ""
     return name.split(".", 1)[0] in sys.stdlib_module_names or any(part in place for part in _LIBRARIES)
-
-
-def rule(*functions: Any) -> Callable[[Any], Any]:
-    """Register a rule for functions whose native meaning is not enough."""
-
-    def register(handler: Any) -> Any:
-        for function in functions:
-            RULES[function] = handler
-        return handler
-
-    return register

@@ -22,7 +22,6 @@ from dovetail.frontend.interpreter.call_tables import (
     NATIVE_CALLABLES,
     OWN_MODULES,
     PURE_MODULES,
-    RULES,
     calls_user_code,
     check_loading,
     is_method_of_users_class,
@@ -33,6 +32,7 @@ from dovetail.frontend.interpreter.call_tables import (
 )
 from dovetail.frontend.interpreter.native_calls import NativeCalls
 from dovetail.frontend.interpreter.shown_names import shown_name
+from dovetail.frontend.rules import CALLS
 from dovetail.frontend.values.values import is_leaf_value, plain_numbers
 from dovetail.guards import (
     Answers,
@@ -61,12 +61,12 @@ def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str,
 
 
 class Calls(NativeCalls):
-    """Mixed into the interpreter: the call table."""
+    """The part of the interpreter that decides what a call does."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         """Call anything. ``direct``: the caller does nothing with the result but push it on the stack of its frame."""
         rule = (
-            RULES.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
+            CALLS.get(function) if isinstance(function, (types.BuiltinFunctionType, type, types.FunctionType)) else None
         )
         if rule is not None:
             return rule(self, args, kwargs)
@@ -120,7 +120,7 @@ class Calls(NativeCalls):
         ):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, NodeFunction):
-            return self._native(function, args, kwargs)
+            return self.native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import CellType
 from typing import Any
 
-from dovetail.frontend.code.frame import Break, Frame, Stop
+from dovetail.frontend.code.frame import Break, Frame, Stop, Yield
 from dovetail.frontend.code.points import FramePoint, frame_values, is_bound, unflatten
-from dovetail.frontend.instructions import Yield
+from dovetail.frontend.protocol import FrameRunner
 
 #: Values in containers that are searched for generators.
 _MOST_LOOKED_AT = 1000
@@ -20,7 +20,7 @@ _MOST_LOOKED_AT = 1000
 class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     """A generator whose frame the interpreter runs."""
 
-    def __init__(self, interpreter: Any, frame: Frame | None, started: bool = False) -> None:
+    def __init__(self, interpreter: FrameRunner, frame: Frame | None, started: bool = False) -> None:
         self._interpreter = interpreter
         self._frame: Frame | None = frame
         self._started = started

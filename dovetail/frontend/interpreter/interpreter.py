@@ -20,6 +20,7 @@ import torch
 
 import dovetail.rules.optim.loss_scaling
 import dovetail.rules.optim.optimizers
+import dovetail.rules.python.standard_library
 import dovetail.rules.sizes.counted_loops
 import dovetail.rules.sizes.interpolation
 import dovetail.rules.sizes.overlapping_views
@@ -34,12 +35,12 @@ import dovetail.rules.sizes.spectra
 import dovetail.rules.sizes.tensor_sizes  # noqa: F401  (their rules)
 from dovetail.errors import CaptureError, DovetailError, UserLocation
 from dovetail.frontend.code.bind import bind
-from dovetail.frontend.code.frame import Break, Frame, Stop, SymbolicTrouble, unknown_instruction
+from dovetail.frontend.code.frame import Break, Frame, Return, Stop, SymbolicTrouble, Unread, Yield, unknown_instruction
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.effects.effects import Effects
 from dovetail.frontend.effects.gradients import Gradients
 from dovetail.frontend.effects.left_open import LeftOpen
-from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.attributes import MISSING, Attributes, class_attribute
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
@@ -49,6 +50,7 @@ from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.shown_names import tell_shown_names
+from dovetail.frontend.rules import CODES
 from dovetail.frontend.sizes.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.values.aliases import guard_comparison, guard_key
 from dovetail.frontend.values.values import Values, is_leaf_value, is_trusted, may_be_switched, plain_numbers
@@ -65,7 +67,6 @@ from dovetail.guards import (
 )
 from dovetail.guards.source import plain_keys, plain_length, read_item
 from dovetail.rules.optim.schedules import Waiting
-from dovetail.rules.python.standard_library import CODE_RULES
 from dovetail.rules.python.texts import format_braces, format_percent
 from dovetail.rules.torch.checks import Checks
 from dovetail.torch_private import tensors as private
@@ -113,7 +114,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.effects = Effects(self.values.source_of)
         self.effects.read_items = self.values.read_items
         self.values.effects = self.effects
-        self.gradients = Gradients(self.values, self._native)
+        self.gradients = Gradients(self.values, self.native)
         self.waiting = self.values.waiting = Waiting(self.values)
         self.left_open = LeftOpen()
         self.frames: list[Frame] = []
@@ -167,8 +168,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
         if len(self.frames) >= MAXIMUM_DEPTH:
             raise Break("the calls are nested too deeply", "use a loop instead of the recursion")
-        if id(code) in CODE_RULES:
-            return CODE_RULES[id(code)](self, function, args)
+        if id(code) in CODES:
+            return CODES[id(code)](self, function, args, kwargs)
         if id(function) not in self._seen_functions:
             self._guard_function(function)
         frame = Frame(function, bind(function, args, kwargs, self._default))
@@ -388,6 +389,10 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     # --- names --------------------------------------------------------------------------------------------------------
 
+    def first_read(self, value: Unread) -> Any:
+        """A local variable of a resumed function that is read for the first time."""
+        return self.values.read(value.value, value.source)
+
     def compared(self, left: Any, right: Any) -> None:
         """Two objects were compared by identity, and are not the same."""
         guard_comparison(self.values, left, right)
@@ -488,9 +493,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         if isinstance(target, torch.Tensor):
             selected, key = select_symbolic(self, target, with_numbers_in_slices(self, key))
             return (
-                selected
-                if key == () and selected is not target
-                else self._native(operator.getitem, (selected, key), {})
+                selected if key == () and selected is not target else self.native(operator.getitem, (selected, key), {})
             )
         kind = type(target)
         method, _ = class_attribute(kind, "__getitem__")
@@ -533,13 +536,13 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             return self.values.read(value, self.values.item_source(target, position))
         if isinstance(target, type):
             return target[key]  # type: ignore[index]
-        return self._native(operator.getitem, (target, key), {})
+        return self.native(operator.getitem, (target, key), {})
 
     def store_item(self, target: Any, key: Any, value: Any) -> None:
         """``target[key] = value``."""
         if isinstance(target, torch.Tensor):
             selected, key = select_symbolic(self, target, with_numbers_in_slices(self, key))
-            self._native(operator.setitem, (selected, key, value), {})
+            self.native(operator.setitem, (selected, key, value), {})
             return
         method, _ = class_attribute(type(target), "__setitem__")
         if isinstance(method, types.FunctionType):

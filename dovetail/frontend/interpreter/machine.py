@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.code.frame import Frame
-from dovetail.frontend.instructions import Return, Yield, instruction_set
+from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
+from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
@@ -190,6 +190,10 @@ class Machine:
                 return candidate.current_exceptions[-1]
         return None
 
+    def first_read(self, value: Unread) -> Any:
+        """A local variable; only a trace has some that were not read."""
+        return value.value
+
     def compared(self, left: Any, right: Any) -> None:
         """Nothing to guard: there is no trace."""
 
@@ -283,7 +287,7 @@ class Machine:
     def _next(self, iterator: Any) -> Any:
         return next(iterator)
 
-    def as_key(self, value: Any) -> Any:
+    def as_key(self, value: Any, table: Any = None) -> Any:
         """A value that is to be hashed."""
         return value
 

@@ -12,12 +12,11 @@ import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail.frontend.code.frame import Break, DataSize, LockTaken
-from dovetail.frontend.effects.gradients import Gradients
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.attributes import class_attribute, instance_dict
 from dovetail.frontend.interpreter.call_tables import (
@@ -31,7 +30,6 @@ from dovetail.frontend.interpreter.call_tables import (
     LIST_WRITERS,
     LOCKS,
     MAKES_COMPRESSED,
-    METHOD_RULES,
     NATIVE_CALLABLES,
     PURE_MODULES,
     SEARCHES,
@@ -43,6 +41,8 @@ from dovetail.frontend.interpreter.call_tables import (
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.interpreter.shown_names import tell_shown_names
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import METHODS
 from dovetail.frontend.sizes.numbers import is_exact_only_in_python
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.values import (
@@ -113,49 +113,11 @@ def _program_sees(value: Any) -> Any:
     return interpreted_of(value) if type(value) is types.FunctionType else value
 
 
-class NativeCalls:
-    """Mixed into the interpreter, below :class:`Calls`."""
+class NativeCalls(TracingInterpreter):
+    """The part of the interpreter that runs native code, below :class:`Calls`."""
 
-    values: Any
-    effects: Any
-    frames: list[Any]
     left_open: LeftOpen
     _function_classes: dict[type, type]
-
-    if TYPE_CHECKING:
-        gradients: Gradients
-
-        def run_function(
-            self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
-        ) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def as_index(self, key: Any) -> Any:
-            """See :class:`Operators`."""
-
-        def as_key(self, value: Any, table: Any = None) -> Any:
-            """See :class:`Interpreter`."""
-
-        def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
-            """See :class:`Operators`."""
-
-        def load_attribute(self, target: Any, name: str) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def load_default_attribute(self, target: Any, name: str) -> Any:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-            """See :class:`Numbers`."""
-
-        def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
-            """See :class:`Interpreter` and :class:`Attributes`."""
-
-        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-            """See :class:`Calls`."""
 
     # --- native code --------------------------------------------------------------------------------------------------
 
@@ -167,8 +129,8 @@ class NativeCalls:
         module = getattr(function, "__module__", None) or ""
         if name in ASKS_FOR_PLACES:
             check_place(self, function, args, kwargs)
-        if name in METHOD_RULES:
-            found = METHOD_RULES[name](self, function, args, kwargs)
+        for handler in METHODS.get(name, ()):
+            found = handler(self, function, args, kwargs)
             if found is not NotImplemented:
                 return found
         if name in DATA_METHODS:
@@ -189,7 +151,7 @@ class NativeCalls:
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)
             return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
-        return self._native(function, args, kwargs)
+        return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function, a method of a builtin type, or a builtin class."""
@@ -220,7 +182,7 @@ class NativeCalls:
                     return self.load_default_attribute(bound_owner, *args[1:])
                 if name == "__init__" and objclass is object:
                     return None
-            return self._native(function, args, kwargs)
+            return self.native(function, args, kwargs)
         if isinstance(owner, torch.Tensor):
             return self.call_torch(function, args, kwargs)
         if isinstance(owner, (list, dict, set)):
@@ -243,7 +205,7 @@ class NativeCalls:
                 return self.load_default_attribute(owner, *args)
             if name == "__get__" and type(owner) is types.FunctionType and args:
                 return owner if args[0] is None else types.MethodType(owner, args[0])
-            return self._native(function, args, kwargs)
+            return self.native(function, args, kwargs)
         if is_extension_record(owner) and module is not None and not module.startswith("torch"):
             raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
@@ -259,7 +221,7 @@ class NativeCalls:
                 or isinstance(owner, (tuple, frozenset, re.Pattern, re.Match))
                 or self.values.source_of(owner) is None
             ):
-                return self._native(function, args, kwargs)
+                return self.native(function, args, kwargs)
             if isinstance(owner, LOCKS) and name in ("__enter__", "acquire"):
                 raise LockTaken("a lock is taken at every call", "take it outside of the function")
             raise Break(
@@ -267,11 +229,11 @@ class NativeCalls:
                 "call it outside of the function",
             )
         if module is None or module in PURE_MODULES:
-            return self._native(function, args, kwargs)
+            return self.native(function, args, kwargs)
         if module == "torch" or module.startswith("torch."):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, type):
-            return self._native(function, args, kwargs)
+            return self.native(function, args, kwargs)
         raise Break(f"{module}.{name} is not known to be pure", "call it outside of the compiled function")
 
     @staticmethod
@@ -315,13 +277,13 @@ class NativeCalls:
         arguments = tuple(
             item
             if is_table and isinstance(item, torch.Tensor) and at == 0
-            else self.values.keyed_for(owner, self._native_argument(item))
+            else self.values.keyed_for(owner, self.native_argument(item))
             if is_table
-            else self._native_argument(item)
+            else self.native_argument(item)
             for at, item in enumerate(args)
         )
         keywords = {
-            name: self.called_argument(item) if name == "key" else self._native_argument(item)
+            name: self.called_argument(item) if name == "key" else self.native_argument(item)
             for name, item in kwargs.items()
         }
         codes = callback_codes((*arguments, *keywords.values(), *(owner if isinstance(owner, list) else ())), _HASHING)
@@ -354,7 +316,8 @@ class NativeCalls:
         if source is not None and not self.effects.written(owner, key):
             self.values.guard(source, HasNoKey(key), f"{source.name} has no key {key!r}")
 
-    def _native_argument(self, value: Any) -> Any:
+    def native_argument(self, value: Any) -> Any:
+        """A value as native code may have it: what it could call goes through the interpreter."""
         kind = type(value)
         if kind is types.FunctionType:
             if not runs_natively(value.__globals__.get("__name__") or ""):
@@ -379,7 +342,7 @@ class NativeCalls:
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
         else:
             is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
-        return self.trampoline(value) if is_python else self._native_argument(value)
+        return self.trampoline(value) if is_python else self.native_argument(value)
 
     def trampoline(self, function: Any) -> Callable[..., Any]:
         """A plain function that native code may call: it goes through the interpreter."""
@@ -416,7 +379,8 @@ class NativeCalls:
                 f"a text is made of a {type(value).__qualname__} object", "make the text outside of the function"
             )
 
-    def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run native code that is known to be pure."""
         if isinstance(function, (type, types.BuiltinFunctionType)):
             if function in _SHOWING:
                 for item in args[:1]:
@@ -435,14 +399,14 @@ class NativeCalls:
         is_custom = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
         if is_custom:
             # Only its own methods see them, which are interpreted.
-            arguments = tuple(item if callable(item) else self._native_argument(item) for item in args)
-            keywords = {key: item if callable(item) else self._native_argument(item) for key, item in kwargs.items()}
+            arguments = tuple(item if callable(item) else self.native_argument(item) for item in args)
+            keywords = {key: item if callable(item) else self.native_argument(item) for key, item in kwargs.items()}
         elif called is None:
-            arguments = tuple(map(self._native_argument, args))
-            keywords = {key: self._native_argument(item) for key, item in kwargs.items()} if kwargs else {}
+            arguments = tuple(map(self.native_argument, args))
+            keywords = {key: self.native_argument(item) for key, item in kwargs.items()} if kwargs else {}
         else:
             arguments = tuple(
-                self.called_argument(item) if called in ("all", at) else self._native_argument(item)
+                self.called_argument(item) if called in ("all", at) else self.native_argument(item)
                 for at, item in enumerate(args)
             )
             # Those of itertools and functools that take objects take them by position only.
@@ -625,7 +589,7 @@ class NativeCalls:
         recorder = self.values.trace.recorder
         writes = self.effects.writes
         with recorder.paused():
-            result = self._native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
+            result = self.native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
         recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
         if self.effects.writes != writes:
             recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"

@@ -6,7 +6,7 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -95,36 +95,7 @@ def _order(left: Any, right: Any, names: tuple[str, str], comparison: bool) -> l
 
 
 class Operators(Numbers):
-    """Mixed into the interpreter: operators."""
-
-    values: Any
-    effects: Any
-    frames: list[Any]
-
-    if TYPE_CHECKING:
-
-        def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def call_container_method(
-            self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def _native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def format_percent(self, template: Any, values: Any) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def as_key(self, value: Any, table: Any = None) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def iterate(self, value: Any) -> Any:
-            """See :class:`Calls` and :class:`Interpreter`."""
-
-        def advance(self, iterator: Any) -> tuple[bool, Any]:
-            """See :class:`Calls` and :class:`Interpreter`."""
+    """The part of the interpreter that does operators, truth and containment."""
 
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
         """An operator, with the operands' own Python methods interpreted."""
@@ -139,7 +110,7 @@ class Operators(Numbers):
                 operands = tuple(plain_numbers(item) for item in operands)
             if is_exact_only_in_python(function, operands):
                 return self.derive(function, operands)
-            return self._native(function, operands, {})
+            return self.native(function, operands, {})
         if function in SPARSE_OPERATORS and given_sparse(operands, {}):
             return call_sparse(self.values.trace, function, operands, {})
         if function is operator.contains:
@@ -165,7 +136,7 @@ class Operators(Numbers):
             for item in operands:
                 guard_equality(self.values, item)
             return function(*operands)
-        return self._native(function, operands, {})
+        return self.native(function, operands, {})
 
     def _operate_python(self, function: Any, operands: tuple[Any, ...]) -> tuple[bool, Any]:
         """Ask the operands' Python methods; False where the native operator is to decide."""
@@ -293,7 +264,7 @@ class Operators(Numbers):
                     return False
                 if entry is item or self.truth(self.operate(operator.eq, entry, item)):
                     return True
-        return bool(self._native(operator.contains, (container, item), {}))
+        return bool(self.native(operator.contains, (container, item), {}))
 
     def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
         """``count``, ``index`` or ``remove`` of a list or tuple, with the items' own methods interpreted."""

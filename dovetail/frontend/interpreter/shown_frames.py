@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.runtime.shown_frames import Place, calling_code, passed_traceback
 
 #: Modules of the standard library whose functions run natively and ask who calls them, or which exception is being handled.
@@ -52,12 +53,14 @@ def _call_within(
     return call
 
 
-def call_for(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_for(interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
     return call_later(interpreter, function, *args, **kwargs)()
 
 
-def call_later(interpreter: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+def call_later(
+    interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Callable[[], Any]:
     """A call of ``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it where it is now."""
     call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
     handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None

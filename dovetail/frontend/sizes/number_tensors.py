@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError
-from dovetail.frontend.interpreter.call_tables import METHOD_RULES, rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import method_rule, rule
 from dovetail.rules.sizes.size_list import SizeList
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.known_numbers import known_number
@@ -23,11 +24,11 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 @rule(torch.tensor, torch.as_tensor)
-def _tensor(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _tensor(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return make_tensor(interpreter, torch.tensor, args, kwargs)
 
 
-def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.tensor(*args, **kwargs)``, where a number may be symbolic; ``function`` is called where none is."""
     data = args[0] if len(args) == 1 else kwargs.get("data")
     rest = {
@@ -61,7 +62,7 @@ def make_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
     return result if dtype == exact else interpreter.call_torch(torch.Tensor.to, (result, dtype), {})
 
 
-def list_as_tensor(interpreter: Any, numbers: SizeList, settings: dict[str, Any]) -> torch.Tensor:
+def list_as_tensor(interpreter: TracingInterpreter, numbers: SizeList, settings: dict[str, Any]) -> torch.Tensor:
     """A list over symbolic sizes as a tensor of whole numbers."""
     settings = {"dtype": torch.int64, **settings}
     made = [
@@ -92,12 +93,13 @@ def _numbers(data: Any, shape: list[int], depth: int) -> list[Any] | None:
 
 
 @rule(operator.index)
-def _index(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _index(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     number = number_of(interpreter, args[0]) if len(args) == 1 else None
     return interpreter.call_native(operator.index, args, kwargs) if number is None else number
 
 
-def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@method_rule("item", "__int__", "__index__")
+def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
     interpreter.trace.asks_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
@@ -110,7 +112,8 @@ def _known(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[
     return NotImplemented if number is None else number
 
 
-def _new_tensor(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@method_rule("new_tensor")
+def _new_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     owner, *rest = _with_owner(function, args)
     data = rest[0] if rest else kwargs.get("data")
     numbers = _numbers(data, [], 0)
@@ -126,10 +129,7 @@ def _with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (owner, *args) if isinstance(owner, torch.Tensor) else args
 
 
-METHOD_RULES.update({"item": _known, "__int__": _known, "__index__": _known, "new_tensor": _new_tensor})
-
-
-def number_of(interpreter: Any, value: Any) -> Any:
+def number_of(interpreter: TracingInterpreter, value: Any) -> Any:
     """The number that a tensor without dimensions is known to hold; None where it is not known."""
     if not isinstance(value, torch.Tensor):
         return None
@@ -139,7 +139,7 @@ def number_of(interpreter: Any, value: Any) -> Any:
         return None
 
 
-def with_numbers_in_slices(interpreter: Any, key: Any) -> Any:
+def with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
     """An index of a tensor with the known number in the place of each tensor that bounds a slice, and lists as tensors."""
     if type(key) is tuple:
         return tuple(with_numbers_in_slices(interpreter, item) for item in key)
@@ -151,7 +151,7 @@ def with_numbers_in_slices(interpreter: Any, key: Any) -> Any:
     return slice(*[item if number is None else number for item, number in parts])
 
 
-def select_symbolic(interpreter: Any, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+def select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
     """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
 
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.

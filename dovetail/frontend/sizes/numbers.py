@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
 from dovetail.torch_private import recordings as private_recordings
@@ -169,11 +170,8 @@ def gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
     return any(floats) and function not in _NO_FLOAT
 
 
-class Numbers:
-    """Mixed into the interpreter."""
-
-    values: Any
-    trace: Any
+class Numbers(TracingInterpreter):
+    """The part of the interpreter that computes with symbolic numbers."""
 
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
@@ -213,12 +211,14 @@ class Numbers:
         symbols = private_sizes.symbols_of(expression)
         if not symbols or any(symbol not in bindings.symbols for symbol in symbols):
             return None
-        sources = []
+        sources: list[Source] = []
         for symbol in symbols:
             index, kind, dim = bindings.symbols[symbol]
             carrier = self.values.guards.tensor_source(index)
-            is_number = isinstance(carrier, (NumberSource, FloatSource))
-            sources.append(carrier.base if is_number else SizeSource(carrier, kind, dim))
+            if isinstance(carrier, (NumberSource, FloatSource)):
+                sources.append(carrier.base)
+            else:
+                sources.append(SizeSource(carrier, kind, dim))
         if private_sizes.is_symbol(expression):
             return sources[0]
         names = tuple(str(symbol) for symbol in symbols)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break, DataSize
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.guards import Identity
 from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import tensors as private
@@ -23,7 +24,7 @@ _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 
 
 @rule(private_recordings.scaled_optimizer_step)
-def _step_if_finite(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace
     if trace.phase != "forward" or trace.policy.data_sizes == "break" or interpreter.values.in_backward:
@@ -40,12 +41,12 @@ def _step_if_finite(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @rule(id)
-def _identity(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _identity(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The scaler keeps what it knows of an optimizer under its identity: a constant as long as it is the same object."""
     value = args[0] if len(args) == 1 else None
     source = interpreter.values.source_of(value)
-    is_lasting = source is not None and not isinstance(value, torch.Tensor) and not interpreter.is_created(value)
-    if not is_lasting or not interpreter.follows_branches():
+    is_lasting = not isinstance(value, torch.Tensor) and not interpreter.is_created(value)
+    if source is None or not is_lasting or not interpreter.follows_branches():
         return interpreter.call_native(id, args, kwargs)
     interpreter.values.guard(source, Identity(value), "its id() was asked")
     return id(value)

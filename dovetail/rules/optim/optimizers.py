@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     frames = interpreter.frames
     module = frames[-1].globals.get("__name__") if frames else None
     if str(module).startswith("torch.optim."):
@@ -28,7 +29,7 @@ def _is_compiling(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @rule(torch.autograd.profiler.record_function)
-def _record_function(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _record_function(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A name for a profiler, which sees the graph's operators instead."""
     return contextlib.nullcontext()
 
@@ -42,7 +43,7 @@ def _fused(name: str) -> None:
     by_tensor = takes_symbols(name.rstrip("_"), "tensor_lr") if "tensor_lr" in pure.overloads() else pure
 
     @rule(written)
-    def call(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
         targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
         has_symbols = any(type(item) is torch.SymFloat for item in bound.values())
@@ -71,7 +72,7 @@ def _layers(function: Any) -> list[Any]:
 
 
 @rule(*_layers(torch.optim.LBFGS.step))
-def _line_search(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _line_search(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """LBFGS decides from the losses how often it calls the closure."""
     raise Break(
         "the values of losses decide how often LBFGS calls the closure", "compile the closure and call step() outside"

@@ -7,7 +7,8 @@ Where the rest of the function looks at what the schedule has written, it is int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.optim import lr_scheduler, swa_utils
 from dovetail.aot.partition import memory_of
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.effects import Effect
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.guards import ComputedSource, Equals, ItemSource, Source
 from dovetail.guards.source import Step
 from dovetail.torch_private import sizes as private_sizes
@@ -153,9 +155,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (int, float, torch.Tensor)) or private_sizes.is_data_number(value)
 
 
-def _register(function: Callable[..., Any]) -> None:
+def _register(function: types.FunctionType) -> None:
     @rule(function)
-    def step(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def step(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, schedule = interpreter.values, args[0] if args else None
         source = values.source_of(schedule)
         given = (*args[1:], *kwargs.values())

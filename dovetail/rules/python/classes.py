@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -24,7 +25,7 @@ def _class_attribute(kind: type, name: str) -> Any:
     return None
 
 
-def build_class(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def build_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """``builtins.__build_class__(body, name, *bases, metaclass=..., **kwargs)``."""
     body, name, *given = args
     keywords = dict(kwargs)
@@ -58,7 +59,7 @@ def build_class(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
     return made
 
 
-def _resolve_bases(interpreter: Any, given: list[Any]) -> tuple[Any, ...]:
+def _resolve_bases(interpreter: TracingInterpreter, given: list[Any]) -> tuple[Any, ...]:
     bases: list[Any] = []
     for base in given:
         if isinstance(base, type):
@@ -89,7 +90,7 @@ def _most_derived(metaclass: type, bases: tuple[Any, ...]) -> type:
     return metaclass
 
 
-def call_metaclass(interpreter: Any, metaclass: type, args: Arguments, kwargs: Keywords) -> Any:
+def call_metaclass(interpreter: TracingInterpreter, metaclass: type, args: Arguments, kwargs: Keywords) -> Any:
     """What ``type.__call__`` does for a metaclass."""
     maker = _class_attribute(metaclass, "__new__")
     maker = maker.__func__ if isinstance(maker, staticmethod) else maker
@@ -101,7 +102,7 @@ def call_metaclass(interpreter: Any, metaclass: type, args: Arguments, kwargs: K
     return made
 
 
-def new_class(interpreter: Any, maker: Any, args: Arguments, kwargs: Keywords) -> Any:
+def new_class(interpreter: TracingInterpreter, maker: Any, args: Arguments, kwargs: Keywords) -> Any:
     """``maker(metaclass, name, bases, namespace)`` for the ``__new__`` of ``type`` or of a metaclass of the standard library."""
     if len(args) != 4:
         return maker(*args, **kwargs)
@@ -128,7 +129,7 @@ def new_class(interpreter: Any, maker: Any, args: Arguments, kwargs: Keywords) -
     return made
 
 
-def _name(interpreter: Any, made: type, key: str, value: Any) -> None:
+def _name(interpreter: TracingInterpreter, made: type, key: str, value: Any) -> None:
     try:
         interpreter.call(types.MethodType(_class_attribute(type(value), "__set_name__"), value), (made, key), {})
     except Exception as error:

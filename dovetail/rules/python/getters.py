@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 
 GETTERS: tuple[type, ...] = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 
 
-def get(interpreter: Any, getter: Any, target: Any) -> Any:
+def get(interpreter: TracingInterpreter, getter: Any, target: Any) -> Any:
     """``getter(target)``."""
     maker, items = getter.__reduce__()
     # A method called with keywords: they are in a partial function.
@@ -24,7 +25,7 @@ def get(interpreter: Any, getter: Any, target: Any) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-def _get_one(interpreter: Any, kind: type, target: Any, item: Any) -> Any:
+def _get_one(interpreter: TracingInterpreter, kind: type, target: Any, item: Any) -> Any:
     if kind is operator.itemgetter:
         return interpreter.load_item(target, item)
     for name in item.split("."):

@@ -15,8 +15,9 @@ import warnings
 from typing import Any
 
 from dovetail.frontend.code.frame import NULL
-from dovetail.frontend.interpreter.call_tables import rule
 from dovetail.frontend.interpreter.shown_frames import call_later
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
@@ -101,7 +102,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _told(function: Any) -> Any:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if interpreter.trace.policy.is_in_advance:
             # Nobody has called this.
             return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import MISSING, class_attribute, instance_dict
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.guards import Answers
 
 
@@ -25,7 +26,7 @@ def _members(protocol: type) -> set[str]:
     return set(typing._get_protocol_attrs(protocol))  # type: ignore[attr-defined]
 
 
-def look_for_members(interpreter: Any, value: Any, protocol: type) -> None:
+def look_for_members(interpreter: TracingInterpreter, value: Any, protocol: type) -> None:
     """Guard everything that decides whether an object has the members of a protocol."""
     kind = type(value)
     for name in sorted(_members(protocol)):

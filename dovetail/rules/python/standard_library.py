@@ -18,8 +18,9 @@ import warnings
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import code_rule, rule
 from dovetail.guards import Answers
 
 Arguments = tuple[Any, ...]
@@ -36,14 +37,14 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule(functools.partial)
-def _partial(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _partial(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     # Nothing is called yet: the function stays the one that the interpreter will call.
     return _call(functools.partial, *args, **kwargs)
 
 
 def _search(function: Any, is_right: bool) -> None:
     @rule(function)
-    def handler(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         if kwargs or len(args) != 2 or not isinstance(args[0], (list, tuple)):
             return interpreter.call_native(function, args, kwargs)
         items, wanted = interpreter.drain(args[0]), args[1]
@@ -63,7 +64,7 @@ _search(bisect.bisect_left, is_right=False)
 
 
 @rule(vars)
-def _vars(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _vars(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not args:
         raise Break("vars() hands out the frame's variables", "do this outside of the compiled function")
     if isinstance(args[0], types.ModuleType):
@@ -72,19 +73,19 @@ def _vars(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 
 @rule(sys.exc_info)
-def _exc_info(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _exc_info(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     error = interpreter.handled_exception(interpreter.frames[-1])
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @rule(sys.exception)
-def _exception(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _exception(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     return interpreter.handled_exception(interpreter.frames[-1])
 
 
 def _looks_at_frames(function: Any) -> None:
     @rule(function)
-    def handler(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         reason = f"{function.__module__}.{function.__name__} looks at the frames that are running"
         raise Break(reason, "do this outside of the compiled function")
 
@@ -97,16 +98,16 @@ for _name in traceback.__all__:
 
 
 @rule(logging.Logger.isEnabledFor)
-def _is_enabled_for(interpreter: Any, args: Arguments, kwargs: Keywords) -> bool:
+def _is_enabled_for(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
     return _asked_of_logger(interpreter, logging.Logger.isEnabledFor, *args, *kwargs.values())
 
 
 @rule(logging.Logger.getEffectiveLevel)
-def _effective_level(interpreter: Any, args: Arguments, kwargs: Keywords) -> int:
+def _effective_level(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> int:
     return _asked_of_logger(interpreter, logging.Logger.getEffectiveLevel, *args)
 
 
-def _asked_of_logger(interpreter: Any, function: Any, logger: logging.Logger, *arguments: Any) -> Any:
+def _asked_of_logger(interpreter: TracingInterpreter, function: Any, logger: logging.Logger, *arguments: Any) -> Any:
     # Levels are inherited, cached and overridden for all loggers at once: the question itself is asked again.
     answer = function(logger, *arguments)
     source = interpreter.values.pin(logger, f"logging.getLogger({logger.name!r})")
@@ -115,7 +116,7 @@ def _asked_of_logger(interpreter: Any, function: Any, logger: logging.Logger, *a
 
 
 @rule(os.fspath)
-def _fspath(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _fspath(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     (path,) = args
     if isinstance(path, (str, bytes)):
         return path
@@ -123,12 +124,12 @@ def _fspath(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 
 @rule(inspect.isgenerator)
-def _is_generator(interpreter: Any, args: Arguments, kwargs: Keywords) -> bool:
+def _is_generator(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
     return issubclass(shown_type(args[0]), types.GeneratorType)
 
 
 @rule(dataclasses._process_class)  # type: ignore[attr-defined]
-def _process_class(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _process_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not interpreter.is_created(args[0]):
         raise Break("a class that existed before the call is made a dataclass", "do this outside of the function")
     made = dataclasses._process_class(*args, **kwargs)  # type: ignore[attr-defined]
@@ -137,12 +138,12 @@ def _process_class(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 
 @rule(typing.cast)
-def _cast(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _cast(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     return args[1] if len(args) > 1 else kwargs["val"]
 
 
 @rule(warnings.warn)
-def _warn(interpreter: Any, args: Arguments, kwargs: Keywords) -> None:
+def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
     """Warn once, while the function is captured, in the name of the user's line."""
     message, category, level, source = _warn_arguments(*args, **kwargs)
     if interpreter.trace.policy.is_in_advance:
@@ -168,7 +169,7 @@ def _warn_arguments(
 
 
 @rule(collections.namedtuple)
-def _namedtuple(interpreter: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _namedtuple(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     module = interpreter.frames[-1].globals.get("__name__", "__main__")
     made = _call(collections.namedtuple, *args, **{"module": module, **kwargs})
     interpreter.created(made)
@@ -182,7 +183,10 @@ def _inner_code(function: Any, name: str) -> types.CodeType:
 _DISPATCH = _inner_code(functools.singledispatch, "dispatch")
 
 
-def dispatched(interpreter: Any, function: types.FunctionType, args: Arguments) -> Any:
+@code_rule(_DISPATCH)
+def _dispatched(
+    interpreter: TracingInterpreter, function: types.FunctionType, args: Arguments, kwargs: Keywords
+) -> Any:
     """What ``singledispatch`` finds for a class: its cache, keyed by weak references, is passed by."""
     cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))["registry"]
     interpreter.guard_closure(function)
@@ -193,7 +197,3 @@ def dispatched(interpreter: Any, function: types.FunctionType, args: Arguments) 
         if implementation is found:
             return interpreter.load_item(registry, key)
     raise Break("singledispatch finds a function that is not registered", "call it outside of the function")
-
-
-CODE_RULES: dict[int, Any] = {id(_DISPATCH): dispatched}
-"""Rules for functions that are made anew by a library function, by the identity of their code."""

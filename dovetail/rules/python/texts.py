@@ -9,8 +9,9 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import class_attribute
-from dovetail.frontend.interpreter.call_tables import rule
 from dovetail.frontend.interpreter.operators import python_method
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.frontend.values.values import is_leaf_value, plain_numbers
 
 Arguments = tuple[Any, ...]
@@ -32,7 +33,7 @@ def _own_method(value: Any, name: str) -> types.FunctionType | None:
     return method
 
 
-def text_of(interpreter: Any, value: Any, name: str, nesting: int = 0) -> str:
+def text_of(interpreter: TracingInterpreter, value: Any, name: str, nesting: int = 0) -> str:
     """``str(value)`` or ``repr(value)``; ``name`` is the special method."""
     value = plain_numbers(value)
     if type(value) is str and name == "__str__":
@@ -54,7 +55,7 @@ def text_of(interpreter: Any, value: Any, name: str, nesting: int = 0) -> str:
     return str(interpreter.call_native({"__str__": str, "__repr__": repr}[name], (value,), {}))
 
 
-def _container(interpreter: Any, value: Any, nesting: int) -> str:
+def _container(interpreter: TracingInterpreter, value: Any, nesting: int) -> str:
     if nesting > MAXIMUM_NESTING:
         raise Break("a deeply nested container is turned into text", "do this outside of the function")
 
@@ -74,7 +75,7 @@ def _container(interpreter: Any, value: Any, nesting: int) -> str:
 class TextProxy:
     """Stands for an object in native string formatting: asks the interpreter for its text."""
 
-    def __init__(self, interpreter: Any, value: Any) -> None:
+    def __init__(self, interpreter: TracingInterpreter, value: Any) -> None:
         self.__dict__.update(_interpreter=interpreter, _value=value)
 
     def __str__(self) -> str:
@@ -99,13 +100,13 @@ class TextProxy:
         return float(self._interpreter.call(float, (self._value,), {}))
 
 
-def for_text(interpreter: Any, value: Any) -> Any:
+def for_text(interpreter: TracingInterpreter, value: Any) -> Any:
     """An argument of native string formatting."""
     value = plain_numbers(value)
     return value if is_leaf_value(value) else TextProxy(interpreter, value)
 
 
-def format_percent(interpreter: Any, template: Any, values: Any) -> Any:
+def format_percent(interpreter: TracingInterpreter, template: Any, values: Any) -> Any:
     """``template % values``."""
     if type(values) is tuple:
         return template % tuple(for_text(interpreter, item) for item in values)
@@ -117,31 +118,31 @@ def format_percent(interpreter: Any, template: Any, values: Any) -> Any:
     return template % (for_text(interpreter, values),)
 
 
-def format_braces(interpreter: Any, template: str, args: Arguments, kwargs: Keywords) -> str:
+def format_braces(interpreter: TracingInterpreter, template: str, args: Arguments, kwargs: Keywords) -> str:
     """``template.format(*args, **kwargs)``."""
     values = [for_text(interpreter, item) for item in args]
     return template.format(*values, **{key: for_text(interpreter, item) for key, item in kwargs.items()})
 
 
 @rule(str)
-def _str(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+def _str(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
     if len(args) != 1 or kwargs:
         return str(interpreter.call_native(str, args, kwargs))
     return text_of(interpreter, args[0], "__str__")
 
 
 @rule(repr)
-def _repr(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+def _repr(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
     return text_of(interpreter, args[0], "__repr__")
 
 
 @rule(ascii)
-def _ascii(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+def _ascii(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
     return text_of(interpreter, args[0], "__repr__").encode("ascii", "backslashreplace").decode("ascii")
 
 
 @rule(format)
-def _format(interpreter: Any, args: Arguments, kwargs: Keywords) -> str:
+def _format(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
     value, specification = plain_numbers(args[0]), (args[1] if len(args) > 1 else "")
     method = _own_method(value, "__format__")
     if method is not None:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.rules.sizes.size_list import Run, SizeList
 from dovetail.rules.sizes.whole_loops import run_loop_whole
 from dovetail.rules.sizes.whole_regions import Rounds, run_region_whole
@@ -26,7 +27,7 @@ class LoopBreak(Break):
 
 
 @rule(range)
-def _range(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     whole = bool(args) and len(args) < 4 and not kwargs and all(type(item) in (int, torch.SymInt) for item in args)
     frame = interpreter.frames[-1]
     following = frame.decoded.instructions[frame.position + 1]

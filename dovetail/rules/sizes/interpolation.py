@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import sizes as private_sizes
 
 # By mode and number of dimensions of the image; those of the first line take no ``align_corners``.
@@ -33,7 +34,7 @@ _ANTIALIASED = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bic
 
 
 @rule(torch.nn.functional.interpolate)
-def _interpolate(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _interpolate(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = _operator_call(interpreter, *args, **kwargs)
     if call is None:
         return interpreter.call_torch(torch.nn.functional.interpolate, args, kwargs)
@@ -41,7 +42,7 @@ def _interpolate(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _operator_call(
-    interpreter: Any,
+    interpreter: TracingInterpreter,
     input: Any,
     size: Any = None,
     scale_factor: Any = None,
@@ -80,7 +81,7 @@ def _operator_call(
     return getattr(torch.ops.aten, name).default, (input, sizes, *corners, *scales)
 
 
-def _scaled(interpreter: Any, size: Any, scale: float) -> Any:
+def _scaled(interpreter: TracingInterpreter, size: Any, scale: float) -> Any:
     """``int(size * scale)``, computed in double precision and cut off."""
     if type(size) is int:
         return int(size * scale)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import METHOD_RULES, rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import method_rule, rule
 from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.rules.sizes.recurrent_networks import record_call
 from dovetail.rules.sizes.tensor_sizes import with_known_sizes
@@ -74,7 +75,7 @@ def overlapping_view(tensor: torch.Tensor, size: Sizes, stride: Sizes) -> torch.
     return found
 
 
-def _viewed(interpreter: Any, tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+def _viewed(interpreter: TracingInterpreter, tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """The view; None where torch's own function is to make it."""
     if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
         return None
@@ -96,15 +97,15 @@ def _viewed(interpreter: Any, tensor: Any, size: Any, stride: Any, storage_offse
 
 
 @rule(torch.as_strided)
-def _as_strided(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_strided(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     found = _viewed(interpreter, *args, **kwargs)
     return interpreter.call_torch(torch.as_strided, args, kwargs) if found is None else found
 
 
-def _method(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _method(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     owner = getattr(function, "__self__", None)
     found = _viewed(interpreter, owner, *args, **kwargs) if isinstance(owner, torch.Tensor) else None
     return with_known_sizes(interpreter, function, args, kwargs) if found is None else found
 
 
-METHOD_RULES["as_strided"] = _method
+method_rule("as_strided")(_method)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.rules.sizes.whole_regions import Rounds, run_region_whole
 from dovetail.torch_private import sizes as private_sizes
 
@@ -20,7 +21,9 @@ def _dimension(tensor: torch.Tensor, dim: Any) -> int | None:
     return dim % tensor.dim() if is_known else None
 
 
-def _run(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: Rounds | None) -> Any:
+def _run(
+    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: Rounds | None
+) -> Any:
     if rounds is None or not private_sizes.is_symbolic(rounds.count):
         return interpreter.call_torch(function, args, kwargs)
     region = run_region_whole(interpreter, interpreter.frames[-1], rounds)
@@ -46,7 +49,7 @@ def _unbind_rounds(input: Any, dim: Any = 0) -> Rounds | None:
 
 
 def _register(function: Any, find: Any, names: tuple[str, ...]) -> None:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_known = set(kwargs) <= set(names[len(args) :]) and len(args) <= len(names)
         given = {**dict(zip(names, args, strict=False)), **kwargs} if is_known else {}
         rounds = find(*given.values()) if list(given) == list(names[: len(given)]) and given else None

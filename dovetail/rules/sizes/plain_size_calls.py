@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import sizes as private_sizes
 
 _functional = torch.nn.functional
@@ -29,7 +30,7 @@ def _one(value: Any) -> Any:
 
 
 def _pooled(
-    interpreter: Any,
+    interpreter: TracingInterpreter,
     input: Any,
     kernel_size: Any,
     stride: Any = None,
@@ -54,7 +55,7 @@ def _pooled(
 
 
 def _register_pooling(function: Any, always_indices: bool) -> None:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = _pooled(interpreter, *args, **kwargs)
         if result is None:
             return interpreter.call_torch(function, args, kwargs)
@@ -71,12 +72,12 @@ _register_pooling(torch.max_pool1d_with_indices, always_indices=True)
 
 
 @rule(_functional.cosine_similarity, torch.cosine_similarity)
-def _cosine_similarity(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _cosine_similarity(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _cosine(interpreter, *args, **kwargs)
     return interpreter.call_torch(_functional.cosine_similarity, args, kwargs) if result is None else result
 
 
-def _cosine(interpreter: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def _cosine(interpreter: TracingInterpreter, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     if not _have_symbols(x1, x2) or x1.dtype != x2.dtype or not x1.is_floating_point() or type(eps) is not float:
         return None
 
@@ -98,7 +99,7 @@ def _cosine(interpreter: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8)
 
 
 def _register_random(function: Any) -> None:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "generator" in kwargs and kwargs["generator"] is None:
             # The same numbers; only the operator without the argument takes symbolic sizes.
             kwargs = {name: value for name, value in kwargs.items() if name != "generator"}

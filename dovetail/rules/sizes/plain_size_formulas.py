@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import METHOD_RULES, RULES, rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import CALLS, method_rule, rule
 from dovetail.rules.sizes.recurrent_networks import record_call
 from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
@@ -22,13 +23,13 @@ _functional = torch.nn.functional
 class Call:
     """Calls functions of torch in the program of an interpreter."""
 
-    def __init__(self, interpreter: Any) -> None:
+    def __init__(self, interpreter: TracingInterpreter) -> None:
         self._interpreter = interpreter
 
     def __call__(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """One of torch's own."""
         if function is torch.linspace:
-            return RULES[function](self._interpreter, arguments, keywords)
+            return CALLS[function](self._interpreter, arguments, keywords)
         return self._interpreter.call_torch(function, arguments, keywords)
 
     @property
@@ -48,7 +49,7 @@ def formula(*functions: Any, always: bool = False, when_exact: bool = False) -> 
     """
 
     def register(compute: Any) -> Any:
-        def computed(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def computed(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arguments = tuple(map(interpreter.values.for_native, args))
             tensors = [item for item in (*arguments, *kwargs.values()) if isinstance(item, torch.Tensor)]
             own = always or (when_exact and interpreter.trace.is_exact)
@@ -59,20 +60,22 @@ def formula(*functions: Any, always: bool = False, when_exact: bool = False) -> 
         for function in functions:
 
             def handler(
-                interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = function
+                interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = function
             ) -> Any:
                 result = computed(interpreter, args, kwargs)
                 return interpreter.call_torch(function, args, kwargs) if result is None else result
 
             rule(function)(handler)
 
-        def method(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def method(
+            interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
             owner = getattr(function, "__self__", None)
             result = computed(interpreter, (owner, *args), kwargs) if isinstance(owner, torch.Tensor) else None
             return NotImplemented if result is None else result
 
         if hasattr(torch.Tensor, functions[0].__name__):
-            METHOD_RULES[functions[0].__name__] = method
+            method_rule(functions[0].__name__)(method)
         return compute
 
     return register

@@ -19,6 +19,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.guards import Length, NoHooks
 from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
@@ -67,7 +68,7 @@ def is_plain(opname: str, plain: frozenset[str] = PLAIN) -> bool:
 class Reader:
     """Reads, with their guards, the names and attributes that code uses, and refuses what does something else than compute."""
 
-    def __init__(self, interpreter: Any, given: GivenTensors) -> None:
+    def __init__(self, interpreter: TracingInterpreter, given: GivenTensors) -> None:
         self._interpreter = interpreter
         self._given = given
         self._seen: set[tuple[int, types.CodeType]] = set()

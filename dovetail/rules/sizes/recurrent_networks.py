@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.sized import FlatFunction, SizesRule, sized
@@ -39,7 +40,7 @@ class SizedFunction:
         return sized(self.__name__, self.function, self.sizes, tensors, self.draws)
 
 
-def record_call(interpreter: Any, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+def record_call(interpreter: TracingInterpreter, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
     """Call a function that is no torch function but is to be one call of the program of an interpreter."""
     recorder = interpreter.trace.recorder
     with recorder.paused():
@@ -48,7 +49,9 @@ def record_call(interpreter: Any, function: Callable[..., Any], tensors: Sequenc
     return interpreter.values.wrap(found)
 
 
-def call_sized(interpreter: Any, function: SizedFunction, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def call_sized(
+    interpreter: TracingInterpreter, function: SizedFunction, tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """Call it in the program of an interpreter."""
     found: tuple[torch.Tensor, ...] = record_call(interpreter, function, tensors)
     return found
@@ -89,7 +92,7 @@ def _fits(source: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequenc
     return bool(source.shape[-1] == weights[0].shape[1] and states[0].shape[2] == weights[1].shape[1])
 
 
-def _recurrent(interpreter: Any, function: Callable[..., Any], states: int, *args: Any) -> Any:
+def _recurrent(interpreter: TracingInterpreter, function: Callable[..., Any], states: int, *args: Any) -> Any:
     """The whole call, layer by layer where there is dropout in between; None where torch's own function does it, or refuses it."""
     if len(args) != 9 or private_compile.is_any_autocast_on():
         return None
@@ -142,7 +145,7 @@ def _is_packed(args: tuple[Any, ...]) -> bool:
 
 
 def _register(function: Callable[..., Any], states: int) -> None:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = None if kwargs else _recurrent(interpreter, function, states, *args)
         if result is None and (_is_packed(args) or "batch_sizes" in kwargs):
             # Its C++ reads the batch sizes from memory, which a traced tensor has none of: the process would die.
@@ -171,7 +174,7 @@ def _line(function: Callable[..., Any], start: Any, end: Any, settings: dict[str
 
 
 def _register_line(function: Callable[..., Any], names: tuple[str, ...]) -> None:
-    def handler(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {**dict(zip(("start", "end", "steps"), args, strict=False)), **kwargs}
         steps, ends = given.get("steps"), (given.get("start"), given.get("end"))
         is_plain = all(type(item) in (int, float) for item in ends) and len(args) <= 3

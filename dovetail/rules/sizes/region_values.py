@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
@@ -131,7 +132,7 @@ class FunctionValue(Value):
 class GivenTensors:
     """The tensors that a region is given, in the order in which they were asked for."""
 
-    def __init__(self, interpreter: Any) -> None:
+    def __init__(self, interpreter: TracingInterpreter) -> None:
         self._interpreter = interpreter
         self.tensors: list[torch.Tensor] = []
         #: Those of which only a size is read.

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.torch_private import dynamo as private_compile
@@ -26,13 +27,18 @@ _DEPTH = 4
 
 
 @rule(private_compile.associative_scan)
-def _associative_scan(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _associative_scan(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _scan(interpreter, *args, **kwargs)
     return interpreter.call_torch(private_compile.associative_scan, args, kwargs) if result is None else result
 
 
 def _scan(
-    interpreter: Any, combine_fn: Any, xs: Any, dim: Any, reverse: Any = False, combine_mode: Any = "pointwise"
+    interpreter: TracingInterpreter,
+    combine_fn: Any,
+    xs: Any,
+    dim: Any,
+    reverse: Any = False,
+    combine_mode: Any = "pointwise",
 ) -> Any:
     """The whole call; None where torch's own function does it, or refuses it."""
     elements, structure = private.tree_flatten(interpreter.values.for_native(xs))
@@ -88,7 +94,7 @@ def _is_settled(function: Any, depth: int) -> bool:
 
 
 def _combination(
-    interpreter: Any, combine_fn: Any, elements: Sequence[torch.Tensor], structure: Any, dim: int
+    interpreter: TracingInterpreter, combine_fn: Any, elements: Sequence[torch.Tensor], structure: Any, dim: int
 ) -> Program | None:
     """The torch calls by which two elements are combined; None for a function that needs anything else."""
     trace = interpreter.trace

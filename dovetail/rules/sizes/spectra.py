@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
@@ -21,7 +22,9 @@ def _are_plain(*values: Any) -> bool:
     return all(type(value) in (int, bool, str, type(None)) for value in values)
 
 
-def _signals(interpreter: Any, input: Any, window: Any, dimensions: tuple[int, int]) -> list[torch.Tensor] | None:
+def _signals(
+    interpreter: TracingInterpreter, input: Any, window: Any, dimensions: tuple[int, int]
+) -> list[torch.Tensor] | None:
     """The tensors of the call; None where torch's own function does it, or refuses it."""
     tensors = [item for item in map(interpreter.values.for_native, (input, window)) if item is not None]
     if not all(isinstance(item, torch.Tensor) and item.device == tensors[0].device for item in tensors):
@@ -32,13 +35,13 @@ def _signals(interpreter: Any, input: Any, window: Any, dimensions: tuple[int, i
 
 
 @rule(torch.stft, torch.Tensor.stft)
-def _stft(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _stft(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _transform(interpreter, *args, **kwargs)
     return interpreter.call_torch(torch.stft, args, kwargs) if result is None else result
 
 
 def _transform(
-    interpreter: Any,
+    interpreter: TracingInterpreter,
     input: Any,
     n_fft: Any,
     hop_length: Any = None,
@@ -76,13 +79,13 @@ def _transform(
 
 
 @rule(torch.istft, torch.Tensor.istft)
-def _istft(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _istft(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _inverse(interpreter, *args, **kwargs)
     return interpreter.call_torch(torch.istft, args, kwargs) if result is None else result
 
 
 def _inverse(
-    interpreter: Any,
+    interpreter: TracingInterpreter,
     input: Any,
     n_fft: Any,
     hop_length: Any = None,

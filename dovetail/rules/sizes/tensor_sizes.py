@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.call_tables import METHOD_RULES, rule
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import method_rule, rule
 from dovetail.frontend.sizes.number_tensors import make_tensor, number_of
 from dovetail.torch_private import sizes as private_sizes
 
@@ -19,7 +20,7 @@ _WHOLE = (int, torch.SymInt)
 
 
 def _register_division(function: Any, always: str | None) -> None:
-    def divided(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def divided(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode = always or kwargs.get("rounding_mode")
         if len(args) != 2 or not all(type(item) in _WHOLE for item in args):
             return interpreter.call_torch(function, args, kwargs)
@@ -44,7 +45,9 @@ _register_division(torch.divide, None)
 _register_division(torch.floor_divide, "floor")
 
 
-def with_known_sizes(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_known_sizes(
+    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The call with the number in the place of each tensor among its sizes."""
     found = False
 
@@ -68,4 +71,4 @@ _TAKE_SIZES = (
     *("view", "reshape", "expand", "repeat", "tile", "unflatten", "as_strided", "broadcast_to", "narrow", "unfold"),
     *("new_zeros", "new_ones", "new_empty", "zeros", "ones", "empty", "rand", "randn"),
 )
-METHOD_RULES.update(dict.fromkeys(_TAKE_SIZES, with_known_sizes))
+method_rule(*_TAKE_SIZES)(with_known_sizes)

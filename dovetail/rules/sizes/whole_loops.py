@@ -23,6 +23,7 @@ from dovetail.frontend.code.liveness import live_locals
 from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
 from dovetail.frontend.interpreter.machine import Machine
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.torch_private import dynamo as private_compile
@@ -62,7 +63,7 @@ class _RefusedError(Exception):
     """A loop is not one that runs whole."""
 
 
-def run_loop_whole(interpreter: Any, frame: Frame, start: Any, stop: Any, step: Any) -> bool:
+def run_loop_whole(interpreter: TracingInterpreter, frame: Frame, start: Any, stop: Any, step: Any) -> bool:
     """Run the loop whose ``range`` is about to be made as one call; False where it is not one that can.
 
     Afterwards the variables of the frame are as after the loop.
@@ -81,7 +82,7 @@ def run_loop_whole(interpreter: Any, frame: Frame, start: Any, stop: Any, step: 
     return True
 
 
-def _body(interpreter: Any, frame: Frame) -> _Body:
+def _body(interpreter: TracingInterpreter, frame: Frame) -> _Body:
     """The loop after the ``range`` call at which a frame stands."""
     code, instructions = frame.code, frame.decoded.instructions
     head = frame.position + 1
@@ -136,7 +137,7 @@ def _is_torch_module(value: object) -> bool:
     return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "torch"
 
 
-def _attribute(interpreter: Any, owner: Any, name: str) -> Any:
+def _attribute(interpreter: TracingInterpreter, owner: Any, name: str) -> Any:
     """What is read from a module of torch, guarded; None for an attribute of a tensor."""
     if owner is None:
         method = getattr(torch.Tensor, name, None)
@@ -163,7 +164,9 @@ def are_plain(values: Sequence[torch.Tensor]) -> bool:
 class _Loop:
     """One loop at its place in a program."""
 
-    def __init__(self, interpreter: Any, frame: Frame, body: _Body, start: int, stop: torch.SymInt, step: int) -> None:
+    def __init__(
+        self, interpreter: TracingInterpreter, frame: Frame, body: _Body, start: int, stop: torch.SymInt, step: int
+    ) -> None:
         self._interpreter = interpreter
         self._frame = frame
         self._body = body

@@ -22,6 +22,7 @@ from dovetail.errors import OutgrownError
 from dovetail.frontend.code.frame import NULL, Frame
 from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.interpreter.machine import Machine
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sizes.pure_modules import Reader
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
@@ -54,7 +55,7 @@ class Rounds:
     count: Any
 
 
-def run_region_whole(interpreter: Any, frame: Frame, rounds: Rounds) -> WholeRegion | None:
+def run_region_whole(interpreter: TracingInterpreter, frame: Frame, rounds: Rounds) -> WholeRegion | None:
     """Run the loop that is about to begin, and what follows, as one call; None where that cannot be done.
 
     Afterwards the frame stands so that the value is pushed and the last instruction, which stores or returns it, is next.
@@ -154,7 +155,7 @@ class _Run:
 class _Call:
     """One region at its place in a program."""
 
-    def __init__(self, interpreter: Any, frame: Frame, region: Region, rounds: Rounds) -> None:
+    def __init__(self, interpreter: TracingInterpreter, frame: Frame, region: Region, rounds: Rounds) -> None:
         self._interpreter = interpreter
         self._frame = frame
         self._region = region

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break, decode
+from dovetail.frontend.code.frame import Break, Frame, decode
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.rules.torch.whole_functions import number_as_tensor
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private
@@ -32,25 +33,22 @@ _MOST_INSTRUCTIONS = 200
 _UNKNOWN: tuple[type[BaseException], ...] = (Break, *private.DATA_DEPENDENT_ERRORS)
 
 
-class Checks:
-    """Mixed into the interpreter."""
+class Checks(TracingInterpreter):
+    """The part of the interpreter that takes the way on which nothing raises."""
 
-    values: Any
-    trace: Any
-
-    def truth_at_jump(self, frame: Any, value: Any, target: int, wanted: bool) -> bool:
+    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
         """The truth of a value for a jump to ``target`` where it is ``wanted``."""
         is_tensor = isinstance(value, torch.Tensor)
         truth: bool | None = None
         if is_tensor or private_sizes.is_data_number(value):
             truth = self._way_without_raise(frame, target, wanted)
         if truth is None:
-            return bool(self.truth(value))  # type: ignore[attr-defined]
+            return bool(self.truth(value))
         before = self.trace.data_symbols()
         try:
             # A constant tensor knows its truth.
             if is_tensor:
-                return bool(self.truth(value))  # type: ignore[attr-defined]
+                return bool(self.truth(value))
         except _UNKNOWN:
             # The question itself has made a number out of data.
             self.trace.forgive_data_symbols(before)
@@ -63,7 +61,7 @@ class Checks:
             torch.ops.aten._assert_async.msg(condition if truth else condition.logical_not(), message)
         return truth
 
-    def _way_without_raise(self, frame: Any, target: int, wanted: bool) -> bool | None:
+    def _way_without_raise(self, frame: Frame, target: int, wanted: bool) -> bool | None:
         """The truth with which the program goes on; None where both ways go on, or nothing can be checked now."""
         trace = self.trace
         if trace.phase != "forward" or trace.policy.data_sizes == "break" or self.values.in_backward:

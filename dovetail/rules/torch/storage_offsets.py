@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.torch_private import tensors as private
 from dovetail.trace import TracedInput
@@ -21,7 +22,7 @@ ASKS_FOR_PLACES = frozenset({*_STRIDED, *_TOLD, "storage_offset"})
 """Names of the functions of torch that are to be checked with :func:`check_place`."""
 
 
-def check_place(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_place(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Guard the storage offset of the inputs that a call reads it of; :class:`Break` where it reads more than that."""
     name = function.__name__
     owner = getattr(function, "__self__", None)
@@ -54,7 +55,7 @@ def check_place(interpreter: Any, function: Any, args: tuple[Any, ...], kwargs: 
         interpreter.values.guards.add_storage_offset(item.index, interpreter.values.where())
 
 
-def _inputs_in_its_storage(interpreter: Any, tensor: torch.Tensor) -> list[TracedInput]:
+def _inputs_in_its_storage(interpreter: TracingInterpreter, tensor: torch.Tensor) -> list[TracedInput]:
     with interpreter.trace.recorder.paused(), private.no_torch_function():
         storage = tensor.untyped_storage()._cdata
         return [
@@ -64,7 +65,7 @@ def _inputs_in_its_storage(interpreter: Any, tensor: torch.Tensor) -> list[Trace
         ]
 
 
-def _plain(interpreter: Any, numbers: Any) -> tuple[Any, ...] | None:
+def _plain(interpreter: TracingInterpreter, numbers: Any) -> tuple[Any, ...] | None:
     """Numbers with those that tensors hold in their place; None where one of them is not known."""
     if not isinstance(numbers, (tuple, list)):
         return None
