@@ -21,8 +21,6 @@ class Options:
     ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
-    ``other_sides``: how many other branches are compiled together with an entry with symbolic sizes, where the program compares
-    its sizes with something (a window of attention, say): later calls find them. 0 leaves them to the call that takes them.
     ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 (the least that is possible) to 1.0 (as
     without a budget), or a number of bytes; the rest is computed again.
     ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
@@ -41,7 +39,6 @@ class Options:
     entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
-    other_sides: int = 3
     memory_budget: float | int | None = None
     numerics: str = "fast"
     compiled_autograd: bool = False
@@ -72,8 +69,6 @@ def make_options(**given: Any) -> Options:
     limit = options.recompile_limit
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise OptionError(f"recompile_limit must be a whole number of at least 1, not {limit!r}")
-    if not isinstance(options.other_sides, int) or isinstance(options.other_sides, bool) or options.other_sides < 0:
-        raise OptionError(f"other_sides must be a whole number of at least 0, not {options.other_sides!r}")
     for name, choices in (("at_recompile_limit", ("eager", "error")), ("entry_order", ("recent", "newest"))):
         if getattr(options, name) not in choices:
             raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, not {getattr(options, name)!r}")

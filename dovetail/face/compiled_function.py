@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ from dovetail.errors import (
     UninitialisedError,
 )
 from dovetail.events import EventLog
-from dovetail.frontend.breaks.symbols import Expected, Moved, SymbolicParts, made_between, moved
+from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter, names_after_break, names_made_at_break
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
@@ -46,7 +46,6 @@ from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.frontend.sizes.other_sides import OtherSides
 from dovetail.frontend.sizes.size_changes import SizeChanges
 from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
 from dovetail.higher_order.capture import lacks_derivative
@@ -124,7 +123,9 @@ class CompiledFunction:
         self._schedules_wait = True
         self._continuations: dict[ResumePoint, _Continuation] = {}
         #: What is symbolic at each graph break, by the captures that end there.
-        self._exits: dict[ResumePoint, SymbolicParts] = {}
+        self._exits: dict[ResumePoint, BreakSymbols] = {}
+        #: Positions of values that an instruction at an earlier break has made and that are only passed on.
+        self._given_at: dict[ResumePoint, set[int]] = {}
         #: What instructions at graph breaks have given, by the names that it has here.
         self._given: frozenset[str] = frozenset()
         if not isinstance(function, torch.nn.Module):
@@ -336,72 +337,7 @@ class CompiledFunction:
             reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
             stop = Break(reason, "report this as a bug")
             return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
-        if policy.has_symbols:
-            self._guess_other_sides(entry, args, kwargs, policy, by_parts)
         return functools.partial(self._run, entry, args, kwargs, tensors)
-
-    def _guess_other_sides(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
-    ) -> None:
-        """:meth:`_add_other_sides`, whatever becomes of it: this call has its entry."""
-        try:
-            self._add_other_sides(entry, args, kwargs, policy, by_parts)
-        except Exception as error:  # noqa: BLE001  (a guess at later calls must not cost this one its result)
-            self.events.note("no entry for another side", because=f"{type(error).__name__}: {str(error)[:300]}")
-
-    def _add_other_sides(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
-    ) -> None:
-        """Compile what later calls with other sizes would need, where the program compares its sizes with something."""
-        keeps = self._keeps_data_sizes
-
-        def compile_at(sizes: Mapping[str, Mapping[int, int]]) -> Entry:
-            # The rounds of a loop at sizes that no call had are nothing to learn from.
-            chosen = dataclasses.replace(policy, other_sizes=sizes, rounds=None)
-            return self._compile_to_break(args, kwargs, chosen, by_parts)
-
-        def compile_as(expected: Expected) -> Entry:
-            other: dict[str, Any] = {"other_sizes": expected.sizes, "other_strides": expected.strides}
-            chosen = dataclasses.replace(policy, **other, other_numbers=expected.numbers, rounds=None)
-            return self._compile_to_break(args, kwargs, chosen, by_parts)
-
-        limit = min(self.options.other_sides, self.options.recompile_limit - len(self.entries))
-        capturing.active = True
-        try:
-            call = (self.original, args, kwargs)
-            unrolls = self.options.fullgraph
-            sides = OtherSides(compile_at, call, limit, self.events, unrolls)
-            expected, near = list(self._expected()), list(self._expected(is_near=True))
-            foreseen = sides.of_expected(entry, self.entries, expected, compile_as)
-            foreseen += sides.of_near(entry, [*foreseen, *self.entries[1:]], near, compile_as)
-            others = sides.of(entry, [*foreseen, *self.entries])
-        finally:
-            capturing.active, self._keeps_data_sizes = False, keeps
-        for other in others:
-            self._note_exit(other)
-        for other in foreseen:
-            self._note_exit(other, is_expected=True)
-        # Behind the entry of this call, before those that were there.
-        self.entries = [self.entries[0], *foreseen, *others, *self.entries[1:]]
-        for point, situation, is_near in sides.handed_on(self.entries, expected, near):
-            self._exits[point].add_situation(situation, is_near)
-
-    def _compile_to_break(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], policy: ShapePolicy, by_parts: bool
-    ) -> Entry:
-        """An entry for the call, up to its first graph break where it has one; nobody is told of the break."""
-        stop = 0
-        for _ in range(_MAXIMUM_ATTEMPTS):
-            try:
-                return self._compile(GuardSet(), args, kwargs, policy, stop, by_parts)
-            except Break as raised:
-                asks = isinstance(raised, (ListBreak, LoopBreak, ScheduleRead, LockTaken, SymbolicTrouble))
-                asks = asks or (isinstance(raised, DataSize) and policy.data_sizes != "break")
-                steps = raised.steps if raised.resumable and not asks and not self.options.fullgraph else None
-                if not steps or steps[-1] == stop:
-                    raise
-                stop = steps[-1]
-        raise Break("the capture takes another way each time", "report this as a bug")
 
     def _go_without_default_backend(self, error: BackendError) -> bool:
         """Whether another backend takes the place of one that nobody asked for by name and that does not work here."""
@@ -432,22 +368,17 @@ class CompiledFunction:
         self._warned.add(key)
         return is_first
 
-    def _note_exit(self, entry: Entry, is_expected: bool = False) -> None:
+    def _note_exit(self, entry: Entry) -> None:
         """Record what is symbolic at the graph break that an entry ends at, and what it hands on there."""
-        symbolic = None if entry.resume_point is None else entry.compiled.joint.capture.symbolic
-        if symbolic is not None:
-            parts = self._exits.setdefault(entry.resume_point, SymbolicParts())
-            parts.merge(symbolic)
-            parts.note_given(symbolic.formulas.passed, self._given)
-            if not is_expected:
-                parts.add_situation(symbolic.formulas.today())
+        point = entry.resume_point
+        symbols = None if point is None else entry.compiled.joint.capture.symbols
+        if symbols is not None:
+            self._exits[point] = symbols.merged(self._exits.get(point, BreakSymbols()))
+            given = {position for position, name in symbols.unchanged.items() if name in self._given}
+            self._given_at.setdefault(point, set()).update(given)
 
     def _expect_changes(self) -> None:
         """Learn what changes without having seen it."""
-
-    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
-        """Sizes and numbers that may come together."""
-        return ()
 
     def _note_loop(self) -> None:
         """A loop runs for real: what is compiled from here on is made for all sizes."""
@@ -492,8 +423,8 @@ class CompiledFunction:
             point, values, names = flatten(frames)
             following = self._continuations.get(point)
             if following is None:
-                places = moved(live, values, names)
-                made = made_between(live, flatten(unflatten(before, live))[2], values, names)
+                places = names_after_break(live, values, names)
+                made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, names)
                 following = _Continuation(self, Resumption(point, names), before, places, made)
                 following = self._continuations.setdefault(point, following)
             outcome = following(*values)
@@ -617,7 +548,7 @@ class _Continuation(CompiledFunction):
         owner: CompiledFunction,
         resumption: Resumption,
         before: ResumePoint,
-        places: Moved,
+        places: NamesAfter,
         made: frozenset[str],
     ) -> None:
         super().__init__(resumption, owner.options)
@@ -631,17 +562,14 @@ class _Continuation(CompiledFunction):
         self._exits = owner._exits
         self._before = before
         self._places = places
-        known = owner._exits.get(before, SymbolicParts()).given
-        self._given = made.union(name for position in known for name in places.get(position, ()))
+        self._given_at = owner._given_at
+        given = owner._given_at.get(before, ())
+        self._given = made.union(name for position in given for name in places.get(position, ()))
 
     def _expect_changes(self) -> None:
         parts = self._exits.get(self._before)
         if parts is not None:
             self._changes.expect(parts, self._places)
-
-    def _expected(self, is_near: bool = False) -> Iterable[Expected]:
-        parts = self._exits.get(self._before)
-        return () if parts is None else parts.expected_after(self._places, is_near)
 
     def _note_loop(self) -> None:
         super()._note_loop()

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
-from dovetail.frontend.breaks.symbols import SymbolicParts
+from dovetail.frontend.breaks.symbols import BreakSymbols, find_symbols
 from dovetail.frontend.code.frame import Break, Null, Stop, Unread
 from dovetail.frontend.code.points import FramePoint, ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
@@ -72,7 +72,7 @@ class Capture:
     ``numbers`` are the symbolic numbers in it, over the symbols of ``bindings``.
     ``ambient_change`` is what the program changes in torch's own state. ``dropped``: see
     :meth:`dovetail.frontend.effects.gradients.Gradients.dropped`. ``turned_on`` are inputs that require a gradient from here on.
-    ``symbolic`` says what is symbolic among the live values at a break.
+    ``symbols`` says which of the live values at a break are symbolic.
     """
 
     function: Any
@@ -89,11 +89,11 @@ class Capture:
     numbers: tuple[Any, ...] = ()
     dropped: tuple[tuple[int, int], ...] = ()
     turned_on: tuple[int, ...] = ()
-    symbolic: SymbolicParts | None = None
+    symbols: BreakSymbols | None = None
 
 
-def _passed(live: Sequence[Any], values: Any) -> dict[int, str]:
-    """The names of live values that the capture was given and has not made, by position."""
+def _unchanged(live: Sequence[Any], values: Any) -> dict[int, str]:
+    """The names of live values that the capture was given and only passes on, by position."""
     sources = {
         at: value.source if isinstance(value, Unread) else values.source_of(value) for at, value in enumerate(live)
     }
@@ -301,7 +301,7 @@ def capture(
     guards.set_call_shape(len(args), kwargs)
     change: AmbientChange | None = None
     resume_point: ResumePoint | None = None
-    symbolic: SymbolicParts | None = None
+    symbols: BreakSymbols | None = None
     outputs: _Outputs | None = None
     try:
         try:
@@ -326,8 +326,7 @@ def capture(
                     advice="keep what breaks it out of the step, or compile the model before it is wrapped",
                 ) from stop
             resume_point, result, _ = flatten(stop.frames)
-            symbolic = SymbolicParts.of(result, _passed(result, values))
-            symbolic.note_passed(trace.policy.numbers, trace.policy.sizes)
+            symbols = find_symbols(result, _unchanged(result, values), trace.policy)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter, resume_point is not None)
@@ -398,5 +397,5 @@ def capture(
         tuple(private_sizes.expression_of(number) for number in outputs.numbers),
         dropped,
         tuple(interpreter.gradients.flags.turned_on),
-        symbolic,
+        symbols,
     )

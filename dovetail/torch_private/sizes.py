@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     symbol_is_type,
 )
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -52,17 +51,6 @@ def hint(value: Any) -> int:
     # Its name since torch 2.12 or 2.13.
     known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
     return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
-
-
-def size_today(value: Any) -> int | None:
-    """A whole number, or what a symbolic one stands for at this call; None where a tensor's data decide.
-
-    >>> size_today(3)
-    3
-    """
-    if type(value) is int:
-        return value
-    return int(value.node.hint) if is_symbolic(value) and value.node.has_hint() else None
 
 
 def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
@@ -288,86 +276,6 @@ def lesser(left: Any, right: Any) -> Any:
     if statically_known_true(left <= right):
         return left
     return right if statically_known_true(right <= left) else torch.sym_min(left, right)
-
-
-def is_equality(expression: Any) -> bool:
-    """Whether a condition says that two numbers are the same."""
-    return isinstance(expression, sympy.Eq)
-
-
-def divides_sizes(expression: Any) -> bool:
-    """Whether a condition holds for many sizes and for many others does not: one of order, or of a remainder.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> [divides_sizes(item) for item in (size >= 8, sympy.Eq(size, 8), sympy.Ne(size % 8, 0))]
-    [True, False, True]
-    """
-    if isinstance(expression, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
-        return True
-    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Mod, PythonMod, sympy.Mod)
-
-
-def counts_steps(expression: Any) -> bool:
-    """Whether a condition says how many steps of more than one place there are: the rounds of a loop.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> counts_steps(sympy.Eq(FloorDiv(size + 3, 4), 3)), counts_steps(sympy.Eq(size, 3))
-    (True, False)
-    """
-    return isinstance(expression, sympy.Eq) and expression.has(FloorDiv)
-
-
-def is_one(expression: Any) -> bool:
-    """Whether a condition says that a size which was computed is 1.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> [is_one(item) for item in (sympy.Eq(size - 8, 1), sympy.Ne(size - 8, 1), sympy.Eq(size, 64))]
-    [True, False, False]
-    """
-    return isinstance(expression, sympy.Eq) and expression.rhs == 1 and bool(expression.lhs.free_symbols)
-
-
-def compares_rest_with_one(expression: Any) -> bool:
-    """Whether a condition says that a size which is the rest of a division is 1, or is not.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> [compares_rest_with_one(item) for item in (sympy.Ne(size % 4, 1), sympy.Ne(size % 4, 0), sympy.Ne(size, 1))]
-    [True, False, False]
-    """
-    if not isinstance(expression, (sympy.Eq, sympy.Ne)) or expression.rhs != 1:
-        return False
-    return isinstance(expression.lhs, (Mod, PythonMod, sympy.Mod))
-
-
-def compares_quotient_with_one(expression: Any) -> bool:
-    """Whether a condition says that a size which is a quotient is 1, or is not: many sizes have the same quotient.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> [compares_quotient_with_one(item) for item in (sympy.Ne(FloorDiv(size, 4), 1), sympy.Ne(size, 1), size > 1)]
-    [True, False, False]
-    """
-    kinds = (sympy.Eq, sympy.Ne, sympy.Gt)
-    return isinstance(expression, kinds) and expression.rhs == 1 and expression.lhs.has(FloorDiv)
-
-
-def compares_bound(expression: Any) -> bool:
-    """Whether a condition says that the lesser or greater of two numbers is another one, or is not."""
-    return isinstance(expression, (sympy.Eq, sympy.Ne)) and expression.has(Min, Max, sympy.Min, sympy.Max)
-
-
-def is_truth(expression: Any) -> bool:
-    """Whether a condition is one no longer: it has been found to be true or false."""
-    return isinstance(expression, (bool, sympy.logic.boolalg.BooleanAtom))
-
-
-def whole_numbers_of(expression: Any) -> list[int]:
-    """The whole numbers in an expression, without their signs.
-
-    >>> size = sympy.Symbol("size", integer=True)
-    >>> whole_numbers_of(size - 7 < 3 * size)
-    [3, 7]
-    """
-    return sorted({abs(int(item)) for item in expression.atoms(sympy.Integer)})
 
 
 def is_known(condition: Any) -> bool:

@@ -77,9 +77,7 @@ class ShapePolicy:
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
     computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
-    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled. ``other_sizes`` take the
-    place of the sizes that tensors have at this call, with ``other_strides`` where these are known, ``other_numbers`` that of
-    numbers: see ``other_sides``.
+    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled.
     ``schedules_wait``: the ``step()`` of a schedule of rates is called when the graph has run.
     """
 
@@ -91,20 +89,12 @@ class ShapePolicy:
     data_sizes: Literal["break", "ask", "keep"] = "break"
     rounds: LoopRounds | None = None
     size_lists: bool = False
-    other_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    other_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    other_numbers: Mapping[str, int] = field(default_factory=dict)
     schedules_wait: bool = False
 
     @property
     def is_static(self) -> bool:
         """Whether nothing can become symbolic."""
         return not self.allowed or not (self.everything or self.sizes or self.numbers or self.marked)
-
-    @property
-    def is_in_advance(self) -> bool:
-        """Whether the capture is for sizes or numbers that no call had."""
-        return bool(self.other_sizes or self.other_numbers)
 
     @property
     def has_symbols(self) -> bool:
@@ -150,11 +140,10 @@ def can_be_symbolic(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One guard of the shape environment, with the user's line that it came from, and whether an operator made it there."""
+    """One guard of the shape environment, with the user's line that it came from."""
 
     expression: Any
     location: UserLocation | None
-    by_operator: bool = True
 
 
 class RecordingShapeEnv(private_recordings.QuickShapeEnv):
@@ -164,22 +153,21 @@ class RecordingShapeEnv(private_recordings.QuickShapeEnv):
         # Each size is a symbol of its own: two that are equal today may differ tomorrow.
         super().__init__(duck_shape=False)
         self.locate: Callable[[], UserLocation | None] = lambda: None
-        self.is_in_operator: Callable[[], bool] = lambda: True
-        self._places: list[tuple[UserLocation | None, bool]] = []
+        self._locations: list[UserLocation | None] = []
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
         """See the base class."""
         if private_recordings.is_for_node_metadata(sys._getframe(1)) and args[0].has_hint():
             return args[0].hint
         result = super().evaluate_sym_node(*args, **kwargs)
-        if len(self._places) < len(self.guards):
-            self._places += [(self.locate(), self.is_in_operator())] * (len(self.guards) - len(self._places))
+        if len(self._locations) < len(self.guards):
+            self._locations += [self.locate()] * (len(self.guards) - len(self._locations))
         return result
 
     def recorded(self) -> list[Recorded]:
         """All guards so far."""
-        places = self._places + [(None, True)] * (len(self.guards) - len(self._places))
-        return [Recorded(guard.expr, *place) for guard, place in zip(self.guards, places, strict=True)]
+        locations = self._locations + [None] * (len(self.guards) - len(self._locations))
+        return [Recorded(guard.expr, place) for guard, place in zip(self.guards, locations, strict=True)]
 
 
 class Bindings:

@@ -26,7 +26,6 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private
 from dovetail.torch_private.tensors import tree_leaves
 from dovetail.trace.metadata import MetadataChange
-from dovetail.trace.other_sides import stand_in
 from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
@@ -287,15 +286,11 @@ class Trace:
             stack.enter_context(private.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self._begin_call))
-        if isinstance(self.shape_env, RecordingShapeEnv):
-            # A mode is left for as long as it handles an operator.
-            modes = private.dispatch_mode_count()
-            self.shape_env.is_in_operator = lambda: private.dispatch_mode_count() < modes
         return self
 
     def _forget_location(self) -> None:
         if isinstance(self.shape_env, RecordingShapeEnv):
-            self.shape_env.locate, self.shape_env.is_in_operator = lambda: None, lambda: True
+            self.shape_env.locate = lambda: None
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
@@ -322,9 +317,7 @@ class Trace:
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private.disable_current_modes():
-            sizes = self.policy.other_sizes.get(name)
-            shown = stand_in(real, sizes, strides=self.policy.other_strides.get(name)) if sizes else real
-            symbolic = self.policy.symbolic_sizes(shown, name)
+            symbolic = self.policy.symbolic_sizes(real, name)
             if self._is_own(real):
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
                 fake = real.detach() if real.requires_grad else real
@@ -332,9 +325,9 @@ class Trace:
                 fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
-                fake = private_sizes.symbolic_fake(self.fake_mode, shown.detach(), f"input_{len(self.inputs)}", bounds)
+                fake = private_sizes.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
             else:
-                fake = self.fake_mode.from_tensor(shown.detach(), static_shapes=True)
+                fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
             private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)

@@ -11,10 +11,10 @@ later calls compiled a side, but the second round of lengths nothing; ``grows`` 
 A model that is refused in one graph, or grows in one, is tried once more with graph breaks: ``breaks`` is the verdict where the
 numbers are eager's at all sizes and the second round has compiled nothing; the captures are those of all its parts. Shown
 too are the entries of each part after each of the first sizes and after all, whether each was compiled at most once more at the
-second size and none later for its sizes (``once more``; the other sides of comparisons, compiled then in advance, do not
-count), and why anything was compiled after the second size. That is ``by data`` where the guards that failed ask for nothing
-but what an instruction has given that ran for real at a graph break, or where that led to a part that no call had reached.
-A model whose first sizes are all of one length, since eager takes no other, sees ``a first change`` where a later one differs.
+second size and none later for its sizes (``once more``), and why anything was compiled after the second size. That is ``by data``
+where the guards that failed ask for nothing but what an instruction has given that ran for real at a graph break, or where that
+led to a part that no call had reached. A model whose first sizes are all of one length, since eager takes no other, sees ``a
+first change`` where a later one differs.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def _note_parts(compiled: Any, result: DynamicResult) -> None:
         counts.append(sum(entry.run is not None for entry in part.entries))
 
 
-def _once_more(parts: dict[str, list[int]], sides: int, late: list[str]) -> bool:
+def _once_more(parts: dict[str, list[int]], late: list[str]) -> bool:
     """Whether each part was compiled at most once more at the second size, and nothing for its sizes later."""
-    grown = all(counts[1] <= max(1, 2 * counts[0]) + sides for counts in parts.values())
+    grown = all(counts[1] <= max(1, 2 * counts[0]) for counts in parts.values())
     return grown and not any(item.startswith(BY_SIZES) for item in late)
 
 
@@ -162,7 +162,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=fullgraph, **limit)
     shapes = _taken_by_eager(model, batches[0])
     probe = copy.deepcopy(model)
-    seen = sides = 0
+    seen = 0
     called: list[tuple[int, int]] = []
     try:
         for rows, length in (*shapes, *SWEEP, *SWEEP):
@@ -195,8 +195,6 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
                     outcome.late += _late(events[seen:], outcome.parts, called, (rows, length))
                 called.append((rows, length))
                 seen = len(events)
-                if len(outcome.entries) == 2:
-                    sides = sum(item.name == "another side" for item in events)
     except Exception as error:
         outcome.verdict = "refused" if isinstance(error, dovetail.errors.DovetailError) else "error"
         frames = traceback.extract_tb(error.__traceback__)
@@ -207,7 +205,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
     events = [event for event in dovetail.events_of(compiled).events if event.name in ("static shapes", "recompile")]
     if not fullgraph:
         events = [event for event in dovetail.events_of(compiled).events if event.name == "graph break"]
-        outcome.once_more = _once_more(outcome.parts, sides, outcome.late)
+        outcome.once_more = _once_more(outcome.parts, outcome.late)
         outcome.parts = {name: [*counts[: len(SHAPES)], counts[-1]] for name, counts in outcome.parts.items()}
     settled = outcome.entries[max(0, len(outcome.entries) - len(SWEEP) - 1)]
     compiling = len(set(outcome.entries) - {0})

@@ -109,17 +109,3 @@ def _named_by_size(x: Any) -> Any:
 @pytest.mark.parametrize("function", [_used_result, _kept_text, _part_of_a_comparison, _own_logger, _named_by_size])
 def test_text_that_is_used_otherwise_is_right(function: Any) -> None:
     check_calls(function, CALLS)
-
-
-def test_a_side_that_nobody_has_called_tells_nothing(caplog: Any) -> None:
-    def windowed(x: Any) -> Any:
-        if x.shape[0] >= 8:
-            logger.warning(f"{x.shape[0]} rows are many")
-            once.warning_once(f"{x.shape[0]} rows are too many")
-            return x.cumsum(0)
-        return x * 2
-
-    caplog.set_level(logging.WARNING, "told_sizes")
-    caplog.set_level(logging.WARNING, "told_sizes.once")
-    check_calls(windowed, [(randn(rows, 3),) for rows in (4, 5)], entries=3)
-    assert not caplog.records

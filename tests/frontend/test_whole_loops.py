@@ -271,7 +271,7 @@ def test_in_autocast() -> None:
     "program", [reads_another_name_of_what_it_writes, two_names_for_one_state, a_state_that_is_a_view]
 )
 def test_shared_memory_without_gradients(program: Callable[..., Any]) -> None:
-    compiled = dovetail.compile(program, backend="aten", fullgraph=True, other_sides=0)
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     weight = r(4, 4).detach()
     for rows, length in SIZES[:3]:
         x = r(rows, length, 4).detach()

@@ -303,7 +303,7 @@ def test_recompile_sentence_names_size_and_line() -> None:
     def sized(x: Any) -> Any:
         return x.view(-1, 4) if x.shape[0] % 4 == 0 else x
 
-    compiled = dovetail.compile(sized, backend="aten", other_sides=0)
+    compiled = dovetail.compile(sized, backend="aten")
     for size in (8, 16, 7):
         compiled(randn(size))
     reasons = [str(event) for event in dovetail.events_of(compiled).events if "recompile" in str(event)]

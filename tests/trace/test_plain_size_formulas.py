@@ -98,7 +98,7 @@ def test_one_graph_for_all_sizes(name: str) -> None:
     def program(*tensors: torch.Tensor) -> Any:
         return function(*tensors)
 
-    assert run(program, [make(*size) for size in SIZES], other_sides=0) == 2
+    assert run(program, [make(*size) for size in SIZES]) == 2
 
 
 class Steps(torch.nn.Module):

@@ -98,7 +98,7 @@ def test_halves_that_lie_apart_only_at_some_sizes() -> None:
         y[:, :3].copy_(y[:, -3:])
         return y
 
-    assert run(program, [(torch.randn(2, size),) for size in (6, 9, 7, 12)], other_sides=0) == 2
+    assert run(program, [(torch.randn(2, size),) for size in (6, 9, 7, 12)]) == 2
     compiled = dovetail.compile(program, backend="aten", fullgraph=True, dynamic=True)
     assert torch.equal(compiled(x := torch.randn(2, 9)), program(x))
     with pytest.raises(dovetail.errors.DovetailError, match="memory that it also reads"):

@@ -146,9 +146,7 @@ def test_marked() -> None:
 
 
 def test_recompile_sentence() -> None:
-    compiled = dovetail.compile(
-        lambda x: x.sin() if x.shape[0] > 6 else x.cos(), backend="aten", fullgraph=True, other_sides=0
-    )
+    compiled = dovetail.compile(lambda x: x.sin() if x.shape[0] > 6 else x.cos(), backend="aten", fullgraph=True)
     for size in (3, 4, 9):
         compiled(torch.ones(size, 2))
     reasons = [
@@ -174,7 +172,7 @@ class BranchInBackward(torch.autograd.Function):
 
 
 def test_guard_from_the_backward() -> None:
-    assert run(lambda x: BranchInBackward.apply(x), [(r(n, 4),) for n in (3, 4, 5)], other_sides=0) == 2
+    assert run(lambda x: BranchInBackward.apply(x), [(r(n, 4),) for n in (3, 4, 5)]) == 2
     # The graph of size 4 and 5 would double the gradient; eager triples it.
     assert run(lambda x: BranchInBackward.apply(x), [(r(n, 4),) for n in (3, 4, 8, 9)]) == 3
 

@@ -70,7 +70,6 @@ def examined(x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("program", [of_positions, as_tensors, with_a_write, examined])
 def test_a_formula_has_one_graph_for_all_sizes(program: Callable[..., Any]) -> None:
-    # The second capture may bring entries for other sides of its branches along: a position may lie outside of a short list.
     first, second, *others = compare(program, fullgraph=True)
     assert first == 1 and others == [second] * len(others)
 

@@ -44,7 +44,7 @@ from dovetail.guards import (
 )
 from dovetail.rules.python.classes import call_metaclass
 from dovetail.rules.python.getters import GETTERS, get
-from dovetail.rules.python.log_messages import tells, told_number
+from dovetail.rules.python.log_messages import told_number
 from dovetail.runtime.recipe import interpreted_of
 from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import sizes as private_sizes
@@ -150,8 +150,6 @@ class Calls(NativeCalls):
         given = [*args, *kwargs.values()]
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
-        if self.values.trace.policy.is_in_advance and args and tells(types.MethodType(function, args[0])):
-            return None
         has_library_code = is_of_library(function.__wrapped__)
         if has_library_code and any(map(private_sizes.is_symbolic, private.tree_leaves(given))):
             return self.call(function.__wrapped__, args, kwargs)

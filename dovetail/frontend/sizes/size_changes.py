@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.breaks.symbols import Moved, SymbolicParts
+from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter
 from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import tensors as private
@@ -26,11 +26,11 @@ class SizeChanges:
         """Whether a size of a tensor was seen to change."""
         return bool(self._sizes)
 
-    def expect(self, parts: SymbolicParts, places: Moved) -> None:
+    def expect(self, symbols: BreakSymbols, names: NamesAfter) -> None:
         """Take what was symbolic before a graph break for what changes after it."""
-        for name, dims in parts.sizes_after(places):
+        for name, dims in symbols.sizes_after(names):
             self._sizes.setdefault(name, set()).update(dims)
-        self._numbers.update(parts.numbers_after(places))
+        self._numbers |= symbols.numbers_after(names)
 
     def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare a call that no entry fits with what each entry was made for."""

@@ -321,8 +321,6 @@ class Values:
         if source is None:
             return value
         kind = type(value)
-        if kind is int and source.name in self.trace.policy.other_numbers:
-            value = self.trace.policy.other_numbers[source.name]
         if (
             (kind is int or kind is float)
             and not plain

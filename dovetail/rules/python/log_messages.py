@@ -103,9 +103,6 @@ def _as_it_is(value: Any) -> Any:
 
 def _told(function: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if interpreter.trace.policy.is_in_advance:
-            # Nobody has called this.
-            return None
         args = tuple(map(_as_it_is, args))
         given = (*args[1:], *kwargs.values())
         if not isinstance(args[0], logging.Logger) or not all(map(is_leaf_value, given)):

@@ -146,9 +146,6 @@ def _cast(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
 def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
     """Warn once, while the function is captured, in the name of the user's line."""
     message, category, level, source = _warn_arguments(*args, **kwargs)
-    if interpreter.trace.policy.is_in_advance:
-        # Nobody has called this.
-        return
     if isinstance(message, Warning):
         category = type(message)
     frames = interpreter.frames

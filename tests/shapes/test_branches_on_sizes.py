@@ -1,4 +1,4 @@
-"""Branches on sizes: the call that makes sizes symbolic compiles their other sides too, and later calls compile nothing."""
+"""Branches on sizes: each side of a comparison is compiled by the first call that takes it, and results are eager's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import CaptureError, GraphBreakError, OptionError
-from dovetail.trace.other_sides import stand_in
+from dovetail.errors import GraphBreakError, OptionError
 from tests.differential import same
 
 
@@ -33,21 +32,12 @@ def _windowed(x: torch.Tensor) -> torch.Tensor:
     return x[:, -8:].cumsum(1) if x.shape[1] >= 8 else x * 3
 
 
-def test_both_sides_of_a_window_are_compiled_at_the_second_call() -> None:
-    counts, compiled = _run(_windowed, [12, 9, 5, 7, 11, 8, 2, 30], fullgraph=True)
-    assert counts == [1, 3, 3, 3, 3, 3, 3, 3]
-    notes = [event for event in dovetail.events_of(compiled).events if event.name == "another side"]
-    assert [note.details["instead_of"] for note in notes] == ["L['x'].shape[1] >= 8"]
-
-
-def test_the_side_that_the_call_takes_is_the_smaller_one() -> None:
-    counts, _ = _run(_windowed, [5, 7, 9, 12, 4], fullgraph=True)
-    assert counts == [1, 3, 3, 3, 3]
-
-
-def test_none_is_compiled_without_the_option() -> None:
-    counts, _ = _run(_windowed, [12, 9, 5, 7, 11], fullgraph=True, other_sides=0)
-    assert counts == [1, 2, 3, 3, 3]
+@pytest.mark.parametrize(
+    ("lengths", "counts"),
+    [([12, 9, 5, 7, 11, 8, 2, 30], [1, 2, 3, 3, 3, 3, 3, 3]), ([5, 7, 9, 12, 4], [1, 2, 3, 3, 3])],
+)
+def test_each_side_of_a_window_is_compiled_once(lengths: list[int], counts: list[int]) -> None:
+    assert _run(_windowed, lengths, fullgraph=True)[0] == counts
 
 
 def test_a_side_of_a_side() -> None:
@@ -56,18 +46,16 @@ def test_a_side_of_a_side() -> None:
             return x + 1
         return x * 2 if x.shape[1] % 2 else x - 1
 
-    counts, _ = _run(program, [20, 14, 7, 6, 12, 9, 5, 4])
-    assert counts == [1, 4, 4, 4, 4, 4, 4, 4]
+    assert _run(program, [20, 14, 7, 6, 12, 9, 5, 4])[0] == [1, 2, 3, 4, 4, 4, 4, 4]
 
 
-def test_the_limit_counts_each_try() -> None:
+def test_three_comparisons_in_a_row() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         y = x + 1 if x.shape[1] > 9 else x
         y = y * 2 if x.shape[1] > 6 else y
         return y - 3 if x.shape[1] > 4 else y
 
-    assert _run(program, [20, 14], other_sides=1)[0] == [1, 3]
-    assert _run(program, [20, 14, 12, 8, 5, 3, 4], other_sides=9)[0] == [1, 5, 5, 5, 5, 5, 5]
+    assert _run(program, [20, 14, 12, 8, 5, 3, 4])[0] == [1, 2, 2, 3, 4, 5, 5]
 
 
 def test_sizes_that_agree_are_changed_together() -> None:
@@ -81,7 +69,7 @@ def test_sizes_that_agree_are_changed_together() -> None:
     assert len(compiled.entries) == 3
 
 
-def test_a_side_that_raises_is_left_and_raises_when_it_is_called() -> None:
+def test_a_side_that_raises_when_it_is_called() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         if x.shape[1] > 16:
             raise ValueError("too long")
@@ -89,12 +77,11 @@ def test_a_side_that_raises_is_left_and_raises_when_it_is_called() -> None:
 
     counts, compiled = _run(program, [12, 9, 5, 16])
     assert counts == [1, 2, 2, 2]
-    assert any(event.name == "no entry for another side" for event in dovetail.events_of(compiled).events)
     with pytest.raises(ValueError, match="too long"):
         compiled(torch.randn(3, 17))
 
 
-def test_a_side_that_cannot_be_captured_is_left_and_refused_when_it_is_called() -> None:
+def test_a_side_that_cannot_be_captured_is_refused_when_it_is_called() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         if x.shape[1] <= 6:
             print(x.shape)
@@ -130,7 +117,6 @@ def test_what_the_program_leaves_behind_is_left_once() -> None:
         twin_seen.append(length)
         twin_counters += 1
         assert seen == twin_seen and counters["calls"] == twin_counters
-    assert any(event.name == "another side" for event in dovetail.events_of(compiled).events)
 
 
 @pytest.mark.parametrize("kind", ["view", "shared", "transposed", "strided"])
@@ -177,24 +163,11 @@ def test_a_module_in_training_that_counts() -> None:
         same(module(x), compiled(x))
         same(dict(module.state_dict()), dict(twin.state_dict()))
         assert module.long == twin.long
-    assert any(event.name == "another side" for event in dovetail.events_of(compiled).events)
 
 
-def test_stand_ins_have_the_order_of_strides() -> None:
-    assert stand_in(torch.ones(4, 3), {0: 7}).stride() == (3, 1)
-    assert stand_in(torch.empty_strided((2, 3, 5), (15, 1, 3)), {2: 9}).stride() == (27, 1, 3)
-    assert stand_in(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), {2: 6}).is_contiguous(
-        memory_format=torch.channels_last
-    )
-    for refused in (torch.ones(4, 4)[1:], torch.ones(4, 8)[:, ::2], torch.ones(4).expand(3, 4)):
-        with pytest.raises(CaptureError):
-            stand_in(refused, {0: 7})
-
-
-@pytest.mark.parametrize("value", [-1, True, 1.0, "2"])
-def test_the_option_is_a_number(value: Any) -> None:
-    with pytest.raises(OptionError, match="other_sides"):
-        dovetail.compile(torch.sin, other_sides=value)
+def test_the_option_is_gone() -> None:
+    with pytest.raises(OptionError, match="no option 'other_sides'"):
+        dovetail.compile(torch.sin, other_sides=2)
 
 
 def test_the_rounds_of_a_loop_in_steps() -> None:
@@ -203,6 +176,5 @@ def test_the_rounds_of_a_loop_in_steps() -> None:
         parts = {start: x[:, start : start + 4].cumsum(1) for start in range(0, x.shape[1], 4)}
         return torch.cat(list(parts.values()), 1)
 
-    counts, compiled = _run(chunks, [12, 9, 7, 11, 10, 12, 6], fullgraph=True, other_sides=2)
-    # At 9 the last of three chunks is a single column: another side has three, one has two.
-    assert counts == [1, 4, 4, 4, 4, 4, 4], [str(event) for event in dovetail.events_of(compiled).events]
+    counts, compiled = _run(chunks, [12, 9, 7, 11, 10, 12, 6], fullgraph=True)
+    assert counts[-1] == 4, [str(event) for event in dovetail.events_of(compiled).events]
