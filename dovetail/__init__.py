@@ -4,6 +4,9 @@
 >>> square = dovetail.compile(lambda x: x * x, backend="aten")
 >>> square(torch.tensor(3.0))
 tensor(9.)
+
+Importing the package checks versions and loads nothing else, not even torch: each name below is loaded on first use.
+``__init__.pyi`` declares the same names for type checkers.
 """
 
 from __future__ import annotations
@@ -11,41 +14,43 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dovetail.versions import check_versions
+from dovetail.versions import __version__, check_versions
 
 check_versions()
 
-from dovetail import aot, errors  # noqa: E402
-from dovetail.aot.joint_graph import JointGraph  # noqa: E402
-from dovetail.artefacts.load_joint import load  # noqa: E402
-from dovetail.backends import list_backends, register_backend  # noqa: E402
-from dovetail.backends.foreign.torch_compile import torch_backend  # noqa: E402
-from dovetail.face.compile import capture, compile, compiled_autograd, events_of, explain  # noqa: E402
-from dovetail.options import Options  # noqa: E402
-from dovetail.trace import mark_dynamic  # noqa: E402
-from dovetail.versions import __version__  # noqa: E402
+#: The module of each public name.
+_PLACES: dict[str, str] = {
+    "JointGraph": "dovetail.aot.joint_graph",
+    "Options": "dovetail.options",
+    "capture": "dovetail.face.compile",
+    "compile": "dovetail.face.compile",
+    "compiled_autograd": "dovetail.face.compile",
+    "events_of": "dovetail.face.compile",
+    "explain": "dovetail.face.compile",
+    "list_backends": "dovetail.backends",
+    "load": "dovetail.artefacts.load_joint",
+    "mark_dynamic": "dovetail.trace",
+    "register_backend": "dovetail.backends",
+    "torch_backend": "dovetail.backends.foreign.torch_compile",
+}
+#: Modules that are attributes of the package without being imported first.
+_MODULES = ("aot", "backends", "distributed", "errors", "testing")
 
-__all__ = [
-    "JointGraph",
-    "Options",
-    "__version__",
-    "aot",
-    "capture",
-    "compile",
-    "compiled_autograd",
-    "errors",
-    "events_of",
-    "explain",
-    "list_backends",
-    "load",
-    "mark_dynamic",
-    "register_backend",
-    "torch_backend",
-]
+__all__ = ["__version__", "aot", "errors", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    """``dovetail.testing`` and ``dovetail.distributed`` are loaded when they are first asked for: not all training needs them."""
-    if name in ("testing", "distributed"):
+    """Load a public name, and with it all others of its module."""
+    if name in _MODULES:
         return importlib.import_module(f"dovetail.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(place)
+    # All at once: importing the package ``dovetail.compiled_autograd`` binds its name here, where the function belongs.
+    globals().update({other: getattr(module, other) for other, its_place in _PLACES.items() if its_place == place})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES, *_MODULES})

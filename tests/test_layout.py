@@ -26,8 +26,6 @@ LEFT: dict[str, int] = {
     "face -> compiled_autograd": 2,
     "runtime -> quirks": 1,
     "frontend -> compiled_autograd": 1,
-    "face -> backends/foreign": 1,
-    "face -> artefacts": 1,
     "aot -> rules": 1,
 }
 

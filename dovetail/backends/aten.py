@@ -1,8 +1,8 @@
-"""The reference backend: the captured ATen operators as they are, in order, bitwise equal to eager.
+"""The reference backend: runs the captured ATen operators as they are, in order, bitwise equal to eager.
 
-The graph becomes one straight-line Python function that calls the operators' C++ entries and drops every value after
-its last use. It runs below autograd and autocast (the graph already holds what those add), but above the layer that
-makes views share version counters, so that an in-place write to a saved tensor is noticed as in eager.
+The graph becomes one straight-line Python function that calls the operators' C++ entries and drops every value after its
+last use. It runs below autograd and autocast (the graph already holds what those add), but above the dispatch layer that
+makes views share version counters, so that autograd notices an in-place write to a saved tensor, as in eager.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.outputs import fresh
-from dovetail.backends.protocol import Backend, CompiledCallable, Kind
-from dovetail.errors import BackendError
+from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.torch_private import tensors as private
 
 _counter = itertools.count()
@@ -30,29 +28,31 @@ class _Writer:
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph_module = graph
-        self.names: dict[str, Any] = {}
-        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"BelowAutograd": private.BelowAutograd, "NoAutocast": private.NoAutocast}
         self._bound: dict[int, str] = {}
         self._variables: dict[torch.fx.Node, str] = {}
 
     def bind(self, value: Any, prefix: str) -> str:
-        """A global name for an object; the same object gets the same name."""
+        """Return a global name for an object; the same object gets the same name."""
         name = self._bound.get(id(value))
         if name is None:
-            name = f"{prefix}_{len(self.names)}"
-            self._bound[id(value)] = name
+            name = self._bound[id(value)] = f"{prefix}_{len(self.names)}"
             self.names[name] = value
         return name
 
     def variable(self, node: torch.fx.Node) -> str:
-        """The local (or, for a constant, global) name that holds a node's value."""
+        """Return the local (or, for a constant, global) name that holds a node's value."""
         name = self._variables.get(node)
         if name is None:
             name = self._variables[node] = f"v{len(self._variables)}"
         return name
 
+    def bind_attribute(self, node: torch.fx.Node) -> None:
+        """Bind the constant that a ``get_attr`` node reads."""
+        self._variables[node] = self.bind(operator.attrgetter(str(node.target))(self.graph_module), "attribute")
+
     def expression(self, value: Any) -> str:
-        """Python source for an argument."""
+        """Return Python source for an argument."""
         if isinstance(value, torch.fx.Node):
             return self.variable(value)
         if value is None or value is Ellipsis or type(value) in (bool, int, str, bytes):
@@ -60,42 +60,63 @@ class _Writer:
         if type(value) is float:
             return repr(value) if math.isfinite(value) else self.bind(value, "number")
         if isinstance(value, list):
-            return "[" + ", ".join(map(self.expression, value)) + "]"
+            return f"[{self._list(value)}]"
         if isinstance(value, tuple):
             if type(value) not in (tuple, torch.Size) and hasattr(value, "_fields"):
-                return f"{self.bind(type(value), 'type')}({', '.join(map(self.expression, value))})"
+                return f"{self.bind(type(value), 'type')}({self._list(value)})"
             return "(" + "".join(f"{self.expression(item)}, " for item in value) + ")"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
-            return f"slice({', '.join(map(self.expression, (value.start, value.stop, value.step)))})"
+            return f"slice({self._list((value.start, value.stop, value.step))})"
         return self.bind(value, "constant")
 
+    def _list(self, values: Sequence[Any]) -> str:
+        return ", ".join(map(self.expression, values))
+
     def call(self, node: torch.fx.Node) -> str:
-        """Python source for what a node computes."""
+        """Return Python source for a node's computation."""
         arguments = [self.expression(argument) for argument in node.args]
         arguments += [f"{key}={self.expression(value)}" for key, value in node.kwargs.items()]
         target = node.target
         if node.op == "call_method":
             return f"{arguments[0]}.{target}({', '.join(arguments[1:])})"
-        if node.op == "call_module":
-            return f"{self.bind(self.graph_module.get_submodule(str(target)), 'module')}({', '.join(arguments)})"
         if target is operator.getitem:
             return f"{arguments[0]}[{arguments[1]}]"
-        if isinstance(target, private.OpOverload):
-            function = private.operator_entry(target)
-            name = self._bound.get(id(target)) or f"{target._schema.name.split('::')[-1]}_{len(self.names)}"
-            self._bound[id(target)] = name
-            self.names[name] = function
-            return f"{name}({', '.join(arguments)})"
-        return f"{self.bind(target, 'function')}({', '.join(arguments)})"
+        if node.op == "call_module":
+            name = self.bind(self.graph_module.get_submodule(str(target)), "module")
+        elif isinstance(target, private.OpOverload):
+            name = self._operator(target)
+        else:
+            name = self.bind(target, "function")
+        return f"{name}({', '.join(arguments)})"
 
-    def constant(self, node: torch.fx.Node) -> None:
-        """Bind the attribute that a ``get_attr`` node reads."""
-        value: Any = self.graph_module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        self._variables[node] = self.bind(value, "attribute")
+    def _operator(self, target: Any) -> str:
+        # The name is kept by overload: each look-up of an operator's C++ entry makes a new object.
+        name = self._bound.get(id(target))
+        if name is None:
+            name = self._bound[id(target)] = f"{target._schema.name.split('::')[-1]}_{len(self.names)}"
+            self.names[name] = private.operator_entry(target)
+        return name
+
+    def output(self, entry: Any) -> str:
+        """Return Python source for an entry of the output list, which is no view of an intermediate value."""
+        text = self.expression(entry)
+        if isinstance(entry, torch.fx.Node) and _may_be_view(entry):
+            return f"{self.bind(fresh, 'fresh')}({text})"
+        return text
+
+
+def fresh(value: Any) -> Any:
+    """Return the tensor itself, or a detached alias (same version counter) if it is a view or requires a gradient.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> fresh(x * 2).requires_grad, private.is_tensor_view(fresh(x.detach()[:1]))
+    (False, False)
+    """
+    if isinstance(value, torch.Tensor) and (value.requires_grad or private.is_tensor_view(value)):
+        return value.detach()
+    return value
 
 
 def _may_be_view(node: torch.fx.Node) -> bool:
@@ -105,70 +126,45 @@ def _may_be_view(node: torch.fx.Node) -> bool:
         return False
     if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
         return True
-    schema = node.target._schema
-    # The schema of an embedding says that its result is new, but its kernel ends with a view of another operator's result.
-    return any(item.alias_info is not None for item in schema.returns) or private.is_composite(node.target)
+    returns = node.target._schema.returns
+    # An embedding's schema says that its result is new memory, but its kernel returns a view of another operator's result.
+    return any(item.alias_info is not None for item in returns) or private.is_composite(node.target)
 
 
 def generate_source(graph: torch.fx.GraphModule, kind: Kind = "inference") -> tuple[str, dict[str, Any]]:
-    """The source of the straight-line function for ``graph``, and the objects that it names."""
+    """Return the source of the straight-line function for ``graph``, and the objects that it names."""
     writer = _Writer(graph)
     nodes = list(graph.graph.nodes)
-    last_use: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in nodes:
-        for argument in node.all_input_nodes:
-            last_use[argument] = node
-    body: list[str] = []
-    placeholders: list[str] = []
-    result = "[]"
-    for node in nodes:
-        if node.op == "placeholder":
-            placeholders.append(writer.variable(node))
-            continue
-        if node.op == "get_attr":
-            writer.constant(node)
-            continue
-        if node.op == "output":
-            entries = node.args[0]
-            if not isinstance(entries, (list, tuple)):
-                raise BackendError("the graph does not return one flat list", advice="end it with graph.output([...])")
-            result = _output_list(writer, entries)
-            continue
-        comment = f"  # {node.name}"
-        if node.meta.get("user_line") is not None:
-            comment += f" at {node.meta['user_line']}".replace("\n", " ")
-        text = writer.call(node)
-        used = [
-            writer.variable(item) for item in node.all_input_nodes if last_use[item] is node and item.op != "get_attr"
-        ]
-        body.append((f"{writer.variable(node)} = {text}" if node.users else text) + comment)
-        if used:
-            body.append(f"del {', '.join(used)}")
+    last_use = {argument: node for node in nodes for argument in node.all_input_nodes}
+    placeholders = [writer.variable(node) for node in nodes if node.op == "placeholder"]
     unused = [writer.variable(node) for node in nodes if node.op == "placeholder" and not node.users]
+    body: list[str] = []
+    for node in nodes:
+        if node.op == "get_attr":
+            writer.bind_attribute(node)
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        line = f"at {node.meta['user_line']}" if node.meta.get("user_line") is not None else ""
+        comment = f"  # {node.name} {line}".replace("\n", " ").rstrip()
+        text = writer.call(node)
+        body.append((f"{writer.variable(node)} = {text}" if node.users else text) + comment)
+        done = [value for value in node.all_input_nodes if last_use[value] is node and value.op != "get_attr"]
+        if done:
+            body.append(f"del {', '.join(map(writer.variable, done))}")
+    body.append(f"return [{', '.join(map(writer.output, output_arguments(graph)))}]")
     lines = ["def run(inputs):"]
     if placeholders:
         lines.append(f"    [{', '.join(placeholders)}] = inputs")
     lines.append("    inputs.clear()")
     if unused:
         lines.append(f"    del {', '.join(unused)}")
-    guards = ["BelowAutograd()", "NoAutocast()"]
+    guards = "BelowAutograd(), NoAutocast()"
     if kind == "forward":
         # Eager's forward of a training step has gradients enabled, and a few operators look at that to choose a kernel.
-        guards.append("EnableGrad(True)")
-        writer.names["EnableGrad"] = torch.set_grad_enabled
-    lines.append(f"    with {', '.join(guards)}:")
-    lines.extend(f"        {line}" for line in body)
-    lines.append(f"        return {result}")
-    writer.names |= {"BelowAutograd": private.BelowAutograd, "NoAutocast": private.NoAutocast, "fresh": fresh}
+        guards += f", {writer.bind(torch.set_grad_enabled, 'grad_mode')}(True)"
+    lines.append(f"    with {guards}:")
+    lines += [f"        {line}" for line in body]
     return "\n".join(lines) + "\n", writer.names
-
-
-def _output_list(writer: _Writer, entries: Sequence[Any]) -> str:
-    texts = []
-    for entry in entries:
-        text = writer.expression(entry)
-        texts.append(f"fresh({text})" if isinstance(entry, torch.fx.Node) and _may_be_view(entry) else text)
-    return "[" + ", ".join(texts) + "]"
 
 
 def compile_aten(

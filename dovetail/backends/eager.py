@@ -1,11 +1,11 @@
-"""The ``eager`` backend: the torch-level program is replayed by PyTorch itself, with its own autograd."""
+"""The ``eager`` backend: PyTorch replays the torch-level program under its own autograd."""
 
 from __future__ import annotations
 
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.protocol import Backend
 
-# An ATen graph can still be handed to it (a hand-made one, say); it then runs as under ``aten``.
+# An ATen graph (a hand-made one, say) runs as under ``aten``.
 EAGER = Backend(
     "eager",
     compile_aten,

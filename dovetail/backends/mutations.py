@@ -1,4 +1,4 @@
-"""Which inputs a graph writes to: by the operators' schemas, and by the memory that values share.
+"""Written inputs and shared memory of a graph, from the operators' schemas and the storages of fake values.
 
 >>> class Add(torch.nn.Module):
 ...     def forward(self, x, y):
@@ -19,7 +19,7 @@ import torch
 from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import tensors as private
 
-#: Targets without a schema that are known to write nothing: they take numbers, or pick from a result.
+#: Targets without a schema that write nothing: they take numbers, or pick from a result.
 _PURE_FUNCTIONS = frozenset(
     {
         operator.getitem,
@@ -34,21 +34,19 @@ _PURE_FUNCTIONS = frozenset(
         torch.sym_sqrt,
     }
 )
-
-
-#: Their results lie in the memory of their arguments, and their schemas do not say so.
+#: Operators whose results lie in the memory of their arguments, though their schemas do not say so.
 _UNDECLARED_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
 
 
 def nodes_in(value: Any) -> Iterator[torch.fx.Node]:
-    """All nodes in an argument, inside of lists, tuples, dictionaries and slices too."""
+    """Return all nodes in an argument, also those in lists, tuples, dictionaries and slices."""
     found: list[torch.fx.Node] = []
     torch.fx.map_arg(value, found.append)
     return iter(found)
 
 
 def is_pure_function(target: Any) -> bool:
-    """Whether a target that is no operator overload is known to write to nothing."""
+    """Return whether a target that is no operator overload is known to write to nothing."""
     try:
         return target in _PURE_FUNCTIONS
     except TypeError:
@@ -56,9 +54,9 @@ def is_pure_function(target: Any) -> bool:
 
 
 def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments that a node writes to, as its operator's schema says; all of them where there is no schema.
+    """Return the arguments that a node writes to by its operator's schema; all arguments if there is no schema.
 
-    Lists of tensors and nested arguments are looked into.
+    Tensors in lists and nested arguments count.
     """
     if node.op not in ("call_function", "call_method", "call_module"):
         return []
@@ -76,7 +74,7 @@ def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments whose memory a node's result may be part of."""
+    """Return the arguments whose memory a node's result may be part of."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return []
     target = node.target
@@ -84,7 +82,7 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     if not isinstance(target, private.OpOverload):
         return everything if target is operator.getitem or not is_pure_function(target) else []
     if private_recordings.is_implicit(target) or target in _UNDECLARED_VIEWS:
-        # Its result may or may not be a view (reshape, contiguous, to), and its schema does not say.
+        # The result of reshape, contiguous or to may be a view or not, and the schema does not say.
         return everything
     schema = target._schema
     if not any(item.alias_info is not None for item in schema.returns):
@@ -98,11 +96,11 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 class Memory:
-    """Which nodes of a graph may share memory, in groups."""
+    """Groups of nodes that may share memory (a union-find over a graph)."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self._parent: dict[torch.fx.Node, torch.fx.Node] = {}
-        # Storages are kept alive: an address that was given away again would join strangers.
+        # Storages stay alive here: an address that was freed and used again would join unrelated nodes.
         self._storages: list[Any] = []
         by_storage: dict[Any, torch.fx.Node] = {}
         for node in graph.graph.nodes:
@@ -116,7 +114,7 @@ class Memory:
                     self._join(node, by_storage.setdefault(private_recordings.storage_key(storage), node))
 
     def group(self, node: torch.fx.Node) -> torch.fx.Node:
-        """One node that stands for all that may share memory with this one."""
+        """Return the node that represents all nodes that may share memory with this one."""
         root = node
         while (parent := self._parent.get(root, root)) is not root:
             root = parent
@@ -130,7 +128,7 @@ class Memory:
 
 
 def mutated_inputs(graph: torch.fx.GraphModule) -> frozenset[int]:
-    """Indices of the placeholders that running the graph may write to."""
+    """Return the indices of the placeholders that a run of the graph may write to."""
     memory = Memory(graph)
     written = {memory.group(value) for node in graph.graph.nodes for value in written_arguments(node)}
     placeholders = graph.graph.find_nodes(op="placeholder")

@@ -1,16 +1,16 @@
-"""What a backend is: a function from one flat ATen graph to a callable that takes one list and returns one list.
+"""The backend protocol: a backend turns one flat ATen graph into a callable that takes one list and returns one list.
 
-A backend is called as ``compile(graph, example_inputs, kind=..., options=...)``:
+Dovetail calls a backend as ``compile(graph, example_inputs, kind=..., options=...)``:
 
 * ``graph`` is a functional ``torch.fx.GraphModule`` whose output node holds one flat list of nodes, numbers and None;
 * ``example_inputs`` are the fake values of its placeholders;
 * ``kind`` is ``"forward"``, ``"backward"`` or ``"inference"``;
-* ``options`` is a mapping. Dovetail itself sets ``static_inputs`` (indices of inputs whose address is stable) and
-  ``user_visible_outputs`` (indices of outputs that the user gets, whose strides must be the promised ones), and for a
-  backend that says ``writes_back`` also ``write_backs`` (a mapping from outputs to the inputs that they are the new values
-  of; the backend may write them there itself, and then returns the input). The rest are the user's ``backend_options``.
+* ``options`` are the user's ``backend_options`` and Dovetail's own (:data:`PIPELINE_OPTIONS`):
+  ``static_inputs`` lists the inputs whose address is stable; ``user_visible_outputs`` lists the outputs that the user gets,
+  whose strides must be those of the fake values; ``write_backs``, given only to a backend that says ``writes_back``, maps
+  outputs to the inputs whose new values they are: the backend may write the input itself, and then returns it.
 
-The result is called with one list of inputs, which it may empty to free them early, and returns one list of outputs.
+The callable may empty its list of inputs to free memory early.
 
 >>> import torch
 >>> from dovetail.backends.protocol import Backend, compile_with
@@ -26,7 +26,7 @@ The result is called with one list of inputs, which it may empty to free them ea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -37,6 +37,9 @@ from dovetail.torch_private import sizes as private_sizes
 Kind = Literal["forward", "backward", "inference"]
 Numerics = Literal["bitwise", "tolerance"]
 KINDS: tuple[Kind, ...] = ("forward", "backward", "inference")
+
+#: The options that Dovetail sets; all others are the user's.
+PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
 
 CompiledCallable = Callable[[list[Any]], list[Any]]
 
@@ -57,20 +60,20 @@ def _no_decompositions() -> dict[Any, Callable[..., Any]] | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend with what the pipeline has to know about it.
+    """A backend and the facts that the pipeline needs about it.
 
-    ``compile``: the backend itself, see :mod:`dovetail.backends.protocol`.
-    ``decompositions``: gives the table of decompositions to apply to a graph before ``compile``, or None.
-    ``takes_program``: run the torch-level program tape instead of ATen graphs (the ``eager`` backend).
-    ``data_sizes``: whether graphs may compute sizes from data (``nonzero``, masks), and raise where an assumption about one fails.
-    ``numerics``: "bitwise" if results equal eager's to the last bit, else "tolerance".
-    ``tolerances``: for "tolerance", how far results may be from eager's in float32: relative and absolute.
-    ``takes_symbolic_shapes``: whether sizes may be symbolic in the graphs it is given; if not, every new size is compiled anew.
-    ``kinds``: the kinds of graph that it takes; ``("inference",)`` for one that cannot train.
-    ``writes_back``: whether ``compile`` understands the option ``write_backs``, see :mod:`dovetail.backends.protocol`.
-    ``slow_to_compile``: whether a graph that is expected to run once is not worth compiling (:mod:`dovetail.aot.first_run`).
-    ``leaves_fused_updates``: whether it decomposes torch's fused optimizers, and is glad to be spared them where they end a step.
-    ``for_options``: gives the backend as it is with the user's options, where these change what it says of itself.
+    ``compile``: the backend itself, a :class:`CompileFunction`.
+    ``decompositions``: returns the table of decompositions that the graph gets before ``compile``, or None.
+    ``takes_program``: runs the torch-level program instead of ATen graphs (the ``eager`` backend).
+    ``data_sizes``: accepts sizes computed from data (``nonzero``, masks), and raises where an assumption about one fails.
+    ``numerics``: "bitwise" promises eager's results to the last bit, "tolerance" promises ``tolerances``.
+    ``tolerances``: the relative and the absolute error of results in float32.
+    ``takes_symbolic_shapes``: accepts symbolic sizes; without it, each new size is compiled anew.
+    ``kinds``: the kinds of graph that it accepts; ``("inference",)`` cannot train.
+    ``writes_back``: understands the option ``write_backs``.
+    ``slow_to_compile``: compiling costs more than one eager run (:mod:`dovetail.aot.first_run`).
+    ``leaves_fused_updates``: decomposes fused optimizers, and prefers that one which ends a step runs after the graph.
+    ``for_options``: returns the backend for the user's options, where options change any of these facts.
 
     >>> Backend("mine", lambda graph, inputs, *, kind, options: graph).numerics
     'tolerance'
@@ -92,7 +95,7 @@ class Backend:
     for_options: Callable[[Mapping[str, Any]], Backend] | None = None
 
     def with_options(self, options: Mapping[str, Any]) -> Backend:
-        """The backend as it is with these options: its decompositions and numerics may depend on them."""
+        """Return the backend for these options; its decompositions and numerics may depend on them."""
         return self if self.for_options is None else self.for_options(options)
 
     def __str__(self) -> str:
@@ -101,21 +104,17 @@ class Backend:
 
 
 def output_arguments(graph: torch.fx.GraphModule) -> list[Any]:
-    """The entries of the graph's output list: nodes, numbers or None.
+    """Return the entries of the graph's output list: nodes, numbers or None.
 
-    Raises :class:`BackendError` where the graph does not return one flat list.
+    Raises :class:`BackendError` for a graph that does not return one flat list.
     """
-    for node in reversed(graph.graph.nodes):
-        if node.op != "output":
-            continue
-        outputs = node.args[0]
-        if not isinstance(outputs, (list, tuple)):
-            raise BackendError(
-                f"the graph returns {type(outputs).__name__}, a backend needs one flat list",
-                advice="end the graph with graph.output([...])",
-            )
-        return list(outputs)
-    raise BackendError("the graph has no output node", advice="end the graph with graph.output([...])")
+    advice = "end the graph with graph.output([...])"
+    for node in graph.graph.find_nodes(op="output"):
+        if not isinstance(node.args[0], (list, tuple)):
+            returned = type(node.args[0]).__name__
+            raise BackendError(f"the graph returns {returned}, a backend needs one flat list", advice=advice)
+        return list(node.args[0])
+    raise BackendError("the graph has no output node", advice=advice)
 
 
 def compile_with(
@@ -125,22 +124,19 @@ def compile_with(
     kind: Kind,
     options: Mapping[str, Any] | None = None,
 ) -> CompiledCallable:
-    """Compile ``graph`` with ``backend``; whatever does not fit the protocol becomes a :class:`BackendError`.
+    """Compile ``graph`` with ``backend``; anything that violates the protocol becomes a :class:`BackendError`.
 
-    The number of outputs is checked on every call; on the first call also that there is a tensor (of the promised dtype
-    and shape, for outputs that the user sees) where the graph's output is a tensor, and None where it is None.
+    Every call checks the number of outputs. The first call also checks that tensors are where the graph has tensors (with
+    the graph's dtype and shape, for outputs that the user sees), and None where it has None.
     """
     if kind not in KINDS:
         raise BackendError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     _refuse_unfit(backend, example_inputs, kind)
-    expected = output_arguments(graph)
-    every = range(len(expected))
-    visible = set((options or {}).get("user_visible_outputs", every))
-    # What a kernel saves for its own backward is its own business: fake kernels know workspaces of LSTM and the statistics
-    # of a bfloat16 batch norm wrongly.
-    promised = [
-        _promise(entry) if index in visible else _loosely(_promise(entry)) for index, entry in enumerate(expected)
-    ]
+    entries = output_arguments(graph)
+    visible = set((options or {}).get("user_visible_outputs", range(len(entries))))
+    # Only visible outputs are checked for dtype and shape: fake kernels are wrong about what some kernels save for their own
+    # backward (workspaces of LSTM, the statistics of a bfloat16 batch norm).
+    expected = [_Expected.of(entry, index in visible) for index, entry in enumerate(entries)]
     try:
         compiled = backend.compile(graph, list(example_inputs), kind=kind, options=dict(options or {}))
     except (BackendError, OptionError):
@@ -155,11 +151,11 @@ def compile_with(
             f"backend {backend.name!r} returned {type(compiled).__name__} for the {kind} graph, which cannot be called",
             advice="return a callable that takes one list of inputs and returns one list of outputs",
         )
-    return _checked(compiled, backend.name, kind, promised)
+    return _checked(compiled, expected, f"the {kind} graph compiled by backend {backend.name!r}")
 
 
 def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -> None:
-    """Raise where the backend has said that it does not take such a graph."""
+    """Raise for a graph that the backend has declared it does not accept."""
     if kind not in backend.kinds:
         raise UnsupportedGraphError(
             f"backend {backend.name!r} takes {' and '.join(backend.kinds)} graphs only, and this is a {kind} graph",
@@ -173,72 +169,63 @@ def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -
 
 
 @dataclass(frozen=True)
-class _Promise:
-    """What the graph says about one output; ``what`` is "tensor", "none", "other" or "unknown"."""
+class _Expected:
+    """The graph's declaration of one output; ``what`` is "tensor", "none", "number" or "unknown"."""
 
     what: str
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] | None = None
 
+    @classmethod
+    def of(cls, entry: Any, is_visible: bool) -> _Expected:
+        """Read the declaration off an entry of the graph's output list."""
+        value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else entry
+        if value is None:
+            return cls("none" if entry is None else "unknown")
+        if not isinstance(value, torch.Tensor):
+            return cls("number")
+        static = is_visible and all(type(size) is int for size in value.shape)
+        return cls("tensor", value.dtype if is_visible else None, tuple(value.shape) if static else None)
 
-def _promise(entry: Any) -> _Promise:
-    if entry is None:
-        return _Promise("none")
-    if not isinstance(entry, torch.fx.Node):
-        return _Promise("other")
-    value = entry.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return _Promise("unknown" if value is None else "other")
-    static = all(type(size) is int for size in value.shape)
-    return _Promise("tensor", value.dtype, tuple(value.shape) if static else None)
+    def mismatch(self, output: Any) -> str:
+        """Say in words how an output differs from the declaration; empty if it does not."""
+        if self.what == "none":
+            return "" if output is None else f"{type(output).__name__} instead of None"
+        if self.what == "number":
+            return f"{type(output).__name__} instead of a number" if isinstance(output, torch.Tensor) else ""
+        if self.what == "unknown":
+            return ""
+        if not isinstance(output, torch.Tensor):
+            return f"{type(output).__name__} instead of a tensor"
+        if self.dtype not in (None, output.dtype):
+            return f"a tensor of {output.dtype} instead of {self.dtype}"
+        shape = tuple(output.shape)
+        return "" if self.shape in (None, shape) else f"a tensor of shape {shape} instead of {self.shape}"
 
 
-def _loosely(promise: _Promise) -> _Promise:
-    return replace(promise, dtype=None, shape=None)
-
-
-def _checked(compiled: CompiledCallable, name: str, kind: Kind, promised: list[_Promise]) -> CompiledCallable:
-    count = len(promised)
+def _checked(compiled: CompiledCallable, expected: list[_Expected], subject: str) -> CompiledCallable:
+    count = len(expected)
     seen = False
+
+    def misfit(problem: str) -> BackendError:
+        advice = 'use another backend, such as backend="aten"; a backend must return what the output node lists'
+        return BackendError(f"{subject} returned {problem}", advice=advice)
 
     def run(inputs: list[Any]) -> list[Any]:
         nonlocal seen
         outputs = compiled(inputs)
         if type(outputs) is not list:
             if not isinstance(outputs, (list, tuple)):
-                raise _misfit(name, kind, f"returned {type(outputs).__name__} instead of one list")
+                raise misfit(f"{type(outputs).__name__} instead of one list")
             outputs = list(outputs)
         if len(outputs) != count:
-            raise _misfit(name, kind, f"returned {len(outputs)} outputs, the graph has {count}")
+            raise misfit(f"{len(outputs)} outputs, the graph has {count}")
         if not seen:
-            for index, (output, promise) in enumerate(zip(outputs, promised, strict=True)):
-                problem = _mismatch(output, promise)
+            for index, (output, declared) in enumerate(zip(outputs, expected, strict=True)):
+                problem = declared.mismatch(output)
                 if problem:
-                    raise _misfit(name, kind, f"returned {problem} as output {index}")
+                    raise misfit(f"{problem} as output {index}")
             seen = True
         return outputs
 
     return run
-
-
-def _mismatch(output: Any, promise: _Promise) -> str:
-    if promise.what == "none":
-        return "" if output is None else f"{type(output).__name__} instead of None"
-    if promise.what == "other":
-        return f"{type(output).__name__} instead of a number" if isinstance(output, torch.Tensor) else ""
-    if promise.what != "tensor":
-        return ""
-    if not isinstance(output, torch.Tensor):
-        return f"{type(output).__name__} instead of a tensor"
-    if promise.dtype is not None and output.dtype != promise.dtype:
-        return f"a tensor of {output.dtype} instead of {promise.dtype}"
-    if promise.shape is not None and tuple(output.shape) != promise.shape:
-        return f"a tensor of shape {tuple(output.shape)} instead of {promise.shape}"
-    return ""
-
-
-def _misfit(name: str, kind: Kind, problem: str) -> BackendError:
-    return BackendError(
-        f"the {kind} graph compiled by backend {name!r} {problem}",
-        advice='use another backend, such as backend="aten"; a backend must return what the output node lists',
-    )

@@ -1,4 +1,4 @@
-"""Finding backends by name: Dovetail's own, those registered in code, entry points, and torch's own.
+"""Names of backends: Dovetail's own, those registered in code, entry points, and torch's own.
 
 >>> from dovetail.backends import lookup_backend, register_backend
 >>> lookup_backend("aten").numerics
@@ -21,19 +21,19 @@ import threading
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from dovetail.backends.aten import ATEN
 from dovetail.backends.eager import EAGER
-from dovetail.backends.protocol import KINDS, Backend, Kind, Numerics
+from dovetail.backends.protocol import Backend, Kind, Numerics
 from dovetail.errors import BackendError, UnknownBackendError
 from dovetail.torch_private import tensors as private
 
 ENTRY_POINT_GROUP = "dovetail.backends"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-_lock = threading.Lock()
 _CORE: dict[str, Backend] = {backend.name: backend for backend in (ATEN, EAGER)}
-#: Dovetail's other backends, each loaded when it is first asked for by its name.
+#: Dovetail's other backends, as ``module:attribute``; looking up the name loads the module.
 _WINGS: dict[str, str] = {
     "bisect": "dovetail.backends.debug.bisect:BISECT",
     "check_operators": "dovetail.backends.debug.check_operators:CHECK_OPERATORS",
@@ -43,40 +43,33 @@ _WINGS: dict[str, str] = {
     "onnxruntime": "dovetail.backends.foreign.inference_only:ONNXRUNTIME",
     "openvino": "dovetail.backends.foreign.inference_only:OPENVINO",
 }
-_FOREIGN = "dovetail.backends.foreign.torch_registered"
+_TORCH = "dovetail.backends.foreign.torch_registered"
+_lock = threading.Lock()
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
 
 
-@overload
-def register_backend(
-    name: str,
-    backend: None = None,
-    *,
-    decompositions: Callable[[], dict[Any, Callable[..., Any]] | None] | None = None,
-    takes_program: bool = False,
-    numerics: Numerics = "tolerance",
-    description: str = "",
-    tolerances: tuple[float, float] = (1e-4, 1e-5),
-    takes_symbolic_shapes: bool = True,
-    kinds: tuple[Kind, ...] = KINDS,
-    replace: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+class BackendFacts(TypedDict, total=False):
+    """The facts about a backend that :func:`register_backend` takes by keyword; :class:`Backend` describes them."""
+
+    decompositions: Callable[[], dict[Any, Callable[..., Any]] | None] | None
+    takes_program: bool
+    numerics: Numerics
+    description: str
+    tolerances: tuple[float, float]
+    takes_symbolic_shapes: bool
+    kinds: tuple[Kind, ...]
 
 
 @overload
 def register_backend(
-    name: str,
-    backend: Backend | Callable[..., Any],
-    *,
-    decompositions: Callable[[], dict[Any, Callable[..., Any]] | None] | None = None,
-    takes_program: bool = False,
-    numerics: Numerics = "tolerance",
-    description: str = "",
-    tolerances: tuple[float, float] = (1e-4, 1e-5),
-    takes_symbolic_shapes: bool = True,
-    kinds: tuple[Kind, ...] = KINDS,
-    replace: bool = False,
+    name: str, backend: None = None, *, replace: bool = False, **facts: Unpack[BackendFacts]
+) -> Callable[[Function], Function]: ...
+
+
+@overload
+def register_backend(
+    name: str, backend: Backend | Callable[..., Any], *, replace: bool = False, **facts: Unpack[BackendFacts]
 ) -> Backend: ...
 
 
@@ -84,56 +77,31 @@ def register_backend(
     name: str,
     backend: Backend | Callable[..., Any] | None = None,
     *,
-    decompositions: Callable[[], dict[Any, Callable[..., Any]] | None] | None = None,
-    takes_program: bool = False,
-    numerics: Numerics = "tolerance",
-    description: str = "",
-    tolerances: tuple[float, float] = (1e-4, 1e-5),
-    takes_symbolic_shapes: bool = True,
-    kinds: tuple[Kind, ...] = KINDS,
     replace: bool = False,
+    **facts: Unpack[BackendFacts],
 ) -> Any:
-    """Register a backend under ``name``; without ``backend`` it is a decorator.
+    """Register a backend under ``name``; without ``backend``, return a decorator that does.
 
-    A callable takes ``(graph, example_inputs, *, kind, options)``; one written for ``torch.compile``, which takes
-    ``(graph, example_inputs)``, works too. What the other arguments say is described at :class:`Backend`. A name that is
-    taken is an error unless ``replace`` is true.
+    A callable takes ``(graph, example_inputs, *, kind, options)``, or ``(graph, example_inputs)`` as ``torch.compile``'s
+    backends do. ``facts`` are the fields of :class:`Backend` that users may set: ``decompositions``, ``numerics``,
+    ``tolerances``, ``takes_symbolic_shapes``, ``kinds``, ``takes_program`` and ``description``. A taken name is an error
+    unless ``replace`` is true.
     """
     if not isinstance(name, str) or not name:
         raise BackendError(f"a backend's name must be a string that is not empty, not {name!r}")
+    unknown = sorted(facts.keys() - BackendFacts.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"register_backend() got an unexpected keyword argument {unknown[0]!r}")
     if backend is None:
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            register_backend(
-                name,
-                function,
-                decompositions=decompositions,
-                takes_program=takes_program,
-                numerics=numerics,
-                description=description,
-                tolerances=tolerances,
-                takes_symbolic_shapes=takes_symbolic_shapes,
-                kinds=kinds,
-                replace=replace,
-            )
+        def decorate(function: Function) -> Function:
+            register_backend(name, function, replace=replace, **facts)
             return function
 
         return decorate
-    if isinstance(backend, Backend):
-        made = dataclasses.replace(backend, name=name, description=description or backend.description)
-    else:
-        base = _from_callable(name, backend)
-        made = Backend(
-            name,
-            base.compile,
-            decompositions or base.decompositions,
-            takes_program,
-            numerics,
-            description or inspect.getdoc(backend) or "",
-            tolerances=tolerances,
-            takes_symbolic_shapes=takes_symbolic_shapes,
-            kinds=kinds,
-        )
+    made = backend if isinstance(backend, Backend) else _from_callable(name, backend)
+    given: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
+    made = dataclasses.replace(made, name=name, **given)
     with _lock:
         if name in _CORE or name in _WINGS:
             raise BackendError(f"{name!r} is one of Dovetail's own backends", advice="choose another name")
@@ -146,19 +114,19 @@ def register_backend(
 
 
 def unregister_backend(name: str) -> None:
-    """Forget a backend that was registered in code; Dovetail's own stay."""
+    """Remove a backend that was registered in code; Dovetail's own cannot be removed."""
     with _lock:
         if _registered.pop(name, None) is None:
             raise UnknownBackendError(f"no backend was registered under {name!r}")
 
 
 def defined_in_this_process(name: str) -> bool:
-    """Whether another process would not find this name: it was registered in code."""
+    """Return whether the name was registered in code, so that another process does not know it."""
     return name in _registered
 
 
 def list_backends(*, torch_backends: bool = True) -> list[str]:
-    """Names of all backends that can be used, sorted; ``torch_backends=False`` leaves torch's own out.
+    """Return the sorted names of all backends; ``torch_backends=False`` leaves torch's own out. Loads none of them.
 
     >>> {"aten", "eager", "inductor"} <= set(list_backends(torch_backends=False))
     True
@@ -170,37 +138,27 @@ def list_backends(*, torch_backends: bool = True) -> list[str]:
 
 
 def lookup_backend(backend: str | Backend | Callable[..., Any] | None) -> Backend:
-    """The backend of this name, or one around this callable; None gives :func:`default_backend`.
+    """Return the backend of this name, or one around this callable; None gives :func:`default_backend`.
 
-    Dovetail's own names win over registered ones, those over entry points, those over torch's own backends.
-    Raises :class:`UnknownBackendError` with names near an unknown one.
+    Dovetail's own names win over registered ones, those over entry points, those over torch's own backends. An unknown
+    name raises :class:`UnknownBackendError`, which suggests similar names.
     """
     if backend is None:
         return default_backend()
     if isinstance(backend, Backend):
         return backend
-    if not isinstance(backend, str):
-        if not callable(backend):
-            raise UnknownBackendError(
-                f"a backend is a name or a callable, not {type(backend).__name__}",
-                advice=f"the names are: {', '.join(list_backends(torch_backends=False))}",
-            )
+    if isinstance(backend, str):
+        return _by_name(backend)
+    if callable(backend):
         return _from_callable(getattr(backend, "__name__", type(backend).__name__), backend)
-    found = _CORE.get(backend) or _wing(backend) or _registered.get(backend) or _from_entry_point(backend)
-    found = found or _load(_FOREIGN, "torch_registered_backend")(backend)
-    if found is not None:
-        return found
-    near = difflib.get_close_matches(backend, list_backends(), n=3, cutoff=0.5)
     raise UnknownBackendError(
-        f"there is no backend named {backend!r}",
-        advice=f"did you mean {', '.join(map(repr, near))}?"
-        if near
-        else f"use one of {', '.join(list_backends(torch_backends=False))}, or register it with register_backend",
+        f"a backend is a name or a callable, not {type(backend).__name__}",
+        advice=f"the names are: {', '.join(list_backends(torch_backends=False))}",
     )
 
 
 def default_backend() -> Backend:
-    """``inductor`` where a C++ compiler, or a GPU with Triton, is found; else ``aten``, with one warning."""
+    """Return ``inductor`` where a C++ compiler, or a GPU with Triton, is found; else ``aten``, with one warning."""
     global _warned_no_compiler
     if private.cpp_compiler() is not None or private.has_triton():
         return lookup_backend("inductor")
@@ -214,7 +172,29 @@ def default_backend() -> Backend:
     return ATEN
 
 
+def _by_name(name: str) -> Backend:
+    found = _CORE.get(name) or _wing(name) or _registered.get(name) or _from_entry_point(name)
+    if found is None and name in private.torch_backend_names():
+        found = _load(f"{_TORCH}:torch_registered_backend")(name)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(name, list_backends(), n=3, cutoff=0.5)
+    advice = f"use one of {', '.join(list_backends(torch_backends=False))}, or register it with register_backend"
+    if near:
+        advice = f"did you mean {', '.join(map(repr, near))}?"
+    raise UnknownBackendError(f"there is no backend named {name!r}", advice=advice)
+
+
+def _from_callable(name: str, function: Callable[..., Any]) -> Backend:
+    description = inspect.getdoc(function) or ""
+    if _takes_kind(function):
+        return Backend(name, function, description=description)
+    adapted: Backend = _load(f"{_TORCH}:adapt_torch_backend")(name, function, description)
+    return adapted
+
+
 def _takes_kind(function: Callable[..., Any]) -> bool:
+    """Return whether the callable has the signature of Dovetail's backends, not that of torch's."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -222,23 +202,15 @@ def _takes_kind(function: Callable[..., Any]) -> bool:
     return any(item.name == "kind" or item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
 
 
-def _from_callable(name: str, function: Callable[..., Any]) -> Backend:
-    if _takes_kind(function):
-        return Backend(name, function, description=inspect.getdoc(function) or "")
-    adapted: Backend = _load(_FOREIGN, "adapt_torch_backend")(name, function)
-    return adapted
-
-
-def _load(module: str, name: str) -> Any:
+def _load(place: str) -> Any:
+    """Import ``module:attribute``."""
+    module, name = place.split(":")
     return getattr(importlib.import_module(module), name)
 
 
 def _wing(name: str) -> Backend | None:
     place = _WINGS.get(name)
-    if place is None:
-        return None
-    found: Backend = _load(*place.split(":"))
-    return found
+    return None if place is None else _load(place)
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -249,18 +221,16 @@ def _from_entry_point(name: str) -> Backend | None:
     point = _entry_points().get(name)
     if point is None:
         return None
+    subject = f"the entry point {point.value!r} of backend {name!r}"
     try:
         loaded = point.load()
     except Exception as error:
         raise BackendError(
-            f"the entry point {point.value!r} of backend {name!r} cannot be loaded: {type(error).__name__}: {error}",
+            f"{subject} cannot be loaded: {type(error).__name__}: {error}",
             advice="repair or uninstall the package that declares it",
         ) from error
     if isinstance(loaded, Backend):
         return loaded
     if not callable(loaded):
-        raise BackendError(
-            f"the entry point {point.value!r} of backend {name!r} gives {type(loaded).__name__}",
-            advice="it must give a Backend or a callable",
-        )
+        raise BackendError(f"{subject} gives {type(loaded).__name__}", advice="it must give a Backend or a callable")
     return _from_callable(name, loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.backends.outputs import guard_outputs, same_strides
+from dovetail.backends.common.outputs import guard_outputs, same_strides
 
 
 def raw_alias(value, size, stride):

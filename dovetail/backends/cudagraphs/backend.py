@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import ATEN
+from dovetail.backends.common.outputs import own_copy, storage_address
+from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
 from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
@@ -20,9 +22,7 @@ from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.inductor.backend import INDUCTOR
 from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
-from dovetail.backends.outputs import own_copy, storage_address
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
-from dovetail.backends.write_backs import write_back
 from dovetail.errors import OptionError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from dovetail.backends.common.outputs import storage_address
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.backends.cudagraphs.results import Results, flat, is_dense, span
 from dovetail.backends.cudagraphs.shared import Addresses, Shared, register_part, shared_by, warn
-from dovetail.backends.outputs import storage_address
 from dovetail.backends.protocol import CompiledCallable, Kind
 from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import tensors as private

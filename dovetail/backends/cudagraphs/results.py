@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.outputs import storage_address
+from dovetail.backends.common.outputs import storage_address
 from dovetail.torch_private import recordings as private_recordings
 
 Handout = Callable[[list[Any]], Any]

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
+from dovetail.backends.common.outputs import storage_address
 from dovetail.backends.cudagraphs.recorder import Work
-from dovetail.backends.outputs import storage_address
 from dovetail.torch_private import tensors as private
 
 _READS_VALUE = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
+from dovetail.backends.common.outputs import own_copy
 from dovetail.backends.debug import children
 from dovetail.backends.debug.pieces import Piece
-from dovetail.backends.outputs import own_copy
 from dovetail.backends.protocol import Backend, Kind, compile_with
 from dovetail.backends.registry import defined_in_this_process, lookup_backend
 from dovetail.torch_private import sizes as private_sizes

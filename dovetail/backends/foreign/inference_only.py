@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
+from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.debug.pieces import UNINITIALISED, line_of, value_problem
-from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.torch_private import tensors as private

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.outputs import fresh, guard_outputs, own_copy, promised_strides
+from dovetail.backends.common.outputs import fresh, guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 from dovetail.torch_private import tensors as private

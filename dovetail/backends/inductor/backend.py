@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.inductor import convolution_layouts
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
@@ -16,9 +18,7 @@ from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.inductor.size_inputs import add_size_inputs, with_size_inputs
 from dovetail.backends.inductor.unused_draws import keep_unused_draws, without_last
-from dovetail.backends.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
-from dovetail.backends.write_backs import write_back
 from dovetail.errors import BackendError, OptionError
 from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import inductor as inductor

@@ -1,7 +1,7 @@
-"""New values of inputs, written where they belong by the graph itself.
+"""Graphs that write new values into their inputs themselves.
 
-Captured graphs are functional: an input that was written to is an output with its new value, and the runtime copies that back.
-A backend that is told which outputs these are can do it in its own kernels, without a second tensor and without a copy.
+Captured graphs are functional: a graph returns the new value of a written input as an output, and the runtime copies it back.
+A backend that knows these outputs writes them in its own kernels, without a second tensor and without a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dovetail.backends.protocol import output_arguments
 def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> list[int]:
     """End the graph with a ``copy_`` for each new value of an input (output -> input), and return the input in its place.
 
-    The inputs that the graph now writes to are told. A value that may lie in the memory of an input is left alone.
+    Returns the inputs that the graph now writes to. A value that may lie in the memory of an input stays an output, because
+    the new value of one input may be the old one of another, and the order of writing would matter.
 
     >>> class Count(torch.nn.Module):
     ...     def forward(self, count):
@@ -42,7 +43,6 @@ def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> l
     for index, target in write_backs.items():
         value, place = results[index], placeholders[target]
         if not isinstance(value, torch.fx.Node) or memory.group(value) in inputs:
-            # The new value of one input may be the old one of another, and the order of writing would matter.
             continue
         with graph.graph.inserting_before(output):
             copied = graph.graph.call_function(torch.ops.aten.copy_.default, (place, value))

@@ -1,0 +1,20 @@
+from dovetail import aot as aot
+from dovetail import backends as backends
+from dovetail import distributed as distributed
+from dovetail import errors as errors
+from dovetail import testing as testing
+from dovetail.aot.joint_graph import JointGraph as JointGraph
+from dovetail.artefacts.load_joint import load as load
+from dovetail.backends import list_backends as list_backends
+from dovetail.backends import register_backend as register_backend
+from dovetail.backends.foreign.torch_compile import torch_backend as torch_backend
+from dovetail.face.compile import capture as capture
+from dovetail.face.compile import compile as compile
+from dovetail.face.compile import compiled_autograd as compiled_autograd
+from dovetail.face.compile import events_of as events_of
+from dovetail.face.compile import explain as explain
+from dovetail.options import Options as Options
+from dovetail.trace import mark_dynamic as mark_dynamic
+from dovetail.versions import __version__ as __version__
+
+__all__: list[str]

@@ -1,0 +1,1 @@
+"""Tools for backends: safe outputs, memory that values share, inputs written in place."""
