@@ -24,7 +24,7 @@ _PLACES: dict[str, str] = {
     "Options": "dovetail.options",
     "capture": "dovetail.face.compile",
     "compile": "dovetail.face.compile",
-    "compiled_autograd": "dovetail.face.compile",
+    "compiled_autograd": "dovetail.backward_capture.block",
     "events_of": "dovetail.face.compile",
     "explain": "dovetail.face.compile",
     "list_backends": "dovetail.backends",
@@ -47,7 +47,6 @@ def __getattr__(name: str) -> Any:
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(place)
-    # All at once: importing the package ``dovetail.compiled_autograd`` binds its name here, where the function belongs.
     globals().update({other: getattr(module, other) for other, its_place in _PLACES.items() if its_place == place})
     return globals()[name]
 

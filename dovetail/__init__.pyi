@@ -8,9 +8,9 @@ from dovetail.artefacts.load_joint import load as load
 from dovetail.backends import list_backends as list_backends
 from dovetail.backends import register_backend as register_backend
 from dovetail.backends.foreign.torch_compile import torch_backend as torch_backend
+from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
 from dovetail.face.compile import compile as compile
-from dovetail.face.compile import compiled_autograd as compiled_autograd
 from dovetail.face.compile import events_of as events_of
 from dovetail.face.compile import explain as explain
 from dovetail.options import Options as Options

@@ -23,9 +23,7 @@ LEFT: dict[str, int] = {
     "aot -> higher_order": 3,
     "aot -> artefacts": 3,
     "face -> higher_order": 2,
-    "face -> compiled_autograd": 2,
     "runtime -> quirks": 1,
-    "frontend -> compiled_autograd": 1,
     "aot -> rules": 1,
 }
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections import deque
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
-from dovetail.compiled_autograd import BackwardSession, open_session
 from dovetail.errors import CaptureError, NotCallableError
 from dovetail.events import EventLog
-from dovetail.face.compiled_function import CompiledFunction, capturing, collection_paused, compile_lock
+from dovetail.face.compiled_function import CompiledFunction, collection_paused
 from dovetail.face.module import CompiledModule
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.sizes.size_changes import SizeChanges
@@ -58,64 +56,10 @@ def compile(function: Any = None, **options: Any) -> Any:
 
 
 def _compiled_call(function: Callable[..., Any], options: Options) -> CompiledFunction:
-    return (_WithBackwards if options.compiled_autograd else CompiledFunction)(function, options)
-
-
-class _WithBackwards(CompiledFunction):
-    """A compiled function whose calls capture the backwards that run in them."""
-
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        super().__init__(function, options)
-        self.backwards = _backward_session(options)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As without backwards of its own, and those are captured."""
-        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or capturing.active:
-            return self.original(*args, **kwargs)
-        with open_session(self.backwards):
-            return super().__call__(*args, **kwargs)
-
-
-class _BackwardPart(CompiledFunction):
-    """A part of a captured backward. Its inputs are not the user's to choose: those that cannot be captured are for eager."""
-
-    _refuses_inputs = False
-
-
-def _backward_session(options: Options) -> BackwardSession:
-    # A part of a backward that cannot be captured runs eagerly: the user's code never promised to be one graph.
-    chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
-    with compile_lock:
-        known = next((table for asked, table in _compiled_backwards if asked == chosen), None)
-        if known is None:
-            known = {}
-            _compiled_backwards.appendleft((chosen, known))
-    return BackwardSession(lambda function: _BackwardPart(function, chosen), known)
-
-
-# A block is entered anew at every step of a training loop: what the last one with these options has compiled still serves.
-_compiled_backwards: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
-
-
-def compiled_autograd(
-    *, forward_lines: bool = False, **options: Any
-) -> contextlib.AbstractContextManager[BackwardSession]:
-    """A block in which ``.backward()`` and ``torch.autograd.grad`` run as graphs, whatever ran in the forward.
-
-    The autograd graph is captured as it is when the backward runs, with its hooks, its ``torch.autograd.Function`` and its
-    graph breaks. Options are those of :func:`compile`. The block's value shows what was captured: print it; its ``explain()``
-    says what is compiled. With ``forward_lines=True`` each part is shown with the forward's line; the forward gets slower.
-
-    >>> import torch, dovetail
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> with dovetail.compiled_autograd(backend="aten") as backwards:
-    ...     (x * x).backward()
-    >>> x.grad, backwards.runs
-    (tensor(6.), 1)
-    """
-    session = _backward_session(make_options(**options))
-    session.forward_lines = forward_lines
-    return open_session(session)
+    if not options.compiled_autograd:
+        return CompiledFunction(function, options)
+    wing = importlib.import_module("dovetail.backward_capture.block")
+    return wing.FunctionWithBackwards(function, options)  # type: ignore[no-any-return]
 
 
 def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> JointGraph:

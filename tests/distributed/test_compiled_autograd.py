@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
+from dovetail.backward_capture import BackwardSession, open_session
 from tests.distributed.models import batches
 from tests.distributed.world import run
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dovetail.compiled_autograd.operations import NodeFunction
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.finalizers import check_made
 from dovetail.frontend.interpreter.attributes import MISSING, class_attribute, instance_dict
@@ -119,8 +118,6 @@ class Calls(NativeCalls):
             and not isinstance(function, torch.Tensor)
         ):
             return self.call_torch(function, args, kwargs)
-        if isinstance(function, NodeFunction):
-            return self.native(function, args, kwargs)
         if kind is weakref.ReferenceType:
             source = self.values.source_of(function)
             return self.values.read(function(), None if source is None else ReferentSource(source))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
-from dovetail.compiled_autograd.forward_lines import forward_lines
+from dovetail.backward_capture import BackwardSession, open_session
+from dovetail.backward_capture.forward_lines import forward_lines
 
 
 def here(offset: int = 0) -> str:

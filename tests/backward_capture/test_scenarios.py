@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
-from tests.compiled_autograd.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
+from dovetail.backward_capture import BackwardSession, open_session
+from tests.backward_capture.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
 
 for _part in ("anomaly", "bad_input", "checkpoints_twice", "functions", "higher_order", "hooks", "subclasses"):
-    importlib.import_module(f"tests.compiled_autograd.scenarios_{_part}")
+    importlib.import_module(f"tests.backward_capture.scenarios_{_part}")
 
 #: Scenarios without a backward that could be captured.
 NEVER_CAPTURED = {

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from tests.compiled_autograd.scenarios import Run, grads, leaf, scenario
+from tests.backward_capture.scenarios import Run, grads, leaf, scenario
 
 
 def twice(run: Run, y: torch.Tensor, *wanted: torch.Tensor) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.session import BackwardSession, GraphCompiler, open_session
+from dovetail.backward_capture import rules  # noqa: F401  (registers itself)
+from dovetail.backward_capture.graph import CapturedBackward
+from dovetail.backward_capture.session import BackwardSession, GraphCompiler, open_session
 
 __all__ = ["BackwardSession", "CapturedBackward", "GraphCompiler", "open_session"]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from dovetail.compiled_autograd import operations
-from dovetail.compiled_autograd.recorder import ARGUMENTS
+from dovetail.backward_capture import operations
+from dovetail.backward_capture.recorder import ARGUMENTS
 from dovetail.quirks.exact import OTHER_FORMULA
 
 CARRIED = "carried"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.compiled_autograd.scenarios import Run, grads, scenario
+from tests.backward_capture.scenarios import Run, grads, scenario
 
 
 def two(*shape: int) -> nn.Parameter:

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from dovetail.compiled_autograd.anomaly import StepByStep, unwatched
-from dovetail.compiled_autograd.explanation import explain_parts
-from dovetail.compiled_autograd.forward_lines import forward_lines, lines_are_noted, noting_lines
-from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.history import with_history
-from dovetail.compiled_autograd.operations import inside_the_engine, is_traceable
-from dovetail.compiled_autograd.parts import Part, PartsRunner, cut, hook_index
-from dovetail.compiled_autograd.recorder import Recorder
-from dovetail.compiled_autograd.reducers import Bucketing, bucket_ends, reducers_among, replace_native_reducers
+from dovetail.backward_capture.anomaly import StepByStep, unwatched
+from dovetail.backward_capture.explanation import explain_parts
+from dovetail.backward_capture.forward_lines import forward_lines, lines_are_noted, noting_lines
+from dovetail.backward_capture.graph import CapturedBackward
+from dovetail.backward_capture.history import with_history
+from dovetail.backward_capture.operations import inside_the_engine, is_traceable
+from dovetail.backward_capture.parts import Part, PartsRunner, cut, hook_index
+from dovetail.backward_capture.recorder import Recorder
+from dovetail.backward_capture.reducers import Bucketing, bucket_ends, reducers_among, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
 from dovetail.torch_private import autograd as door

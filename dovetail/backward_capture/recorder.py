@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.compiled_autograd import operations
-from dovetail.compiled_autograd.numbers import LiftedNumber
-from dovetail.compiled_autograd.operations import NodeFunction, OutputCheck
+from dovetail.backward_capture import operations
+from dovetail.backward_capture.numbers import LiftedNumber
+from dovetail.backward_capture.operations import NodeFunction, OutputCheck
 from dovetail.errors import CaptureError
 from dovetail.torch_private import autograd as door
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
+from dovetail.backward_capture import BackwardSession, open_session
 from dovetail.errors import EagerFallbackWarning
-from tests.compiled_autograd.test_scenarios import assert_same
+from tests.backward_capture.test_scenarios import assert_same
 
 
 def network() -> nn.Sequential:

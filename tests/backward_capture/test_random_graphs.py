@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
-from tests.compiled_autograd.test_scenarios import assert_same
+from dovetail.backward_capture import BackwardSession, open_session
+from tests.backward_capture.test_scenarios import assert_same
 
 
 def program(seed: int, higher: bool = False) -> list[Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.parts import check_unwritten, uses_of_saved
+from dovetail.backward_capture.graph import CapturedBackward
+from dovetail.backward_capture.parts import check_unwritten, uses_of_saved
 from dovetail.torch_private import autograd as door
 from dovetail.trace.backward_order import BackwardCall, hook_order
 

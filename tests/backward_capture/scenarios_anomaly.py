@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.compiled_autograd.scenarios import Run, grads, leaf, scenario
+from tests.backward_capture.scenarios import Run, grads, leaf, scenario
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.compiled_autograd.scenarios import Run, grads, leaf, scenario
+from tests.backward_capture.scenarios import Run, grads, leaf, scenario
 
 
 @scenario

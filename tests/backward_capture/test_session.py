@@ -13,10 +13,10 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
+from dovetail.backward_capture import BackwardSession, open_session
 from dovetail.errors import CaptureError, EagerFallbackWarning, OptionError
 from dovetail.torch_private import autograd as door
-from tests.compiled_autograd.test_scenarios import assert_same
+from tests.backward_capture.test_scenarios import assert_same
 
 
 def test_another_size_is_the_same_capture() -> None:
@@ -307,7 +307,7 @@ def test_inductor_agrees_up_to_rounding() -> None:
 
 
 def test_a_capture_that_stops_half_way_refuses_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail.compiled_autograd.recorder import Recorder
+    from dovetail.backward_capture.recorder import Recorder
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("no")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiled_autograd import BackwardSession, open_session
-from dovetail.compiled_autograd import session as sessions
+from dovetail.backward_capture import BackwardSession, open_session
+from dovetail.backward_capture import session as sessions
 from dovetail.errors import CaptureError
 from dovetail.torch_private.autograd import TorchDispatchMode
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dovetail.compiled_autograd import operations
-from dovetail.compiled_autograd.graph import CapturedBackward
-from dovetail.compiled_autograd.parts import Part, PartsRunner
+from dovetail.backward_capture import operations
+from dovetail.backward_capture.graph import CapturedBackward
+from dovetail.backward_capture.parts import Part, PartsRunner
 
 
 def explain_parts(number: int, captured: CapturedBackward, runners: Iterable[PartsRunner]) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import fx
 
-from dovetail.compiled_autograd import operations
-from dovetail.compiled_autograd.forward_lines import forward_lines
-from dovetail.compiled_autograd.recorder import ARGUMENTS, Recorder
+from dovetail.backward_capture import operations
+from dovetail.backward_capture.forward_lines import forward_lines
+from dovetail.backward_capture.recorder import ARGUMENTS, Recorder
 from dovetail.errors import CaptureError
 from dovetail.torch_private import autograd as door
 from dovetail.torch_private import tensors as private

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.compiled_autograd.scenarios import Run, grads, leaf, scenario
+from tests.backward_capture.scenarios import Run, grads, leaf, scenario
 
 
 class Scale(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.compiled_autograd.graph import CapturedBackward
+from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.errors import CaptureError
 from dovetail.torch_private import autograd as door
 from dovetail.trace.backward_order import BackwardCall, hook_order

@@ -1,0 +1,18 @@
+"""How the interpreter calls the formulas of autograd nodes that a captured backward holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.backward_capture.operations import NodeFunction, OutputCheck
+from dovetail.frontend.rules import rule
+
+if TYPE_CHECKING:
+    from dovetail.frontend.protocol import TracingInterpreter
+
+
+@rule(NodeFunction.__call__, OutputCheck.__call__)
+def _call_formula(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the formula natively: it computes on traced tensors like any function of torch."""
+    formula, *values = args
+    return interpreter.native(formula, tuple(values), kwargs)
