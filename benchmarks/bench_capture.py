@@ -35,7 +35,7 @@ from torch import Tensor
 import dovetail
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.report.curves import Table
-from dovetail.torch_private import tensors as torch_private
+from dovetail.torch_private import dynamo as private_dynamo
 
 #: What the project promises: Dovetail's time over that of torch.compile.
 PROMISE = 0.4
@@ -82,7 +82,7 @@ _ready: list[float] = []
 
 def aot_eager(graph: Any, inputs: list[Any]) -> Any:
     """torch's ``aot_eager``, noting when it is done."""
-    run = torch_private.torch_backend("aot_eager")(graph, inputs)
+    run = private_dynamo.torch_backend("aot_eager")(graph, inputs)
     _ready.append(time.perf_counter())
     return run
 

@@ -34,7 +34,8 @@ import torch
 import dovetail
 from dovetail.face.compile import compiled_function
 from dovetail.report.curves import Table
-from dovetail.torch_private import tensors as torch_private
+from dovetail.torch_private import dynamo as private_dynamo
+from dovetail.torch_private import tracing as private_tracing
 
 #: What the project promises: Dovetail's time over that of torch.compile.
 PROMISE = 0.5
@@ -82,7 +83,7 @@ def prepared(graph: torch.fx.GraphModule) -> list[Any]:
         value = node.meta.get("val", node.meta.get("example_value")) if isinstance(node, torch.fx.Node) else node
         if isinstance(value, torch.Tensor):
             # torch.compile calls its backend inside of a fake mode, which would make slow fake tensors of these.
-            with torch_private.disable_current_modes():
+            with private_tracing.disable_current_modes():
                 value = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype).zero_()
             assert type(value) is torch.Tensor
         made.append(value)
@@ -141,7 +142,7 @@ def compile_dovetail(model: torch.nn.Module, training: bool) -> Any:
 
 def compile_torch(model: torch.nn.Module, training: bool) -> Any:
     """torch.compile, as it comes."""
-    backend = torch_private.aot_backend(idle_torch_boxed) if training else idle_torch
+    backend = private_dynamo.aot_backend(idle_torch_boxed) if training else idle_torch
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
 
 

@@ -101,6 +101,10 @@ def import_violations(parts: tuple[str, ...], tree: ast.AST) -> list[str]:
             found.append(
                 f"line {line}: {room.name} imports {other.name} (dovetail.{'.'.join(target)}), which is above it"
             )
+        elif room.kind == "core" != other.kind:
+            found.append(
+                f"line {line}: {room.name} imports {other.name} (dovetail.{'.'.join(target)}), which is not of the core"
+            )
     return found
 
 

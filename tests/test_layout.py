@@ -15,6 +15,7 @@ MODULES = layout.MODULES
 LEFT: dict[str, int] = {
     "frontend -> rules": 57,
     "guards -> rules": 12,
+    "guards -> torch_private/guard_managers": 4,
     "aot -> quirks": 6,
     "trace -> quirks": 4,
     "runtime -> higher_order": 4,
@@ -116,6 +117,10 @@ def test_the_package_is_typed() -> None:
         (("aot", "state"), "from dovetail.trace import Trace\nfrom dovetail.aot import joint_graph", False),
         (("backends", "registry"), "from dovetail.backends.inductor import backend", True),
         (("cli", "demo"), "import dovetail", False),
+        (("guards", "x"), "from dovetail.torch_private import inductor as private_inductor", True),
+        (("torch_private", "x"), "from dovetail.torch_private import dynamo", True),
+        (("backends", "inductor", "x"), "from dovetail.torch_private import inductor as private_inductor", False),
+        (("torch_private", "inductor"), "from dovetail.torch_private.operators import OpOverload", False),
     ],
 )
 def test_the_import_check_sees(parts: tuple[str, ...], source: str, wrong: bool) -> None:

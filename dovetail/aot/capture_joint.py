@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
@@ -24,9 +25,10 @@ from dovetail.quirks.exact import differing_nodes, use_exact_formulas
 from dovetail.quirks.overlap import may_overlap_itself
 from dovetail.rules.sparse.deferred import deferred_call
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.backward_order import arrangement_of_leaves
 from dovetail.trace.opaque import check_gradient_ticket, forget_examples
@@ -39,7 +41,7 @@ class AutogradView:
     """
 
     def __init__(self, view: torch.Tensor, bindings: Bindings) -> None:
-        self._replay = private.view_replay(view)
+        self._replay = private_tensors.view_replay(view)
         sizes: list[Any] = []
 
         def note(size: Any) -> Any:
@@ -75,7 +77,7 @@ class StridedView:
         self.offset: Any = view.storage_offset() - base.storage_offset()
         self.same = _layout(view) == _layout(base)
         self.detached = view._base is not base and not view.requires_grad
-        self.counts_own_versions = self.detached and not private_compile.share_version_counter(view, base)
+        self.counts_own_versions = self.detached and not private_tensors.share_version_counter(view, base)
         self.is_view = view._base is not None
 
     def geometry(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, Any, int]:
@@ -122,7 +124,7 @@ def _whole_view(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Ten
 def _view_of_custom_function(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """All of a tensor, as a view that may not be written to."""
     view = base.view_as(base)
-    private_compile.mark_as_view_of_custom_function(view)
+    private_tensors.mark_as_view_of_custom_function(view)
     return view
 
 
@@ -188,11 +190,11 @@ class _Outputs:
             if source is not None:
                 self.outputs.append(self._view(value, source.value, InputOutput(source.index)))
             elif sharing[storage] == 1 and (
-                value._base is None or _is_new_leaf(value) or private.is_view_of_custom_function(value)
+                value._base is None or _is_new_leaf(value) or private_tensors.is_view_of_custom_function(value)
             ):
                 leaf = _is_new_leaf(value)
                 output = FreshOutput(self._add(value, UserOutput(str(position))), leaf)
-                if private.is_view_of_custom_function(value):
+                if private_tensors.is_view_of_custom_function(value):
                     self.outputs.append(ViewOutput(output, _view_of_custom_function, True, True))
                 else:
                     # A view made without recording says that it requires a gradient, and takes none.
@@ -235,7 +237,7 @@ class _Outputs:
             raise CaptureError(
                 "a returned view requires a gradient but its base does not", advice="return a clone of it"
             )
-        if private.is_view_of_custom_function(value):
+        if private_tensors.is_view_of_custom_function(value):
             raise CaptureError(
                 "a custom autograd.Function returns its input or a view of it, and the result is returned beside that input",
                 where=self.trace.locate(),
@@ -250,7 +252,7 @@ class _Outputs:
                 where=self.trace.locate(),
                 advice="detach a clone of it",
             )
-        recorded = value.grad_fn is not None or (not base.requires_grad and private.is_recorded_view(value))
+        recorded = value.grad_fn is not None or (not base.requires_grad and private_tensors.is_recorded_view(value))
         # A view made before its base was changed in place must not be made again by the same operators.
         is_changed = isinstance(output, InputOutput) and any(
             change.input_index == output.index for change in self.trace.metadata_changes
@@ -276,7 +278,7 @@ class _Outputs:
             item
             for item in self.trace.inputs
             if self.trace.node_of(item.value) is not item.node
-            and (item.index not in changed or private_compile.is_written(item.value))
+            and (item.index not in changed or private_tensors.is_written(item.value))
         ]
         if not mutated:
             return
@@ -302,10 +304,10 @@ class _Outputs:
             value.shape != fake.shape
             or value.stride() != fake.stride()
             or value.dtype != real.dtype
-            or private_compile.size_inside(value) != fake.shape
+            or private_tensors.size_inside(value) != fake.shape
         ):
             raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
-        if real.layout is torch.strided and not private.is_fake(real) and may_overlap_itself(real):
+        if real.layout is torch.strided and not private_tensors.is_fake(real) and may_overlap_itself(real):
             raise CaptureError(
                 f"{item.name} is written to, and several of its elements share one place in memory",
                 advice="clone it first",
@@ -353,7 +355,7 @@ def capture_joint(state: AOTState, attention_by_parts: bool = False) -> JointGra
     """
     state.require_open()
     trace = state.trace
-    with private_compile.math_attention() if attention_by_parts else contextlib.nullcontext():
+    with sdpa_kernel(SDPBackend.MATH) if attention_by_parts else contextlib.nullcontext():
         result = state.frontend(trace, state.function, state.args, state.kwargs)
         return finish_joint(trace, result)
 
@@ -362,7 +364,7 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     """Append the backward to a trace that holds a captured forward, and close the graph."""
     # The program tape ends here; its mode would be asked about every attribute that fake tensors read of each other, 9,000
     # times in the backward of a 6-layer GPT.
-    with private.no_torch_function():
+    with private_calls.no_torch_function():
         return _finish_joint(trace, result)
 
 
@@ -439,7 +441,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         for gradient, item in zip(gradients, trace.inputs, strict=True):
             if gradient is not None and is_ticket(item.real):
                 check_gradient_ticket(trace, gradient)
-            if gradient is not None and private.is_wrapper(gradient):
+            if gradient is not None and private_tensors.is_wrapper(gradient):
                 raise CaptureError(
                     f"the gradient of {item.name}, which is a plain tensor, is a {type(gradient).__name__}",
                     advice=f"make {item.name} a {type(gradient).__name__} too",
@@ -480,7 +482,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         together,
         arrangement,
     )
-    module = private.lazy_graph_module(trace.tracer.root, graph)
+    module = private_tracing.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(
         graph_module=module,
         input_descriptors=tuple(input_descriptors),
@@ -553,14 +555,14 @@ def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
         raise CaptureError(
             "a result whose places share memory has a size that the data decides", advice="return a clone of it"
         )
-    with private.disable_current_modes(), trace.fake_mode:
+    with private_tracing.disable_current_modes(), trace.fake_mode:
         strides = torch.empty(of.shape, device="meta").stride() if shares_places(of) else of.stride()
         fake = torch.empty_strided(of.shape, strides, dtype=of.dtype, device=of.device)
-    with private.disable_current_modes():
+    with private_tracing.disable_current_modes():
         proxy = trace.tracer.create_proxy("placeholder", f"tangents_{number + 1}", (), {})
         proxy.node.meta["val"] = fake
-        private.track_tensor_tree(fake, proxy, constant=None, tracer=trace.tracer)
-    return private.to_fun(fake)
+        private_tracing.track_tensor_tree(fake, proxy, constant=None, tracer=trace.tracer)
+    return private_tracing.to_fun(fake)
 
 
 def _placeholders_first(graph: torch.fx.Graph) -> None:

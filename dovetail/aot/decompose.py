@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dovetail.errors import GraphInvalidError
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 
 # Facts about one value, not about where it comes from.
 _VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
@@ -20,7 +21,7 @@ _VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacke
 _READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
 
-class _Tracer(private.PythonKeyTracer):
+class _Tracer(private_tracing.PythonKeyTracer):
     """Gives each new node the meta of the node that is being decomposed."""
 
     origin: torch.fx.Node | None = None
@@ -50,11 +51,11 @@ class _Decomposer(torch.fx.Interpreter):
             return self._tracked(n, n.meta.get("val"), "placeholder")
         if n.op == "get_attr":
             return self._attribute(n)
-        if isinstance(n.meta.get("val"), torch.SymFloat) and not isinstance(n.target, private.OpOverload):
+        if isinstance(n.meta.get("val"), torch.SymFloat) and not isinstance(n.target, private_operators.OpOverload):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             if callable(n.target) and not kwargs and any(map(private_sizes.is_data_number, args)):
                 # ``max`` or a square root would ask a symbol for its value.
-                return private_recordings.recorded_number(n.target, args, self.tracer)
+                return private_tracing.recorded_number(n.target, args, self.tracer)
         if n.target in _READ_STRIDES and isinstance(n.args[0], torch.fx.Node):
             return self._on_old_strides(n, n.args[0])
         return super().run_node(n)
@@ -76,10 +77,10 @@ class _Decomposer(torch.fx.Interpreter):
             raise GraphInvalidError(
                 f"the graph's {kind} {node.name!r} carries no value", advice='set node.meta["val"] to a fake tensor'
             )
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             proxy = self.tracer.create_proxy(kind, str(node.target), (), {}, name=node.name)
             if value is not None:
-                private.track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
+                private_tracing.track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
         proxy.node.meta = dict(node.meta)
         if value is not None:
             proxy.node.meta["val"] = value
@@ -92,8 +93,8 @@ class _Decomposer(torch.fx.Interpreter):
         value = self.fetch_attr(target)
         if isinstance(value, torch.Tensor):
             fake = node.meta.get("val")
-            if not private.is_fake(fake):
-                with private.disable_current_modes():
+            if not private_tensors.is_fake(fake):
+                with private_tracing.disable_current_modes():
                     fake = self.fake_mode.from_tensor(value.detach(), static_shapes=True)
             _copy_attribute(self.module, self.tracer.root, target)
             value = self._tracked(node, fake, "get_attr")
@@ -136,7 +137,7 @@ def decompose_graph(
     old_output = graph_module.graph.output_node()
     mutations_before = {node.target for node in graph_module.graph.nodes if _mutates(node)}
     tracer = _Tracer()
-    graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
+    graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
     tracer.graph = graph
     tracer.root = torch.nn.Module()
     tracer.tensor_attrs = {}
@@ -167,18 +168,18 @@ def decompose_graph(
 def _recording(tracer: _Tracer, table: Mapping[Any, Callable[..., Any]], fake_mode: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(private.disable_autocast_cache())
-        stack.enter_context(private.enable_python_dispatcher())
+        stack.enter_context(private_tracing.disable_autocast_cache())
+        stack.enter_context(private_tracing.enable_python_dispatcher())
         stack.enter_context(fake_mode)
-        stack.enter_context(private.ProxyTorchDispatchMode(tracer, "symbolic"))
-        stack.enter_context(private.decompose(table))
+        stack.enter_context(private_tracing.ProxyTorchDispatchMode(tracer, "symbolic"))
+        stack.enter_context(private_tracing.decompose(table))
         yield
 
 
 def _entry(value: Any, old: Any, tracer: _Tracer) -> Any:
     if not isinstance(old, torch.fx.Node):
         return old
-    slot = private.get_proxy_slot(value, tracer, None)
+    slot = private_tracing.get_proxy_slot(value, tracer, None)
     if slot is None:
         raise GraphInvalidError(f"the output {old.name!r} was lost in decomposition")
     if isinstance(value, torch.Tensor):
@@ -203,7 +204,7 @@ def _entries(graph_module: torch.fx.GraphModule) -> list[Any]:
 
 
 def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, private.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, private_operators.OpOverload) and node.target._schema.is_mutable
 
 
 _IDENTITIES = frozenset(

@@ -13,7 +13,7 @@ import torch
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.runtime.spec import FreshOutput, OutputTensor, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 Runner = Callable[[list[Any]], list[Any]]
 
@@ -64,7 +64,7 @@ def without_inputs(graph: torch.fx.GraphModule, indices: Sequence[int]) -> tuple
     for index in unused:
         smaller.erase_node(placeholders[index])
     left = [index for index in range(len(placeholders)) if index not in unused]
-    return private.lazy_graph_module(graph, smaller), left
+    return private_tracing.lazy_graph_module(graph, smaller), left
 
 
 def taking(run: Runner, left: Sequence[int]) -> Runner:

@@ -20,7 +20,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.backends import ATEN, Backend
 from dovetail.errors import EagerFallbackWarning
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.
@@ -47,7 +47,7 @@ def compile_put_off(joint: JointGraph, backend: Backend, **settings: Any) -> Com
     def second() -> Runner:
         """Kernels. The call has begun, and eager cannot take it over: where there are none, it goes on as the first one did."""
         try:
-            with private.preserved_rng_state():
+            with private_state.preserved_rng_state():
                 compiled = compile_joint(None, joint, backend, options=options, **settings)
         except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
             warnings.warn(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail.torch_private.tensors import OpOverload
+from dovetail.torch_private import operators as private_operators
 
 if TYPE_CHECKING:
     from dovetail.aot.joint_graph import JointGraph
@@ -50,7 +50,9 @@ def print_joint(joint: JointGraph) -> str:
         lines.append(f"{phase}:")
         for node in joint.nodes_of(phase):
             name = getattr(node.target, "__name__", str(node.target))
-            operator = str(node.target).replace("aten.", "") if isinstance(node.target, OpOverload) else name
+            operator = (
+                str(node.target).replace("aten.", "") if isinstance(node.target, private_operators.OpOverload) else name
+            )
             lines.append(
                 f"  {node.name}: {describe_value(node.meta.get('val'))} = {operator}({_arguments(node)}){_line(node)}"
             )

@@ -14,7 +14,7 @@ import torch
 from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Program
 from dovetail.trace.opaque import OPAQUE
 
@@ -261,7 +261,7 @@ class JointGraph:
             args = torch.fx.node.map_arg(node.args, lambda item: item.meta["val"])
             kwargs = torch.fx.node.map_arg(node.kwargs, lambda item: item.meta["val"])
             try:
-                with private.disable_current_modes(), self.fake_mode, torch.no_grad():
+                with private_tracing.disable_current_modes(), self.fake_mode, torch.no_grad():
                     value = node.target(*args, **kwargs)
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
                 raise GraphInvalidError(

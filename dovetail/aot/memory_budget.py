@@ -23,8 +23,8 @@ from torch.utils.flop_counter import flop_registry
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.errors import BackendError, OptionError
 from dovetail.options import check_budget
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
 
 # Floating-point operations in the time in which one byte is read or written, and bytes in the time that one call takes. Both
 # are those of a processor to within a factor of a few; only the order of candidates matters.
@@ -125,7 +125,7 @@ def _is_tensor(value: Any) -> bool:
 def estimate_cost(node: torch.fx.Node) -> float:
     """What computing a node costs, in bytes that could be read or written in the same time."""
     result = node.meta.get("val")
-    if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, private_operators.OpOverload):
         return 0.0
     if not isinstance(result, (torch.Tensor, tuple, list)):
         return 0.0

@@ -21,7 +21,7 @@ from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, SavedF
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, SAVE, JointGraph, must_stay
 from dovetail.aot.memory_budget import MemoryReport, choose_budget, collect_candidates, saved_bytes, solve
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 Strategy = Literal["minimum_cut", "save_all"]
 CHEAP_NAMES = frozenset(
@@ -375,7 +375,7 @@ def _extract(
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
     graph.output([None if node is None else copies[node] for node in outputs])
-    return private.lazy_graph_module(joint.graph_module, graph)
+    return private_tracing.lazy_graph_module(joint.graph_module, graph)
 
 
 def tangent_positions(graph: torch.fx.GraphModule) -> list[int]:

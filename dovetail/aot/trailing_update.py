@@ -21,8 +21,9 @@ import torch
 
 from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 Runner = Callable[[list[Any]], list[Any]]
@@ -121,7 +122,7 @@ class Trailing:
             # The graph may empty the list of its inputs.
             inputs = {index: values[index] for index in needed}
             outputs = run(values)
-            with private.BelowAutograd(), private.NoAutocast():
+            with private_operators.BelowAutograd(), private_operators.NoAutocast():
                 for update in self.updates:
                     update.run(inputs, outputs)
             for output, index in self.written.items():
@@ -177,7 +178,7 @@ def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Tra
     smaller.output(smaller.graph_copy(graph.graph, {}))
     for node, original in zip(smaller.nodes, graph.graph.nodes, strict=True):
         node.meta = dict(original.meta)
-    module = private.lazy_graph_module(graph, smaller)
+    module = private_tracing.lazy_graph_module(graph, smaller)
     return _TakingOff(module, write_backs).run()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from dovetail.quirks.eigenvectors import phases_checked
 from dovetail.quirks.exact import use_exact_formulas
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Program, Trace
 from dovetail.trace.opaque import opaque
 from dovetail.trace.program import ProgramCall
@@ -68,7 +68,7 @@ class _Whole:
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = private.tree_flatten((args, kwargs))
+        leaves, structure = private_trees.tree_flatten((args, kwargs))
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
         single: list[bool] = []
@@ -77,7 +77,7 @@ class _Whole:
             values = [None if at in places else leaf for at, leaf in enumerate(leaves)]
             for at, tensor in zip(places, given, strict=True):
                 values[at] = tensor
-            arguments, keywords = private.tree_unflatten(values, structure)
+            arguments, keywords = private_trees.tree_unflatten(values, structure)
             found = self._function(*arguments, **keywords)
             single.append(isinstance(found, torch.Tensor))
             return [found] if single[-1] else list(found)

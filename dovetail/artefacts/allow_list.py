@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import ArtefactError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 NAMESPACES = ("aten", "prims")
 _NAME = re.compile(r"(aten|prims)::([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
@@ -71,7 +71,7 @@ _PYTHON: dict[str, Callable[..., Any]] = {
 
 def is_allowed(found: Any) -> bool:
     """Whether an operator may be in an artefact."""
-    if not isinstance(found, private.OpOverload):
+    if not isinstance(found, private_operators.OpOverload):
         return False
     schema = found._schema
     namespace, _, base = schema.name.partition("::")
@@ -112,7 +112,7 @@ def operator_by_name(name: str) -> Callable[..., Any]:
 
 def check_arguments(target: Any, count: int, names: list[str]) -> None:
     """Raise :class:`ArtefactError` unless an operator takes so many positional arguments and these named ones."""
-    if not isinstance(target, private.OpOverload):
+    if not isinstance(target, private_operators.OpOverload):
         if names or count > 2:
             raise ArtefactError(f"{target} does not take these arguments")
         return

@@ -32,7 +32,7 @@ from dovetail.errors import ArtefactError
 from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, TupleItem
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 NAMED: dict[str, type[Any]] = {"parameter": ParamInput, "buffer": BufferInput, "input": UserInput, "output": UserOutput}
 WRAPPING: dict[str, type[Any]] = {"mutated": MutatedInput, "tangent": Tangent, "gradient": Gradient}
@@ -262,7 +262,7 @@ def _geometry(output: ViewOutput, position: int, joint: JointGraph) -> tuple[Any
     """Size, stride and offset of a returned view, relative to its base."""
     if isinstance(output.replay, (StridedView, LoadedView)):
         return output.replay.size, output.replay.stride, int(output.replay.offset)
-    view: Any = private.from_fun(joint.capture.outputs[position])
+    view: Any = private_tracing.from_fun(joint.capture.outputs[position])
     is_input = isinstance(output.base, InputOutput)
     nodes: list[Any] = joint.graph.find_nodes(op="placeholder") if is_input else joint.results
     root: Any = nodes[output.base.index].meta["val"]

@@ -27,7 +27,7 @@ from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import ArtefactError, DovetailError, InputError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
 from dovetail.trace.trace import SAME_DTYPE
@@ -233,7 +233,7 @@ def load(path: str | os.PathLike[str]) -> LoadedGraph:
 
 def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> LoadedGraph:
     environment = RecordingShapeEnv()
-    fake_mode: Any = private.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
+    fake_mode: Any = private_tracing.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
     symbols = [
         private_sizes.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
         for number, item in enumerate(payload["symbols"])
@@ -262,7 +262,7 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
         if not bool(evaluate(item, symbols)):
             raise ArtefactError("the artefact's guards do not hold for its own sizes")
     joint = JointGraph(
-        graph_module=private.lazy_graph_module(reader.root, reader.graph),
+        graph_module=private_tracing.lazy_graph_module(reader.root, reader.graph),
         input_descriptors=inputs,
         output_descriptors=outputs,
         num_primals=primals,
@@ -327,7 +327,7 @@ class _Reader:
         if len(shape) != len(stride) or any(private_sizes.hint(item) < 0 for item in (*shape, *stride)):
             raise ArtefactError(f"{entry['name']} has no shape that a tensor can have")
         dtype, device = _look_up("dtype", entry["dtype"]), _device(entry["device"])
-        with private.disable_current_modes(), self._fake_mode, torch.no_grad():
+        with private_tracing.disable_current_modes(), self._fake_mode, torch.no_grad():
             value = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         return self.graph.create_node("placeholder", entry["name"], (), {}, name=entry["name"]), value
 
@@ -354,7 +354,7 @@ class _Reader:
         dtypes = {item.dtype for item in values[0] if isinstance(item, torch.Tensor)}
         if target in SAME_DTYPE and len(dtypes) > 1:
             raise ArtefactError(f"{name_of_operator(target)} got operands of different dtypes")
-        with private.disable_current_modes(), self._fake_mode, torch.no_grad():
+        with private_tracing.disable_current_modes(), self._fake_mode, torch.no_grad():
             value = target(*values[0], **values[1])
         return node, value
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import tensors as private_tensors
 
 _counter = itertools.count()
 
@@ -28,7 +29,10 @@ class _Writer:
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph_module = graph
-        self.names: dict[str, Any] = {"BelowAutograd": private.BelowAutograd, "NoAutocast": private.NoAutocast}
+        self.names: dict[str, Any] = {
+            "BelowAutograd": private_operators.BelowAutograd,
+            "NoAutocast": private_operators.NoAutocast,
+        }
         self._bound: dict[int, str] = {}
         self._variables: dict[torch.fx.Node, str] = {}
 
@@ -85,7 +89,7 @@ class _Writer:
             return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
             name = self.bind(self.graph_module.get_submodule(str(target)), "module")
-        elif isinstance(target, private.OpOverload):
+        elif isinstance(target, private_operators.OpOverload):
             name = self._operator(target)
         else:
             name = self.bind(target, "function")
@@ -96,7 +100,7 @@ class _Writer:
         name = self._bound.get(id(target))
         if name is None:
             name = self._bound[id(target)] = f"{target._schema.name.split('::')[-1]}_{len(self.names)}"
-            self.names[name] = private.operator_entry(target)
+            self.names[name] = private_operators.operator_entry(target)
         return name
 
     def output(self, entry: Any) -> str:
@@ -114,7 +118,7 @@ def fresh(value: Any) -> Any:
     >>> fresh(x * 2).requires_grad, private.is_tensor_view(fresh(x.detach()[:1]))
     (False, False)
     """
-    if isinstance(value, torch.Tensor) and (value.requires_grad or private.is_tensor_view(value)):
+    if isinstance(value, torch.Tensor) and (value.requires_grad or private_tensors.is_tensor_view(value)):
         return value.detach()
     return value
 
@@ -124,11 +128,11 @@ def _may_be_view(node: torch.fx.Node) -> bool:
         node = node.args[0]  # type: ignore[assignment]
     if node.op == "placeholder":
         return False
-    if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, private_operators.OpOverload):
         return True
     returns = node.target._schema.returns
     # An embedding's schema says that its result is new memory, but its kernel returns a view of another operator's result.
-    return any(item.alias_info is not None for item in returns) or private.is_composite(node.target)
+    return any(item.alias_info is not None for item in returns) or private_operators.is_composite(node.target)
 
 
 def generate_source(graph: torch.fx.GraphModule, kind: Kind = "inference") -> tuple[str, dict[str, Any]]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import recordings as private_recordings
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import trees as private_trees
 
 #: Targets without a schema that write nothing: they take numbers, or pick from a result.
 _PURE_FUNCTIONS = frozenset(
@@ -61,7 +62,7 @@ def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     if node.op not in ("call_function", "call_method", "call_module"):
         return []
     target = node.target
-    if not isinstance(target, private.OpOverload):
+    if not isinstance(target, private_operators.OpOverload):
         return [] if is_pure_function(target) else list(nodes_in((node.args, node.kwargs)))
     schema = target._schema
     written: list[torch.fx.Node] = []
@@ -79,9 +80,9 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     target = node.target
     everything = list(nodes_in((node.args, node.kwargs)))
-    if not isinstance(target, private.OpOverload):
+    if not isinstance(target, private_operators.OpOverload):
         return everything if target is operator.getitem or not is_pure_function(target) else []
-    if private_recordings.is_implicit(target) or target in _UNDECLARED_VIEWS:
+    if private_operators.is_implicit(target) or target in _UNDECLARED_VIEWS:
         # The result of reshape, contiguous or to may be a view or not, and the schema does not say.
         return everything
     schema = target._schema
@@ -107,11 +108,11 @@ class Memory:
             for other in _may_share_memory(node):
                 self._join(node, other)
             value = node.meta.get("val")
-            for leaf in private.tree_leaves(value):
+            for leaf in private_trees.tree_leaves(value):
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     storage = leaf.untyped_storage()
                     self._storages.append(storage)
-                    self._join(node, by_storage.setdefault(private_recordings.storage_key(storage), node))
+                    self._join(node, by_storage.setdefault(private_tensors.storage_key(storage), node))
 
     def group(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return the node that represents all nodes that may share memory with this one."""

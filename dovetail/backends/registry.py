@@ -27,7 +27,7 @@ from dovetail.backends.aten import ATEN
 from dovetail.backends.eager import EAGER
 from dovetail.backends.protocol import Backend, Kind, Numerics
 from dovetail.errors import BackendError, UnknownBackendError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
 
 ENTRY_POINT_GROUP = "dovetail.backends"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -133,7 +133,7 @@ def list_backends(*, torch_backends: bool = True) -> list[str]:
     """
     names = {*_CORE, *_WINGS, *_registered, *_entry_points()}
     if torch_backends:
-        names.update(private.torch_backend_names())
+        names.update(private_compilers.torch_backend_names())
     return sorted(names)
 
 
@@ -160,7 +160,7 @@ def lookup_backend(backend: str | Backend | Callable[..., Any] | None) -> Backen
 def default_backend() -> Backend:
     """Return ``inductor`` where a C++ compiler, or a GPU with Triton, is found; else ``aten``, with one warning."""
     global _warned_no_compiler
-    if private.cpp_compiler() is not None or private.has_triton():
+    if private_compilers.cpp_compiler() is not None or private_compilers.has_triton():
         return lookup_backend("inductor")
     if not _warned_no_compiler:
         _warned_no_compiler = True
@@ -174,7 +174,7 @@ def default_backend() -> Backend:
 
 def _by_name(name: str) -> Backend:
     found = _CORE.get(name) or _wing(name) or _registered.get(name) or _from_entry_point(name)
-    if found is None and name in private.torch_backend_names():
+    if found is None and name in private_compilers.torch_backend_names():
         found = _load(f"{_TORCH}:torch_registered_backend")(name)
     if found is not None:
         return found

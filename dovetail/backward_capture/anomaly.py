@@ -13,7 +13,7 @@ from torch import fx
 
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.parts import check_unwritten, uses_of_saved
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.trace.backward_order import BackwardCall, hook_order
 
 #: The frames of a captured backward, which eager's tracebacks do not have.
@@ -55,7 +55,7 @@ class StepByStep(fx.Interpreter):
             check_unwritten(self._tensors, self._versions, self._saved.get(n, ()))
             if not self._notes_parents or not n.meta.get("call"):
                 return super().run_node(n)
-            first = door.next_sequence_number()
+            first = private_autograd.next_sequence_number()
             result = super().run_node(n)
             _note_parent(self._nodes[n.meta["call"]], result, first)
             return result
@@ -74,14 +74,19 @@ def _note_parent(parent: Any, result: Any, first: int) -> None:
     seen = set()
     while open_nodes:
         node = open_nodes.pop()
-        if node is None or node in seen or door.is_leaf_node(node) or door.sequence_number(node) < first:
+        if (
+            node is None
+            or node in seen
+            or private_autograd.is_leaf_node(node)
+            or private_autograd.sequence_number(node) < first
+        ):
             continue
         seen.add(node)
         node.metadata["parent_"] = parent
         traceback = node.metadata.get("traceback_")
         if traceback:
             node.metadata["traceback_"] = [line for line in traceback if not line.lstrip().startswith(_OWN_FRAMES)]
-        open_nodes += [target for target, _ in door.output_edges(node)]
+        open_nodes += [target for target, _ in node.next_functions]
 
 
 def _blame(node: Any) -> list[str]:

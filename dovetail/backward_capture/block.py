@@ -13,7 +13,7 @@ import torch
 from dovetail.backward_capture.session import BackwardSession, open_session
 from dovetail.face.compiled_function import CompiledFunction, capturing, compile_lock
 from dovetail.options import Options, make_options
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 #: What blocks with the same options have compiled: a training loop enters its block anew at every step.
 _compiled_by_options: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
@@ -50,7 +50,7 @@ class FunctionWithBackwards(CompiledFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function within its backward session."""
-        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or capturing.active:
+        if torch.compiler.is_dynamo_compiling() or private_state.dispatch_mode_count() or capturing.active:
             return self.original(*args, **kwargs)
         with open_session(self.backwards):
             return super().__call__(*args, **kwargs)

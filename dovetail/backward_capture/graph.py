@@ -13,8 +13,7 @@ from dovetail.backward_capture import operations
 from dovetail.backward_capture.forward_lines import forward_lines
 from dovetail.backward_capture.recorder import ARGUMENTS, Recorder
 from dovetail.errors import CaptureError
-from dovetail.torch_private import autograd as door
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
 
 
@@ -59,7 +58,7 @@ class CapturedBackward:
 
         def target_of(arrival: tuple[int, int]) -> int | None:
             producer, output = arrival
-            target = roots[output] if producer == 0 else door.output_edges(nodes[producer])[output][0]
+            target = roots[output] if producer == 0 else nodes[producer].next_functions[output][0]
             # Sums are recorded for nodes too that this backward does not come to: with inputs=, for example.
             return index_of.get(target)
 
@@ -241,7 +240,7 @@ def render(graph_module: fx.GraphModule, names: dict[int, str], lines: dict[int,
             arguments = [_spell(item, spelled) for item in node.args]
             arguments += [f"{key}={_spell(item, spelled)}" for key, item in node.kwargs.items()]
             where = f"  # {node.meta['user_line']}" if "user_line" in node.meta else ""
-            operator_name = isinstance(node.target, private.OpOverload)
+            operator_name = isinstance(node.target, private_operators.OpOverload)
             target = str(node.target) if operator_name else getattr(node.target, "__name__", str(node.target))
             spelled[node] = node.name
             result = "" if node.target in _NO_RESULT else f"{node.name} = "

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.errors import CaptureError
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import engine as private_engine
 from dovetail.trace.backward_order import BackwardCall, hook_order
 
 
@@ -54,7 +54,7 @@ def with_history(captured: CapturedBackward, call: BackwardCall, arguments: tupl
     for visit, hook_place, packed_place in captured.unpacked:
         node = nodes[visit]
         if visit not in saved:
-            saved[visit] = door.saved_through_hooks(node)
+            saved[visit] = private_engine.saved_through_hooks(node)
             functions[visit] = _All(node)
         found = _take(saved[visit], hooks[hook_place], packed[packed_place])
         if found is None:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.torch_private import autograd as door
-
 #: Arithmetic that torch asks for by these names.
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -73,7 +71,7 @@ class LiftedNumber:
 
     def number(self) -> torch.SymInt | torch.SymFloat:
         """The number as torch passes it around."""
-        return door.symbolic_integer(self) if self.kind is int else door.symbolic_float(self)
+        return torch.SymInt(self) if self.kind is int else torch.SymFloat(self)
 
     def is_int(self) -> bool:
         """Asked by torch."""

@@ -17,12 +17,14 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dovetail.errors import CaptureError
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import engine as private_engine
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 
 
 def outside_of(mode: Any) -> AbstractContextManager[Any]:
     """A block that a recording mode does not see."""
-    return door.without_dispatch_modes() if mode is not None else contextlib.nullcontext()
+    return private_tracing.disable_current_modes() if mode is not None else contextlib.nullcontext()
 
 
 #: Something that has no ``__torch_function__``: only a mode can be what torch finds then.
@@ -47,7 +49,7 @@ class NodeFunction:
     def named(cls, name: str) -> NodeFunction:
         """The formula with a name that the engine has bound."""
         if name not in cls._known:
-            cls._known[name] = cls(name, door.node_function(name))
+            cls._known[name] = cls(name, private_engine.node_function(name))
         return cls._known[name]
 
     def __call__(self, *args: Any) -> Any:
@@ -67,7 +69,7 @@ class OutputCheck(NodeFunction):
     """What the engine does with the gradients of every node: check them against what they are the gradients of."""
 
     def __init__(self, node_name: str) -> None:
-        super().__init__("validate_outputs", door.node_function("validate_outputs"))
+        super().__init__("validate_outputs", private_engine.node_function("validate_outputs"))
         self.node_name = node_name
 
     def __call__(self, *args: Any) -> Any:
@@ -124,7 +126,7 @@ def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.T
 def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
     if variable.is_contiguous():
         return gradient.is_contiguous()
-    if not door.is_dense(variable):
+    if not private_engine.is_dense(variable):
         return gradient.is_contiguous()
     return all(
         size == 1 or left == right
@@ -133,7 +135,7 @@ def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bo
 
 
 def _with_layout_of(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
-    if door.is_dense(variable):
+    if private_engine.is_dense(variable):
         # Asked of the gradient, which may be of a class of its own.
         empty = gradient.new_empty_strided(
             variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device
@@ -162,7 +164,7 @@ def accumulate_grad(variable: torch.Tensor, gradient: torch.Tensor | None) -> No
 
 def _references(holder: list[torch.Tensor]) -> tuple[int, int]:
     tensor = holder[0]
-    return sys.getrefcount(tensor), door.storage_references(tensor)
+    return sys.getrefcount(tensor), private_tensors.storage_references(tensor)
 
 
 _ALONE = _references([torch.empty(1)])
@@ -272,7 +274,7 @@ def of_either_order(first: Any, higher: Any) -> Any:
 def _materialized(context: Any, index: int) -> torch.Tensor | None:
     """What stands for a gradient that did not come: zeros, unless the forward said ``set_materialize_grads(False)``."""
     kind = context._forward_cls
-    wanted = getattr(context, door.MATERIALIZE_NOTE, None)
+    wanted = getattr(context, private_engine.MATERIALIZE_NOTE, None)
     if wanted is None:
         codes = [getattr(getattr(kind, name), "__code__", None) for name in ("forward", "setup_context")]
         if any(code is not None and "set_materialize_grads" in code.co_names for code in codes):
@@ -327,7 +329,7 @@ def call_tensor_hook(hook: Callable[[Any], Any], gradient: Any) -> Any:
 def call_native_tensor_hooks(identifier: int, gradient: Any) -> Any:
     """Hooks that native code has registered on a tensor."""
     # retain_grad, the only one in torch itself, does nothing without a gradient.
-    return None if gradient is None else door.call_native_tensor_hooks(identifier, gradient)
+    return None if gradient is None else private_engine.call_native_tensor_hooks(identifier, gradient)
 
 
 def call_node_pre_hook(hook: Callable[..., Any], gradients: Sequence[Any]) -> tuple[Any, ...]:

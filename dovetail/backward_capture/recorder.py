@@ -17,13 +17,14 @@ from dovetail.backward_capture import operations
 from dovetail.backward_capture.numbers import LiftedNumber
 from dovetail.backward_capture.operations import NodeFunction, OutputCheck
 from dovetail.errors import CaptureError
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import engine as private_engine
+from dovetail.torch_private import tracing as private_tracing
 
 #: What a captured backward is called with: tensors, sizes, numbers, hooks and contexts, and what saved-tensor hooks packed.
 ARGUMENTS = ("tensors", "sizes", "scalars", "hooks", "packed")
 
 
-class _RecordOperators(door.TorchDispatchMode):
+class _RecordOperators(private_tracing.TorchDispatchMode):
     """What the engine computes by itself between two nodes (zeros for a gradient that nobody gave) is recorded too."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -156,7 +157,7 @@ class Recorder:
 
     def bind_function(self, name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
         """The functional form of a kind of node, told once in a process."""
-        return door.bind_node_function(name, function, is_custom, is_traceable)
+        return private_engine.bind_node_function(name, function, is_custom, is_traceable)
 
     def apply_functional(
         self, name: str, gradients: Sequence[Any], args: Any, output_metadata: Sequence[Any]

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dovetail.torch_private import autograd as door
-from dovetail.torch_private import distributed as distributed_door
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import distributed as private_distributed
+from dovetail.torch_private import engine as private_engine
 
 
 class Bucketing(NamedTuple):
@@ -51,15 +52,15 @@ class ReducerHook:
         self._model = weakref.ref(model)
         self._reducer = model.reducer
         self._place = place
-        size = distributed_door.exchanged_parameters(model)[place].nbytes
-        self.bucketing = Bucketing(id(model), size, *distributed_door.bucket_bytes(model))
+        size = private_distributed.exchanged_parameters(model)[place].nbytes
+        self.bucketing = Bucketing(id(model), size, *private_distributed.bucket_bytes(model))
 
     def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
         """What the node of a leaf calls after it has run."""
         model = self._model()
         # A model that was given to another group of processes has a new reducer, with native hooks of its own.
         if model is not None and model.reducer is self._reducer:
-            distributed_door.gradient_is_ready(self._reducer, self._place)
+            private_distributed.gradient_is_ready(self._reducer, self._place)
 
 
 def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
@@ -80,18 +81,18 @@ def replace_native_reducers(nodes: list[Any]) -> bool:
     """Put hooks in the place of the native ones, for the models of which leaves are among the nodes of a backward."""
     if not torch.distributed.is_available():
         return False
-    leaves = {id(node.variable) for node in nodes if node is not None and door.is_leaf_node(node)}
-    kind = distributed_door.data_parallel_class()
+    leaves = {id(node.variable) for node in nodes if node is not None and private_autograd.is_leaf_node(node)}
+    kind = torch.nn.parallel.DistributedDataParallel
     replaced = False
     for model in [item for item in gc.get_objects() if issubclass(type(item), kind)]:
         if _replaced.get(model) is model.reducer:
             continue
-        parameters = distributed_door.exchanged_parameters(model)
+        parameters = private_distributed.exchanged_parameters(model)
         if not any(id(parameter) in leaves for parameter in parameters):
             continue
-        distributed_door.remove_native_hooks(model)
+        private_distributed.remove_native_hooks(model)
         for place, parameter in enumerate(parameters):
-            door.put_hook_first(door.gradient_node(parameter), ReducerHook(model, place))
+            private_engine.put_hook_first(private_autograd.gradient_node(parameter), ReducerHook(model, place))
         _replaced[model] = model.reducer
         replaced = True
     return replaced

@@ -22,8 +22,10 @@ from dovetail.backward_capture.recorder import Recorder
 from dovetail.backward_capture.reducers import Bucketing, bucket_ends, reducers_among, replace_native_reducers
 from dovetail.errors import CaptureError, EagerFallbackWarning
 from dovetail.events import EventLog
-from dovetail.torch_private import autograd as door
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import engine as private_engine
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 #: ``compile_graph(function) -> function``: what happens to the graph of a captured backward.
@@ -132,7 +134,7 @@ def _noted(
     arguments: tuple[Any, ...],
     as_before: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Any:
-    _state.task = door.current_backward()
+    _state.task = private_autograd.current_backward()
     with as_before(), torch.set_grad_enabled(create_graph):
         return compiled(*arguments)
 
@@ -175,7 +177,7 @@ class _NotThisThreads(Exception):
 def _unhook() -> None:
     if _state.hooked:
         _state.hooked = False
-        door.set_engine_compiler(None)
+        private_engine.set_engine_compiler(None)
         _hook_lock.release()
 
 
@@ -234,7 +236,7 @@ def _run(captured: CapturedBackward, arguments: tuple[Any, ...]) -> list[Any]:
 def _will_execute(node: Any) -> bool:
     """What torch asks from inside of hooks, while a session is open."""
     assert _engine_will_execute is not None
-    if _state.call is not None and _state.task >= 0 and _state.task == door.current_backward():
+    if _state.call is not None and _state.task >= 0 and _state.task == private_autograd.current_backward():
         return will_execute(_state.call, node)
     return _engine_will_execute(node)
 
@@ -242,7 +244,7 @@ def _will_execute(node: Any) -> bool:
 def _is_checkpoint_valid() -> bool:
     """What torch's reentrant checkpoints ask, while a session is open: whether this backward is after all leaves' gradients."""
     assert _engine_is_checkpoint_valid is not None
-    if _state.call is not None and _state.task >= 0 and _state.task == door.current_backward():
+    if _state.call is not None and _state.task >= 0 and _state.task == private_autograd.current_backward():
         return not _state.call.targets
     return _engine_is_checkpoint_valid()
 
@@ -251,21 +253,21 @@ def _new_recorder() -> Recorder:
     if _state.call is None:
         raise _NotThisThreads
     for node in hook_order(_state.call):
-        if node is not None and door.has_freed_its_saved_tensors(node):
+        if node is not None and private_engine.has_freed_its_saved_tensors(node):
             raise CaptureError(f"{node.name()} has run before and let go of what it saved")
     _state.recorder = Recorder(_finish, _state.call.roots)
     return _state.recorder
 
 
 def _node_of(value: Any) -> Any:
-    return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else door.gradient_node(value)
+    return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else private_autograd.gradient_node(value)
 
 
 def _why_not(gradients: Any, keep_graph: bool, create_graph: bool) -> str | None:
     """Why a backward is eager's from the start."""
     if create_graph and not keep_graph:
         return "retain_graph=False lets go of the graph that create_graph=True builds on"
-    if any(isinstance(item, torch.Tensor) and "Batched" in private.dispatch_keys(item) for item in gradients):
+    if any(isinstance(item, torch.Tensor) and "Batched" in private_tensors.dispatch_keys(item) for item in gradients):
         return "the gradients are batched by vmap"
     return None
 
@@ -285,7 +287,12 @@ def _run_backward(
     def eager() -> Any:
         return _run_eagerly(*call)
 
-    if not _state.sessions or _state.running or private.dispatch_mode_count() or private.functorch_level() is not None:
+    if (
+        not _state.sessions
+        or _state.running
+        or private_state.dispatch_mode_count()
+        or private_state.functorch_level() is not None
+    ):
         return eager()
     session = _state.sessions[-1]
     if session.forward_lines and lines_are_noted():
@@ -310,7 +317,7 @@ def _run_eagerly(*call: Any) -> Any:
         return _engine_run(*call)
     before = _state.eager_call, _state.eager_in_modes
     _state.eager_call = call
-    _state.eager_in_modes = bool(private.dispatch_mode_count()) or private.functorch_level() is not None
+    _state.eager_in_modes = bool(private_state.dispatch_mode_count()) or private_state.functorch_level() is not None
     try:
         while True:
             with _hook_lock:
@@ -395,10 +402,10 @@ def _hand_over(arguments: tuple[Any, ...]) -> tuple[Exception | None, Any]:
             raise CaptureError(
                 "another thread runs hooks of native code in a captured backward, and the engine is taken"
             )
-        if door.foreign_captures() != _foreign:
-            _foreign = door.foreign_captures()
-            door.clear_engine_cache()
-        door.set_engine_compiler(_new_recorder)
+        if private_engine.foreign_captures() != _foreign:
+            _foreign = private_engine.foreign_captures()
+            private_engine.clear_engine_cache()
+        private_engine.set_engine_compiler(_new_recorder)
         # The engine refuses to hand over what is to be differentiated again; how it runs is not its business here.
         return None, _engine_run(*arguments[:3], False, *arguments[4:])
     except Exception as error:
@@ -431,15 +438,15 @@ def _words(error: BaseException) -> str:
 def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
     """Within the block, the backwards of this thread go through ``session``."""
     global _open_sessions, _engine_run, _engine_will_execute, _engine_is_checkpoint_valid
-    door.prepare_engine_hook()
+    private_engine.prepare_engine_hook()
     with _door_lock:
         if _open_sessions == 0:
-            _engine_run = door.engine_run_backward()
-            door.replace_engine_run_backward(_run_backward)
-            _engine_will_execute = door.will_execute()
-            door.replace_will_execute(_will_execute)
-            _engine_is_checkpoint_valid = door.is_checkpoint_valid()
-            door.replace_is_checkpoint_valid(_is_checkpoint_valid)
+            _engine_run = private_engine.engine_run_backward()
+            private_engine.replace_engine_run_backward(_run_backward)
+            _engine_will_execute = private_engine.will_execute()
+            private_engine.replace_will_execute(_will_execute)
+            _engine_is_checkpoint_valid = private_engine.is_checkpoint_valid()
+            private_engine.replace_is_checkpoint_valid(_is_checkpoint_valid)
         _open_sessions += 1
     before = _state.sessions
     _state.sessions = (*before, session)
@@ -452,6 +459,6 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
             _open_sessions -= 1
             if _open_sessions == 0:
                 assert _engine_run and _engine_will_execute and _engine_is_checkpoint_valid
-                door.replace_engine_run_backward(_engine_run)
-                door.replace_will_execute(_engine_will_execute)
-                door.replace_is_checkpoint_valid(_engine_is_checkpoint_valid)
+                private_engine.replace_engine_run_backward(_engine_run)
+                private_engine.replace_will_execute(_engine_will_execute)
+                private_engine.replace_is_checkpoint_valid(_engine_is_checkpoint_valid)

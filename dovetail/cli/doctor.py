@@ -26,7 +26,7 @@ from dovetail.backends import default_backend
 from dovetail.testing import check_backend
 from dovetail.testing.cases import GROUPS
 from dovetail.testing.probe import PROBE_SECONDS, Probe, probe_backends
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
 
 _COMPILER_SECONDS = 30.0
 _PACKAGES = ("torch", "triton", "numpy", "networkx", "safetensors", "onnxruntime", "openvino")
@@ -155,7 +155,7 @@ def _version(name: str) -> str:
 def compiler_finding() -> Finding:
     """Whether there is a C++ compiler, and whether it compiles a small program in time."""
     advice = 'install g++ or clang++, or set CXX to one; until then backend=None means "aten", which is slower'
-    compiler = private.cpp_compiler()
+    compiler = private_compilers.cpp_compiler()
     if compiler is None:
         return Finding("C++ compiler", "none was found", False, advice)
     with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
@@ -195,7 +195,7 @@ def gpu_finding() -> Finding:
         free, total = torch.cuda.mem_get_info(index)
         names.append(f"{torch.cuda.get_device_name(index)} ({free / 2**30:.1f} of {total / 2**30:.1f} GiB free)")
     text = f"{'; '.join(names)}; CUDA {torch.version.cuda}"
-    if private.has_triton():
+    if private_compilers.has_triton():
         return Finding("GPU", f"{text}; Triton works")
     return Finding(
         "GPU", f"{text}; no Triton", False, "install the triton that belongs to this torch: pip install triton"

@@ -87,12 +87,12 @@ def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -
     if name == "eager":
         return Engine(make_step(model, model, optimizer), lambda: None, lambda: None, list)
     if name == "torch.compile":
-        from dovetail.torch_private import dynamo as private_compile
+        from dovetail.torch_private import dynamo as private_dynamo
 
         return Engine(
             make_step(model, torch.compile(model), optimizer),
-            private_compile.dynamo_capture_seconds,
-            private_compile.dynamo_graph_breaks,
+            private_dynamo.dynamo_capture_seconds,
+            private_dynamo.dynamo_graph_breaks,
             list,
         )
     if name in ENGINES:

@@ -17,8 +17,9 @@ from dovetail.distributed.replicate import replicate
 from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
 from dovetail.face.compile import CompiledFunction, compile
 from dovetail.face.module import CompiledModule
-from dovetail.torch_private import distributed as torch_private_distributed
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import distributed as private_distributed
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.trace import open_trace
 
 
@@ -115,7 +116,7 @@ class _DataParallel:
 
     def prepare(self, args: tuple[Any, ...] = (), kwargs: Any = None) -> None:
         """What happens before the first call: the first rank's parameters and buffers are sent to all ranks."""
-        if private.dispatch_mode_count() or open_trace() is not None or torch.compiler.is_compiling():
+        if private_state.dispatch_mode_count() or open_trace() is not None or torch.compiler.is_compiling():
             raise DistributedError(
                 "a data-parallel function is called while something else compiles or watches tensor operations",
                 advice="call it outside, and compile the whole step with data_parallel",
@@ -159,7 +160,7 @@ def current_team(group: Any) -> tuple[Team, Any]:
     size = torch.distributed.get_world_size(group)
     if size < 1:
         raise DistributedError("this rank is not in the process group", advice="call it on the ranks of the group only")
-    return Team(torch_private_distributed.process_group_name(group), size), found
+    return Team(private_distributed.process_group_name(group), size), found
 
 
 def team(group: Any = None) -> Team:
@@ -221,12 +222,12 @@ def broadcast(tensors: Iterable[torch.Tensor], team: Team) -> None:
     """Send the first rank's values to all ranks; raises :class:`DistributedError` if the ranks have other tensors."""
     values = [tensor.detach() for tensor in tensors]
     for value in values:
-        if private.is_wrapper(value):
+        if private_tensors.is_wrapper(value):
             raise ShardedModuleError(
                 f"a parameter or buffer is a {type(value).__name__}, which has its own way over the ranks",
                 advice="use dovetail.compile, or hand over a module of plain tensors",
             )
-    group = torch_private_distributed.process_group(team.name)
+    group = private_distributed.process_group(team.name)
     shapes = [(tuple(value.shape), str(value.dtype)) for value in values]
     everyone: list[Any] = [None] * team.size
     torch.distributed.all_gather_object(everyone, shapes, group=group)

@@ -11,11 +11,11 @@ import torch
 from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph
 from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
 from dovetail.distributed.plan import Plan, agree, fingerprint, register
-from dovetail.torch_private import distributed as torch_private_distributed
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import distributed as private_distributed
+from dovetail.torch_private import tracing as private_tracing
 
 aten = torch.ops.aten
-collectives = torch_private_distributed.functional_collectives()
+collectives = private_distributed.functional_collectives()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Inserter:
             node.meta[IN_BACKWARD] = True
         # Later nodes read the shape of this one before the pass is over.
         values = torch.fx.node.map_arg((args, kwargs), lambda item: item.meta["val"])
-        with private.disable_current_modes(), self.fake_mode, torch.no_grad():
+        with private_tracing.disable_current_modes(), self.fake_mode, torch.no_grad():
             node.meta["val"] = target(*values[0], **values[1])
         return node
 

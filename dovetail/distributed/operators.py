@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from dovetail.errors import HigherOrderGradientError
-from dovetail.torch_private import distributed as private
+from dovetail.torch_private import distributed as private_distributed
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")
 _library.define("gather(Tensor part, int rows, bool apart, int size, str group, str reduction) -> Tensor")
 _library.define("scatter(Tensor gradient, int size, str group, str reduction) -> Tensor")
 _library.define("replica(Tensor whole, bool apart, int size, str group, str reduction) -> Tensor")
 _library.define("reduce(Tensor gradient, int size, str group, str reduction) -> Tensor")
-collectives = private.functional_collectives()
+collectives = private_distributed.functional_collectives()
 
 
 def part_rows(rows: int, size: int) -> int:

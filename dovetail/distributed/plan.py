@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 
 from dovetail.errors import RanksDifferError
-from dovetail.torch_private import distributed as private
+from dovetail.torch_private import distributed as private_distributed
 
 #: The plans of all graphs so far by fingerprint, to say in words what differs.
 _plans: dict[int, Plan] = {}
@@ -67,7 +67,7 @@ def _fingerprint(number: int, device: torch.device) -> torch.Tensor:
 
 
 def _agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
-    now = torch.distributed.get_world_size(private.process_group(group))
+    now = torch.distributed.get_world_size(private_distributed.process_group(group))
     if now != size:
         raise RanksDifferError(
             f"the graph was compiled for {size} ranks, and its process group has {now}",
@@ -102,7 +102,7 @@ agree = torch.ops.dovetail_distributed.agree.default
 
 def _difference(number: int, group: str) -> str:
     """What differs. All ranks have found out in the same exchange, so that they can talk about it now."""
-    process_group = private.process_group(group)
+    process_group = private_distributed.process_group(group)
     texts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
     torch.distributed.all_gather_object(texts, str(_plans.get(number, "unknown plan")), group=process_group)
     own = torch.distributed.get_rank(process_group)

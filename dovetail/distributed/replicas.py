@@ -24,8 +24,8 @@ from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.torch_private import distributed as private
-from dovetail.torch_private.tensors import tree_leaves
+from dovetail.torch_private import distributed as private_distributed
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace.gradient_marks import EXCHANGE
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")
@@ -33,7 +33,7 @@ _library.define("from_first(Tensor[] tensors, str group) -> Tensor[]")
 
 
 def _from_first(tensors: list[torch.Tensor], group: str) -> list[torch.Tensor]:
-    process_group = private.process_group(group)
+    process_group = private_distributed.process_group(group)
     first = torch.distributed.get_global_rank(process_group, 0)
     copies = [tensor.clone() for tensor in tensors]
     for work in [torch.distributed.broadcast(copy, first, process_group, async_op=True) for copy in copies]:
@@ -68,13 +68,13 @@ def _forward(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dic
 
 def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
     """What the wrapper's forward does, written for the graph. It is interpreted: what it reads of the wrapper is guarded."""
-    reason = private.why_not_replicated(model)
+    reason = private_distributed.why_not_replicated(model)
     if reason:
         _refuse(reason)
     if model.device_ids:
         _check_devices(model.device_ids, args, kwargs)
     name = _name_of(model)
-    if private.syncs_buffers(model):
+    if private_distributed.syncs_buffers(model):
         with torch.no_grad():
             buffers = list(model.modules_buffers)
             for buffer, value in zip(buffers, torch.ops.dovetail_distributed.from_first(buffers, name), strict=True):
@@ -96,7 +96,7 @@ def _check_devices(ids: Any, args: Any, kwargs: Any) -> None:
 
 
 def _name_of(model: Any) -> str:
-    return private.process_group_name(model.process_group)
+    return private_distributed.process_group_name(model.process_group)
 
 
 def _note(model: Any, name: str) -> None:
@@ -114,7 +114,7 @@ def _break(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
 @rule(_check_devices)
 def _moved(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ids, *given = args
-    leaves = tree_leaves(given)
+    leaves = private_trees.tree_leaves(given)
     wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
     if any(isinstance(leaf, torch.Tensor) and leaf.device != wanted for leaf in leaves):
         raise Break("DistributedDataParallel moves its inputs to another device", f"hand over tensors on {wanted}")
@@ -136,7 +136,7 @@ def _noted(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
     interpreter.trace.replicas.append(Replica(team, int(model.bucket_bytes_cap), members))
 
 
-@rule(*private.fsdp_forwards())
+@rule(*private_distributed.fsdp_forwards())
 def _fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise ShardedModuleError(
         "a module that FSDP has spread over the ranks is called: it gathers and frees its parameters in hooks, behind the back "

@@ -17,7 +17,7 @@ from dovetail.distributed.operators import filled_up, gather, part_rows, replica
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.torch_private import distributed as torch_private_distributed
+from dovetail.torch_private import distributed as private_distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +263,7 @@ def clip_grad_norm_(module: Sharded, max_norm: float, norm_type: float = 2.0) ->
     """
     if not norm_type > 0:
         raise OptionError(f"norm_type must be greater than 0, not {norm_type!r}")
-    group = torch_private_distributed.process_group(module.team.name)
+    group = private_distributed.process_group(module.team.name)
     spread: list[torch.Tensor] = []
     whole: list[torch.Tensor] = []
     for place in {place.number: place for place in module.places}.values():

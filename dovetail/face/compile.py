@@ -22,7 +22,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.sizes.size_changes import SizeChanges
 from dovetail.higher_order.capture import lacks_derivative
 from dovetail.options import Options, make_options
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 
 def compile(function: Any = None, **options: Any) -> Any:
@@ -74,7 +74,7 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     """
 
     def attempt(by_parts: bool) -> JointGraph:
-        with collection_paused(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
+        with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
             # Dimensions that were marked are symbolic here too.
             policy = SizeChanges().policy(None, False, tuple(args), kwargs or {})
             return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy), by_parts)

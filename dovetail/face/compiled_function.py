@@ -38,6 +38,7 @@ from dovetail.errors import (
     UninitialisedError,
 )
 from dovetail.events import EventLog
+from dovetail.frontend import native_errors
 from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter, names_after_break, names_made_at_break
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
@@ -55,7 +56,7 @@ from dovetail.rules.sizes.counted_loops import LoopBreak
 from dovetail.rules.sizes.size_list import ListBreak
 from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 from dovetail.trace import ShapePolicy
 from dovetail.trace.loop_rounds import LoopRounds
 
@@ -135,7 +136,7 @@ class CompiledFunction:
         """Run the first entry whose guards hold; compile one where none do."""
         original = self.original
         # First of all: where torch.compile traces this, it is a constant, and the original becomes part of torch's graph.
-        if torch.compiler.is_dynamo_compiling() or private.dispatch_mode_count() or capturing.active:
+        if torch.compiler.is_dynamo_compiling() or private_state.dispatch_mode_count() or capturing.active:
             return original(*args, **kwargs)
         for entry in self.entries:
             tensors = entry.checker.check(original, args, kwargs)
@@ -444,7 +445,7 @@ class CompiledFunction:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
             return run_frontend(trace, guards, function, args, kwargs, stop_before)
 
-        with private.preserved_rng_state(), self.events.span("compile"):
+        with private_state.preserved_rng_state(), self.events.span("compile"):
             with collection_paused(), self.events.span("capture"), contextlib.ExitStack() as stack:
                 state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
                 exact = self.backend.numerics == "bitwise"
@@ -483,7 +484,7 @@ class CompiledFunction:
         """The program raised while it was captured: eager decides whether that was the user's own error."""
         capturing.active = False
         if self.options.fullgraph:
-            if not private.is_marked_native(error):
+            if not native_errors.is_marked_native(error):
                 self.original(*args, **kwargs)
             raise GraphBreakError(
                 f"capture failed with {type(error).__name__}: {error}", advice="drop fullgraph=True to run it eagerly"

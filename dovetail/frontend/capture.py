@@ -14,6 +14,7 @@ import torch
 
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
+from dovetail.frontend import native_errors
 from dovetail.frontend.breaks.symbols import BreakSymbols, find_symbols
 from dovetail.frontend.code.frame import Break, Null, Stop, Unread
 from dovetail.frontend.code.points import FramePoint, ResumePoint, flatten
@@ -57,10 +58,10 @@ from dovetail.runtime.recipe import (
     TensorItem,
     holds_interpreted,
 )
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, Trace
 
 
@@ -184,7 +185,7 @@ class _Outputs:
             return SourceItem(source.fetch) if source is not None else self.builder.made(value, redeem, [value.ticket])
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
-            if private.is_wrapper(value):
+            if private_tensors.is_wrapper(value):
                 source = values.wrapper_source(value)
                 return SourceItem(source.fetch) if source is not None else self._wrapper(value)
             if getattr(value, "_is_param", False) and self._interpreter.trace.input_of(value) is None:
@@ -199,7 +200,7 @@ class _Outputs:
                     where=self._interpreter.locate(),
                     advice="return its gradient",
                 )
-            if value.grad_fn is not None and private_compile.has_hooks(value):
+            if value.grad_fn is not None and private_autograd.has_hooks(value):
                 # In the graph they are in front of all that is seen of its gradient outside; in eager they are behind it.
                 raise CaptureError(
                     "a tensor with a hook on its gradient leaves the function",
@@ -247,9 +248,10 @@ class _Outputs:
             )
         maker = WrapperMaker.of(value)
         inner = [inner_tensor(value, name) for name in maker.names]
-        known = {private_recordings.storage_of(item.value) for item in self._interpreter.trace.inputs}
+        known = {private_tensors.storage_key(item.value.untyped_storage()) for item in self._interpreter.trace.inputs}
         if value._base is not None or any(
-            not private.is_wrapper(item) and private_recordings.storage_of(item) in known for item in inner
+            not private_tensors.is_wrapper(item) and private_tensors.storage_key(item.untyped_storage()) in known
+            for item in inner
         ):
             raise CaptureError(
                 f"a {type(value).__name__} that shares memory with another tensor is returned",
@@ -263,7 +265,7 @@ def _refuse_traced_errors(stop: Stop) -> None:
     """Refuse a break while an error of a tensor operation is handled: the trace's own text of it is not the real one."""
     for frame in stop.frames:
         for value in (*frame.current_exceptions, *frame.stack):
-            if isinstance(value, BaseException) and private.is_marked_native(value):
+            if isinstance(value, BaseException) and native_errors.is_marked_native(value):
                 raise Break("the graph is broken while an error of a tensor operation is handled")
 
 
@@ -354,7 +356,7 @@ def capture(
                 and trace.node_of(traced.value) is not traced.node
             ):
                 raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
-            if private_compile.has_hooks(traced.value):
+            if private_autograd.has_hooks(traced.value):
                 raise Break(
                     f"a hook is registered on {traced.name}, which existed before the call",
                     "register it outside of the function, or on a result computed from it",
@@ -363,7 +365,7 @@ def capture(
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
     finally:
         interpreter.ended = True
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             interpreter.effects.undo()
             if outputs is not None:
                 interpreter.effects.close(outputs.builder.holds)
@@ -379,7 +381,7 @@ def capture(
             guards.note_use(item.index, line)
     program = trace.program(tuple(outputs.tensors))
     descriptors = tuple(describe(guards.tensor_source(item.index), item.real) for item in trace.inputs)
-    with private.disable_current_modes():
+    with private_tracing.disable_current_modes():
         for give in interpreter.messages:
             give()
     return Capture(

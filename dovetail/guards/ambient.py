@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 
 AUTOCAST_DEVICES = tuple(
     name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)
@@ -77,12 +79,12 @@ class AmbientState:
     @staticmethod
     def snapshot() -> AmbientState:
         """The state now."""
-        modes = private.dispatch_modes()
-        in_trace = any(map(private.is_tracing_mode, modes))
+        modes = private_state.dispatch_modes()
+        in_trace = any(map(private_tracing.is_tracing_mode, modes))
         device: torch.device | None = None
         names = []
-        for mode in private.function_modes():
-            found = private.function_mode_device(mode)
+        for mode in private_state.function_modes():
+            found = private_state.function_mode_device(mode)
             if found is not None:
                 device = found
             names.append(type(mode).__qualname__)
@@ -103,15 +105,17 @@ class AmbientState:
                 matmul.allow_fp16_reduced_precision_reduction,
                 matmul.allow_bf16_reduced_precision_reduction,
             ),
-            kernel_flags=private.kernel_flags(),
-            torch_function=private.torch_function_switches(),
+            kernel_flags=private_state.kernel_flags(),
+            torch_function=private_state.torch_function_switches(),
             function_modes=tuple(names),
-            dispatch_modes=tuple(type(mode).__qualname__ for mode in modes if not private.is_tracing_mode(mode)),
-            functorch_level=private.functorch_level(),
-            forward_ad_level=private.forward_ad_level(),
-            saved_tensor_hooks=private.saved_tensor_hooks() is not None,
+            dispatch_modes=tuple(
+                type(mode).__qualname__ for mode in modes if not private_tracing.is_tracing_mode(mode)
+            ),
+            functorch_level=private_state.functorch_level(),
+            forward_ad_level=private_state.forward_ad_level(),
+            saved_tensor_hooks=private_autograd.saved_tensor_hooks() is not None,
             anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            jit_tracing=private.is_jit_tracing(),
+            jit_tracing=private_state.is_jit_tracing(),
             compiling=not in_trace and torch.compiler.is_compiling(),
         )
 
@@ -166,13 +170,13 @@ class AmbientState:
         dispatch = len(self.dispatch_modes)
         is_inference = torch.is_inference_mode_enabled
         is_compiling = torch.compiler.is_compiling
-        functorch_level = private.functorch_level
-        forward_ad_level = private.forward_ad_level
-        saved_hooks = private.saved_tensor_hooks
-        function_mode_count = private.function_mode_count
-        dispatch_mode_count = private.dispatch_mode_count
-        kernel_flags = private.kernel_flags
-        is_jit_tracing = private.is_jit_tracing
+        functorch_level = private_state.functorch_level
+        forward_ad_level = private_state.forward_ad_level
+        saved_hooks = private_autograd.saved_tensor_hooks
+        function_mode_count = private_state.function_mode_count
+        dispatch_mode_count = private_state.dispatch_mode_count
+        kernel_flags = private_state.kernel_flags
+        is_jit_tracing = private_state.is_jit_tracing
         dtypes = [dtype for _, _, dtype in self.autocast]
         autocast_dtype = torch.get_autocast_dtype
         jit_tracing = self.jit_tracing
@@ -202,7 +206,7 @@ class AmbientState:
             # The C++ check also wants the same number of threads: what differs is found slowly, the check renewed.
             if not self.matches():
                 return False
-            fast = private.global_state_check()
+            fast = private_state.global_state_check()
             return True
 
         return matches
@@ -221,7 +225,7 @@ class AmbientState:
                     sentences.append(f"autocast dtype on {device} was {old}, is {new}")
             return sentences
         if name == "kernel_flags":
-            labels = private.KERNEL_FLAG_NAMES
+            labels = private_state.KERNEL_FLAG_NAMES
             return [
                 f"{label} was {_text(old)}, is {_text(new)}" for label, old, new in zip(labels, then, now) if old != new
             ]

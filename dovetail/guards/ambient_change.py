@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.guards.ambient import AmbientState
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 SETTABLE = frozenset(
     {"grad_mode", "autocast", "autocast_cache", "default_dtype", "deterministic", "anomaly", "kernel_flags"}
@@ -82,7 +82,7 @@ class AmbientChange:
             torch.use_deterministic_algorithms(new.deterministic[0], warn_only=new.deterministic[1])
         if old.anomaly != new.anomaly:
             torch.autograd.set_detect_anomaly(*new.anomaly)
-        private.set_kernel_flags(old.kernel_flags, new.kernel_flags)
+        private_state.set_kernel_flags(old.kernel_flags, new.kernel_flags)
         for _ in range(nesting):
             torch.autocast_increment_nesting()
         for _ in range(-nesting):

@@ -67,7 +67,7 @@ from dovetail.guards.source import (
     returns_itself,
 )
 from dovetail.rules.sparse.handles import TicketSource, is_ticket, parts_of_ticket
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import guards as private_guards
 
 _SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
 _SINGLETON_TYPES = frozenset(
@@ -311,7 +311,7 @@ class Generator:
                 for index, item in enumerate(frozen.tensors):
                     differences = self.constant(item.facts.differences, "differences_")
                     self.require(f"not {differences}('', t{index})")
-            if count > 1 and (frozen.bulk is None or not private.bulk_check_sees_duplicates()):
+            if count > 1 and (frozen.bulk is None or not private_guards.bulk_check_sees_duplicates()):
                 self.require(f"len({{*map(id, ({names},))}}) == {count}")
             if frozen.separate and count > 1:
                 has_tickets = any(isinstance(item.source, TicketSource) for item in frozen.tensors)

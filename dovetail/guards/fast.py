@@ -14,12 +14,12 @@ from dovetail.guards.native import NativeWriter
 from dovetail.guards.predicate import RELATIONS, NoHooks, TensorMatch
 from dovetail.guards.remembered import Check, Recorder, Remembering
 from dovetail.guards.source import InstanceDictSource, PinnedSource
-from dovetail.torch_private import guards as guards
+from dovetail.torch_private import guard_managers as private_guard_managers
 
 
 def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
     """Let a checker replace its check by one that remembers, and back, as hits come."""
-    if not guards.sees_changed_dictionaries():
+    if not private_guard_managers.sees_changed_dictionaries():
         return
     # The checker would keep itself alive, and with it the tensors that its check remembers.
     target = weakref.ref(checker)
@@ -35,7 +35,7 @@ def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
         unchanged: Callable[[], bool],
         again: Check,
     ) -> Check:
-        if guards.has_native_guards():
+        if private_guard_managers.has_native_guards():
             native = NativeWriter(generator, {*recorder.values, *recorder.anchors})
             check = make_check(_FastGenerator(generator, recorder, anchors, unchanged, again, native))[0]
             if native.make_check()():

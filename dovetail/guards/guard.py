@@ -32,8 +32,8 @@ from dovetail.guards.predicate import (
     short,
 )
 from dovetail.guards.source import FETCH_ERRORS, ArgumentSource, CellSource, GradSource, KeywordSource, Source
+from dovetail.torch_private import guards as private_guards
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
 
 _LOCAL_OR_GLOBAL = re.compile(r"(?<![\w.\]])[LG]\['([^\W\d]\w*)'\]")
 
@@ -153,7 +153,7 @@ class GuardSet:
     def _bulk(self, indices: Iterable[int]) -> Callable[..., bool]:
         chosen = list(indices)
         facts = [self._inputs[index].facts for index in chosen]
-        return private.bulk_tensor_check(
+        return private_guards.bulk_tensor_check(
             [self._tensors[index] for index in chosen],
             [list(item.shape) for item in facts],
             [list(item.stride) for item in facts],

@@ -28,7 +28,7 @@ from dovetail.guards.source import (
     instance_dict,
     is_heap_type,
 )
-from dovetail.torch_private import guards as private
+from dovetail.torch_private import guard_managers as private_guard_managers
 
 if TYPE_CHECKING:
     from dovetail.guards.checker import Generator, Group, Node
@@ -52,9 +52,9 @@ class NativeWriter:
     def __init__(self, generator: Generator, elsewhere: Container[Node]) -> None:
         self._generator = generator
         self._elsewhere = elsewhere
-        self._guards = private.NativeGuards()
+        self._guards = private_guard_managers.NativeGuards()
         self._done: set[int] = set()
-        self._steps: dict[Node, private.NativeStep] = {}
+        self._steps: dict[Node, private_guard_managers.NativeStep] = {}
         self._related: set[Node] = set()
         self._asked: set[Any] = set()
         #: How many guards were taken.
@@ -105,7 +105,7 @@ class NativeWriter:
         with contextlib.suppress(*FETCH_ERRORS):
             self._below(child, self._guards.at(fixed), fixed)
 
-    def _take(self, node: Node, step: private.NativeStep, value: Any) -> None:
+    def _take(self, node: Node, step: private_guard_managers.NativeStep, value: Any) -> None:
         guards = [guard for guard in node.guards if not isinstance(guard.predicate, RELATIONS)]
         if any(isinstance(guard.predicate, Identity) and guard.predicate.is_weak for guard in guards):
             # The types on the way down are sure only after a guard that is asked elsewhere.
@@ -118,14 +118,16 @@ class NativeWriter:
         for child in node.children.values():
             self._below(child, step, value)
 
-    def _below(self, child: Node, step: private.NativeStep, value: Any) -> None:
+    def _below(self, child: Node, step: private_guard_managers.NativeStep, value: Any) -> None:
         found = None if child in self._elsewhere else self._step(child, step, value)
         if found is not None:
             self._take(child, *found)
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, child: Node, step: private.NativeStep, value: Any) -> tuple[private.NativeStep, Any] | None:
+    def _step(
+        self, child: Node, step: private_guard_managers.NativeStep, value: Any
+    ) -> tuple[private_guard_managers.NativeStep, Any] | None:
         source = child.source
         generator = self._generator
         parent = source.parent
@@ -160,8 +162,8 @@ class NativeWriter:
         return None
 
     def _attribute(
-        self, source: AttributeSource, step: private.NativeStep, value: Any
-    ) -> tuple[private.NativeStep, Any] | None:
+        self, source: AttributeSource, step: private_guard_managers.NativeStep, value: Any
+    ) -> tuple[private_guard_managers.NativeStep, Any] | None:
         name, kind = source.attribute, type(value)
         if kind is types.FunctionType and name in _FUNCTION_SLOTS:
             found = source.read(value)
@@ -216,7 +218,7 @@ class NativeWriter:
 
     # --- one guard ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, node: Node, predicate: Predicate, step: private.NativeStep) -> bool:
+    def _ask(self, node: Node, predicate: Predicate, step: private_guard_managers.NativeStep) -> bool:
         if isinstance(predicate, TypeIs):
             step.has_type(predicate.cls)
             return True
@@ -242,7 +244,7 @@ class NativeWriter:
         return False
 
     @staticmethod
-    def _equals(value: Any, step: private.NativeStep) -> bool:
+    def _equals(value: Any, step: private_guard_managers.NativeStep) -> bool:
         if type(value) in _SINGLETONS:
             step.is_object(value)
         elif type(value) in _BUILTIN_CONSTANTS:

@@ -26,7 +26,7 @@ from dovetail.guards.source import (
     plain_length,
     read_item,
 )
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The tables of ``nn.Module`` that hold hooks of one module."""
@@ -568,7 +568,7 @@ class TensorFacts:
             tuple(tensor.stride()),
             tensor.requires_grad,
             tensor.is_leaf,
-            private.dispatch_keys(tensor),
+            private_tensors.dispatch_keys(tensor),
         )
 
     def differences(self, name: str, value: Any) -> list[str]:
@@ -596,6 +596,8 @@ class TensorFacts:
             steps = zip(self.stride, stride)
             if not found and any(then not in (None, now) for then, now in steps):
                 found.append(f"`{name}.stride()` was {self.stride}, is {stride}")
-        if not found and private.dispatch_keys(value) != self.dispatch_keys:
-            found.append(f"the dispatch keys of `{name}` were {self.dispatch_keys}, are {private.dispatch_keys(value)}")
+        if not found and private_tensors.dispatch_keys(value) != self.dispatch_keys:
+            found.append(
+                f"the dispatch keys of `{name}` were {self.dispatch_keys}, are {private_tensors.dispatch_keys(value)}"
+            )
         return found

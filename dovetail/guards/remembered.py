@@ -61,7 +61,7 @@ from dovetail.guards.source import (
     is_mutable_type,
     read_item,
 )
-from dovetail.torch_private import guards as private
+from dovetail.torch_private import guard_managers as private_guard_managers
 
 if TYPE_CHECKING:
     from dovetail.guards.checker import Generator, Node
@@ -131,13 +131,13 @@ class Recorder:
         typed = [value for key, value in self._typed.items() if key not in self._owners]
         own = {id(instance_dict(owner)) for owner in owners}
         tables = [table for key, (table, _) in self._tables.items() if key not in own]
-        check = private.unchanged_check(owners, typed, tables)
+        check = private_guard_managers.unchanged_check(owners, typed, tables)
         return check if check() and not self.changed() else None
 
     def changed(self) -> list[Node]:
         """The nodes whose dictionary was written to since it was read."""
         tables = [table for table, _ in self._tables.values()]
-        now = dict(zip(self._tables, private.dictionary_versions(tables), strict=True))
+        now = dict(zip(self._tables, private_guard_managers.dictionary_versions(tables), strict=True))
         return [node for node, table in self.watched.items() if now[id(table)] != self._tables[id(table)][1]]
 
     def same_anchors(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -206,7 +206,7 @@ class Recorder:
     def _watch(self, node: Node, table: dict[Any, Any]) -> None:
         # Its count is read before its contents.
         if id(table) not in self._tables:
-            self._tables[id(table)] = table, private.dictionary_versions([table])[0]
+            self._tables[id(table)] = table, private_guard_managers.dictionary_versions([table])[0]
         self.watched[node] = table
 
     def _below(self, node: Node, value: Any) -> None:

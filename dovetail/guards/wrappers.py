@@ -15,7 +15,7 @@ import torch
 from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards.predicate import Predicate
 from dovetail.guards.source import Step
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import tensors as private_tensors
 
 
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
@@ -88,7 +88,7 @@ class WrapperMaker:
         if type(gradient) is not self.kind:
             return False
         tensors, _, meta = parts_of(gradient)
-        return tuple(tensors) == self.names and private_recordings.same_wrapper_form(meta, self.meta)
+        return tuple(tensors) == self.names and private_tensors.same_wrapper_form(meta, self.meta)
 
 
 @dataclass

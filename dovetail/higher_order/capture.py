@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.aot.capture_joint import finish_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
@@ -34,9 +35,9 @@ from dovetail.higher_order.runtime import (
 from dovetail.quirks.eigenvectors import phases_checked
 from dovetail.quirks.exact import use_exact_formulas
 from dovetail.runtime.spread import keep_common
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
@@ -136,7 +137,7 @@ def differentiable_backward(
                 raise
             # Fused attention has no second derivative; the operators that it is made of have one.
             events.note("attention by its parts", reason=str(error))
-            with private_compile.math_attention():
+            with sdpa_kernel(SDPBackend.MATH):
                 captured, present = capture_backward(joint, request, policy)
         compiled, given = compile_next(captured, tuple(request.primals))
         run = _with_gaps(compiled, present)
@@ -154,7 +155,7 @@ def differentiable_backward(
         reason = _obstacle(joint, needed, options)
         if reason:
             raise refusal(reason)
-        with private.preserved_rng_state(), events.span("compile the next order"):
+        with private_state.preserved_rng_state(), events.span("compile the next order"):
             policy = _policy(joint, request, earlier)
             if not policy.is_static:
                 try:
@@ -281,7 +282,7 @@ class _Number:
     """In place of an input that carries a number: what is read off it is the symbolic one."""
 
     def __init__(self, carrier: torch.Tensor) -> None:
-        with private.no_torch_function():
+        with private_calls.no_torch_function():
             number = torch.ops.aten._local_scalar_dense.default(carrier)
         self.item = lambda: number
 

@@ -15,8 +15,8 @@ import torch
 
 from dovetail.aot.descriptors import Descriptor, SavedForBackward
 from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, JointGraph
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: A part of a result, and arithmetic of sizes.
@@ -81,7 +81,7 @@ def _key(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> Hashable 
     target = node.target
     if node.op != "call_function" or node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD):
         return None
-    if isinstance(target, private.OpOverload):
+    if isinstance(target, private_operators.OpOverload):
         # What draws random numbers stays: what is drawn after it would be other numbers.
         if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
             return None

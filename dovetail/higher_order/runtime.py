@@ -17,7 +17,8 @@ import torch
 
 from dovetail.errors import DovetailError, HigherOrderGradientError
 from dovetail.guards.ambient import autocast_state
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
 
 FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -134,8 +135,8 @@ class KeptInputs:
             if index in needed.written:
                 with torch.enable_grad():
                     value = value.clone()
-            self.saved.append((index, private_compile.make_saved_tensor(value)))
-        self.states = private_compile.random_states(needed.cuda_devices) if needed.draws else None
+            self.saved.append((index, private_autograd.make_saved_tensor(value)))
+        self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
 
     def note_held(self, variables: Mapping[int, torch.Tensor]) -> None:
         """Rely no longer on what the graph has saved. None of the leaves has been written to so far."""
@@ -334,7 +335,7 @@ class DifferentiableBackward:
         defined = tuple([tangent is not None for tangent in tangents])
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
-        wanted = private_compile.wanted_edges(edges)
+        wanted = private_autograd.wanted_edges(edges)
         given = tuple(tangent for tangent in tangents if tangent is not None)
         flat = _distinct([*primals.values(), *given])
         found = self._find(defined, wanted, primals, flat)
@@ -347,9 +348,9 @@ class DifferentiableBackward:
         if kept.states is None:
             gradients = found.run(inputs)
         else:
-            with private_compile.random_states_set(kept.states, self.needed.cuda_devices):
+            with private_state.random_states_set(kept.states, self.needed.cuda_devices):
                 gradients = found.run(inputs)
-        if found not in self._compared and not private_compile.is_any_autocast_on():
+        if found not in self._compared and not private_state.is_any_autocast_on():
             with torch.no_grad():
                 expected = plain()
             if not all(_agree(gradient, expected[index]) for index, gradient in zip(wanted, gradients, strict=True)):
@@ -379,7 +380,7 @@ class DifferentiableBackward:
         flat: list[torch.Tensor],
     ) -> tuple[Any, Sizes]:
         """The pattern and the sizes of a call; ``flat`` are the needed inputs, then the defined tangents."""
-        autocast = autocast_state() if private_compile.is_any_autocast_on() else None
+        autocast = autocast_state() if private_state.is_any_autocast_on() else None
         tangents = flat[len(primals) :]
         pattern = (defined, wanted, autocast, tuple([_kind(value) for value in tangents]))
         varying = [index for index in self.needed.varying if index in primals]

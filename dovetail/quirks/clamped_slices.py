@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
 
 _END = (1 << 63) - 1
 
@@ -38,7 +38,7 @@ def clamped_slice(
     offset = tensor.storage_offset() + first * tensor.stride(position)
     sizes = list(tensor.shape)
     sizes[position] = _length(start or 0, None if end is None or end >= _END else end, size)
-    with private.no_torch_function():
+    with private_calls.no_torch_function():
         return torch.ops.aten.as_strided.default(tensor, sizes, list(tensor.stride()), offset)
 
 

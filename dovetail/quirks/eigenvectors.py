@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import calls as private_calls
 from dovetail.trace.opaque import opaque
 from dovetail.trace.trace import Trace
 
@@ -47,7 +47,7 @@ def phases_checked(
         for node in _vector_nodes(roots):
             name = node.name()
             with trace.recorder.paused():
-                values, vectors = (private_compile.saved_value(node, each) for each in ("eigenvalues", "eigenvectors"))
+                values, vectors = (private_autograd.saved_value(node, each) for each in ("eigenvalues", "eigenvectors"))
             if not in_parts and vectors.is_complex():
                 handle = node.register_prehook(functools.partial(_check, trace, vectors, _MESSAGES[name]))
                 stack.callback(handle.remove)
@@ -78,7 +78,7 @@ def _check(
     tangent = tangents[1]
     if tangent is None:
         return None
-    with trace.recorder.paused(), private.no_torch_function():
+    with trace.recorder.paused(), private_calls.no_torch_function():
         with torch.no_grad():
             # How the gradient turns each vector's phase.
             angles = torch.diagonal(torch.matmul(vectors.mH, tangent), 0, -2, -1).imag
@@ -123,7 +123,7 @@ def _eig_gradient(
     of_values, of_vectors = tangents[:2]
     if traced[0] is None or of_vectors is None:
         return None
-    with trace.recorder.paused(), private.no_torch_function():
+    with trace.recorder.paused(), private_calls.no_torch_function():
         turned = vectors.mH
         inner = torch.matmul(turned, of_vectors)
         lengths = torch.diagonal(inner, 0, -2, -1).real

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.opaque import gradients
 from dovetail.trace.sized import sized_gradients
@@ -21,16 +21,16 @@ from dovetail.trace.trace import Trace
 
 
 def _prod(node: Any) -> Any:
-    return functools.partial(torch.prod, dtype=private_compile.saved_value(node, "result").dtype)
+    return functools.partial(torch.prod, dtype=private_autograd.saved_value(node, "result").dtype)
 
 
 def _prod_of_dimension(node: Any) -> Any:
-    dim, keepdim = private_compile.saved_value(node, "dim"), private_compile.saved_value(node, "keepdim")
+    dim, keepdim = private_autograd.saved_value(node, "dim"), private_autograd.saved_value(node, "keepdim")
     return functools.partial(_prod(node), dim=dim, keepdim=keepdim)
 
 
 def _ormqr(node: Any) -> Any:
-    left, transpose = private_compile.saved_value(node, "left"), private_compile.saved_value(node, "transpose")
+    left, transpose = private_autograd.saved_value(node, "left"), private_autograd.saved_value(node, "transpose")
     return functools.partial(torch.ormqr, left=left, transpose=transpose)
 
 
@@ -56,7 +56,7 @@ OTHER_FORMULA: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
 OTHER_SECOND_FORMULA: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "CumprodBackward0": (
         ("self",),
-        lambda node: functools.partial(torch.cumprod, dim=private_compile.saved_value(node, "dim")),
+        lambda node: functools.partial(torch.cumprod, dim=private_autograd.saved_value(node, "dim")),
     ),
     "LinalgMatrixExpBackward0": (("self",), _plain(torch.linalg.matrix_exp)),
 }
@@ -104,7 +104,7 @@ def use_exact_formulas(trace: Trace, roots: Sequence[torch.Tensor], twice: bool 
             node.metadata["dovetail exact formula"] = True
             names, make = (OTHER_SECOND_FORMULA | OTHER_FORMULA)[node.name()]
             # Not the node: a hook that holds it would keep both alive for ever.
-            values = [private_compile.saved_value(node, name) for name in names]
+            values = [private_autograd.saved_value(node, name) for name in names]
             node.register_hook(functools.partial(_exact, trace, node.name(), make(node), values))
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dovetail.quirks.clamped_slices import clamped_slice
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 _aten = torch.ops.aten
 # All of the next four tables: the fake kernel keeps strides that the kernel does not keep, and a view of such a result would
@@ -52,7 +53,7 @@ _SYMBOLIC_SUMS = frozenset({_aten.hardshrink_backward.default, _aten.softshrink_
 _LIKE_THE_SECOND = frozenset({_aten.multi_margin_loss_backward.default, _aten.multilabel_margin_loss_backward.default})
 
 
-class FakeMode(private.FakeTensorMode):
+class FakeMode(private_tracing.FakeTensorMode):
     """Fake tensors with the strides that eager's kernels give."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,7 +69,7 @@ class FakeMode(private.FakeTensorMode):
         if func in _CONTIGUOUS or (func in _CONTIGUOUS_ON_CPU and args[0].device.type == "cpu"):
             return _laid_out(result, torch.contiguous_format)
         if func in _LIKE_A_SUM:
-            with private.no_torch_function():
+            with private_calls.no_torch_function():
                 return torch.add(*[args[position] for position in _LIKE_A_SUM[func]])
         return result
 
@@ -91,7 +92,7 @@ class SymbolicFakeMode(FakeMode):
             clamped = clamped_slice(*args, **(kwargs or {}))
             if clamped is not None:
                 return clamped
-        with private.enable_python_dispatcher():
+        with private_tracing.enable_python_dispatcher():
             return super().dispatch(func, types, args, kwargs)
 
 
@@ -100,7 +101,7 @@ def _laid_out(result: Any, memory_format: torch.memory_format) -> Any:
     first = result if isinstance(result, torch.Tensor) else result[0]
     if first is None:
         return result
-    with private.no_torch_function():
+    with private_calls.no_torch_function():
         expected = _aten.empty_like.default(first, memory_format=memory_format)
     if expected.stride() == first.stride():
         return result

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 
 class OverlapError(CaptureError):
@@ -92,7 +92,7 @@ def _are_disjoint(left: torch.Tensor, right: torch.Tensor) -> bool:
     ]
     if max(ends) - first >= _LARGEST_MAP:
         return False
-    with private.disable_current_modes():
+    with private_tracing.disable_current_modes():
         taken = torch.zeros(max(ends) - first + 1, dtype=torch.bool)
         one, other = (taken.as_strided(shape, stride, offset - first) for shape, stride, offset in numbers)
         one.fill_(True)

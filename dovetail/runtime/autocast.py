@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from dovetail.guards.ambient import autocast_state
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 
 GraphOf = Callable[[tuple[bool, ...]], "tuple[torch.fx.GraphModule, Sequence[int]] | None"]
 
 
-class _Casts(private.TorchDispatchMode):
+class _Casts(private_tracing.TorchDispatchMode):
     """Counts conversions."""
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ def casts_more(graph: torch.fx.GraphModule) -> bool:
     """Whether the operators of a graph would be given other types in the autocast state that there is now."""
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     written = len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default))
-    mode = next((value.fake_mode for value in examples if private.is_fake(value)), None)
+    mode = next((value.fake_mode for value in examples if private_tensors.is_fake(value)), None)
     if mode is None:
         return any(node.op == "call_function" for node in graph.graph.nodes)
     casts = _Casts()

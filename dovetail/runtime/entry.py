@@ -15,7 +15,7 @@ from dovetail.runtime.backward_reads import BackwardReads, reads_of
 from dovetail.runtime.effects import EffectRecipe, Effects
 from dovetail.runtime.recipe import Recipe, rebuild
 from dovetail.runtime.recipe_code import Build, generate
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import state as private_state
 from dovetail.trace import ASSUMPTION
 
 OPERATOR_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
@@ -115,7 +115,7 @@ class Entry:
             tensors[gradient] = None  # type: ignore[call-overload]
         if self.assumes:
             devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            states = private_compile.random_states(devices)
+            states = private_state.random_states(devices)
             try:
                 return self.run(tensors)
             except RuntimeError as error:
@@ -127,7 +127,7 @@ class Entry:
                         "graph, so that eager cannot take its place",
                         advice="keep sizes and branches independent of the data, or compile without passes",
                     ) from error
-                private_compile.set_random_states(states, devices)
+                private_state.set_random_states(states, devices)
                 return None
         if self.start_over:
             try:

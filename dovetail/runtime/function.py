@@ -22,8 +22,9 @@ from dovetail.runtime.independence import Independence, SavedValues, unpack
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.runtime.spread import spread_gradients
 from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import state as private_state
 from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
@@ -172,7 +173,7 @@ def _autograd_function(
                     )
                 return tuple(arranged(found))
             defined = tuple(tangent is not None for tangent in tangents)
-            if private_compile.is_any_autocast_on() and under_autocast.is_another(defined):
+            if private_state.is_any_autocast_on() and under_autocast.is_another(defined):
                 return tuple(arranged(first_order(ctx, tangents, defined)))
             values: Any
             try:
@@ -182,7 +183,7 @@ def _autograd_function(
                     raise
                 values = one_by_one(ctx, error)
                 saved = values.those(independence.wanted(defined))
-            if not private_compile.keeps_graph():
+            if not private_autograd.keeps_graph():
                 free(ctx, values, defined)
             if ctx.in_parts:
                 with gradient_in_parts():
@@ -205,7 +206,7 @@ def _autograd_function(
             """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
             graph_of = getattr(backward_for, "graph_of", None)
             defined = tuple(gradients[index] is not None for index in differentiable)
-            if private_compile.is_any_autocast_on() and under_autocast.is_another(defined):
+            if private_state.is_any_autocast_on() and under_autocast.is_another(defined):
                 raise HigherOrderGradientError(
                     "a compiled function's backward is captured inside of an autocast block, where it has other types",
                     advice="call backward() outside of the autocast block",
@@ -227,7 +228,7 @@ def _autograd_function(
         saved = values_for_derivatives(ctx, defined)
         with reads_of(ctx.reads):
             found = derivatives.first_order(ctx.kept, restored(ctx.next_functions), tangents, saved)
-        if not private_compile.keeps_graph():
+        if not private_autograd.keeps_graph():
             free(ctx, saved, defined)
         return found
 
@@ -259,7 +260,7 @@ def _autograd_function(
     def one_by_one(ctx: Any, error: RuntimeError) -> SavedValues:
         if ctx.rest is not None:
             return SavedValues(ctx.rest, error)
-        return SavedValues.of(private_compile.raw_saved_tensors(ctx), ctx.saved_constants, error)
+        return SavedValues.of(private_autograd.raw_saved_tensors(ctx), ctx.saved_constants, error)
 
     def free(ctx: Any, saved: Sequence[Any] | SavedValues, defined: tuple[bool, ...]) -> None:
         """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
@@ -279,12 +280,12 @@ def _autograd_function(
         return values
 
     under_autocast = UnderAutocast(getattr(backward_for, "graph_of", None))
-    private_compile.hide_from_dynamo(CompiledBackward.backward)
-    direct = private.direct_apply(CompiledBackward)
+    private_calls.hide_from_dynamo(CompiledBackward.backward)
+    direct = private_autograd.direct_apply(CompiledBackward)
 
     def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
-        apply = direct if private.functorch_level() is None else CompiledBackward.apply
+        apply = direct if private_state.functorch_level() is None else CompiledBackward.apply
         for index in cut_off:
             inputs[index] = inputs[index].detach()
         if spread:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.higher_order.runtime import FREED
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import autograd as private_autograd
 
 Pattern = tuple[bool, ...]
 
@@ -135,7 +135,7 @@ class _Kept:
     def __init__(self, value: Any) -> None:
         self._is_tensor = isinstance(value, torch.Tensor)
         # A result of the node that keeps it would be a cycle that nobody collects.
-        self._value = private_compile.make_saved_tensor(value.detach()) if self._is_tensor else value
+        self._value = private_autograd.make_saved_tensor(value.detach()) if self._is_tensor else value
 
     def unpack(self) -> Any:
         """The value; eager's error for one that was written to."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from dovetail.errors import PartialGradientError
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
 
 
 class GradientHooks(OrderedDict[int, Any]):
@@ -87,7 +87,7 @@ class Tied(torch.autograd.Function):
         return gradient, *[None] * len(edges)
 
 
-_direct_apply = private.direct_apply(Tied)
+_direct_apply = private_autograd.direct_apply(Tied)
 
 
 def tie(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -96,7 +96,7 @@ def tie(value: torch.Tensor, fed: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in fed:
         hooks = prepare_hooks(tensor)
         noted.append((hooks, len(hooks), weakref.ref(tensor)))
-    apply = _direct_apply if private.functorch_level() is None else Tied.apply
+    apply = _direct_apply if private_state.functorch_level() is None else Tied.apply
     if torch.is_grad_enabled():
         tied: torch.Tensor = apply(value, *fed)
     else:
@@ -121,7 +121,7 @@ def _refuse_partial_gradient(edge: tuple[Any, int], has_hooks: bool, fed: torch.
     node, number = edge
     is_current = fed is not None and fed.grad_fn is node and fed.output_nr == number
     wanted = has_hooks or (fed is not None and is_current and fed.retains_grad)
-    if wanted or any(_is_edge(item, node, number) for item in private_compile.wanted_gradients()):
+    if wanted or any(_is_edge(item, node, number) for item in private_autograd.wanted_gradients()):
         raise PartialGradientError(
             "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
             "the same graph was computed from it",

@@ -21,7 +21,7 @@ from dovetail.testing.cases import CaseResult
 from dovetail.testing.probe import Probe, probe_backends
 from dovetail.testing.report import Report
 from dovetail.testing.suite import CASE_SECONDS, items_for, run_items
-from dovetail.torch_private import tensors as torch_private
+from dovetail.torch_private import tracing as private_tracing
 
 __all__ = ["CaseResult", "Probe", "Report", "check_backend", "compare_graph", "probe_backends"]
 
@@ -71,7 +71,7 @@ def compare_graph(
     >>> compare_graph(lambda x: [x.sin()], [torch.ones(2)], backend="aten")
     ''
     """
-    fake_mode = torch_private.FakeTensorMode()
+    fake_mode = private_tracing.FakeTensorMode()
     with fake_mode, torch.no_grad():
         module = make_fx(graph)(*[fake_mode.from_tensor(value, static_shapes=True) for value in inputs])
     found = Piece(module, list(inputs), (), kind).try_backend(

@@ -27,7 +27,7 @@ from dovetail.backends import Backend, lookup_backend
 from dovetail.backends.debug.conformance import values_agree
 from dovetail.backends.random_state import take_random_state
 from dovetail.errors import DovetailError, UnsupportedGraphError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 __all__ = ["Case", "CaseResult", "Compile", "Group", "Status", "difference", "lookup_backend", "run_case", "state_of"]
 
@@ -83,7 +83,7 @@ def run_case(case: Case, backend: Backend, options: Mapping[str, Any] | None = N
         dovetail.compile, backend=backend, fullgraph=whole, backend_options=dict(options or {})
     )
     status: Status = "passed"
-    with warnings.catch_warnings(), private.preserved_rng_state(), contextlib.ExitStack() as stack:
+    with warnings.catch_warnings(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         if device != "cpu":
             stack.enter_context(torch.device(device))

@@ -1,4 +1,7 @@
-"""The third door to torch's private names: process groups and the operators that exchange tensors between ranks."""
+"""Process groups, the operators that exchange tensors between ranks, and the wrappers for data-parallel training.
+
+Checked on torch 2.13; where 2.11 differs, the function says so.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ import torch.distributed
 
 
 def process_group(name: str) -> Any:
-    """The process group with this name, which is how operators name one; raises RuntimeError if there is none. Torch 2.13."""
+    """The process group with this name, which is how operators name one; raises RuntimeError if there is none."""
     return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def process_group_name(group: Any) -> str:
-    """The name of a process group, as operators take it; None is the default group. Torch 2.13."""
+    """The name of a process group, as operators take it; None is the default group."""
     found = group if group is not None else torch.distributed.distributed_c10d._get_default_group()
     return str(found.group_name)
 
 
 def functional_collectives() -> Any:
-    """The operators ``all_reduce``, ``wait_tensor`` and so on that return new tensors, ready to be traced. Torch 2.13."""
+    """The operators ``all_reduce``, ``wait_tensor`` and so on that return new tensors, ready to be traced."""
     importlib.import_module("torch.distributed._functional_collectives")
     return torch.ops._c10d_functional
 
 
 def why_not_replicated(model: Any) -> str:
-    """Why the forward of this DistributedDataParallel cannot be taken apart, or "". Torch 2.13."""
+    """Why the forward of this DistributedDataParallel cannot be taken apart, or ""."""
     if model.mixed_precision is not None:
         return "it computes in mixed precision"
     if model._use_python_reducer or model._delay_all_reduce_all_params:
@@ -41,13 +44,16 @@ def why_not_replicated(model: Any) -> str:
 
 
 def syncs_buffers(model: Any) -> bool:
-    """Whether this DistributedDataParallel sends the first rank's buffers to all in its next forward. Torch 2.13, 2.11."""
+    """Whether this DistributedDataParallel sends the first rank's buffers to all in its next forward.
+
+    Before torch 2.12 the flag has another name.
+    """
     wanted = model.forward_sync_buffers if hasattr(model, "forward_sync_buffers") else model.broadcast_buffers
     return bool(wanted) and model.require_forward_param_sync and len(model.modules_buffers) > 0
 
 
 def fsdp_forwards() -> list[Any]:
-    """The functions that run before the forward of a module that FSDP has spread over ranks, of either version. Torch 2.13."""
+    """The functions that run before the forward of a module sharded by FSDP, of either version."""
     found = []
     for module, kind, name in (
         ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
@@ -59,18 +65,13 @@ def fsdp_forwards() -> list[Any]:
     return found
 
 
-def data_parallel_class() -> type[Any]:
-    """``DistributedDataParallel``, for those who look for its instances without importing it themselves."""
-    return torch.nn.parallel.DistributedDataParallel
-
-
 def exchanged_parameters(model: Any) -> list[torch.Tensor]:
-    """The parameters of a DistributedDataParallel in the order in which its reducer numbers them. Torch 2.13."""
+    """The parameters of a DistributedDataParallel in the order in which its reducer numbers them."""
     return list(model._module_parameters)
 
 
 def bucket_bytes(model: Any) -> tuple[int, int]:
-    """Sizes at which a DistributedDataParallel closes its first bucket of gradients and the others. Torch 2.13."""
+    """Sizes at which a DistributedDataParallel closes its first bucket of gradients and the others."""
     limit = int(model.bucket_bytes_cap)
     return (
         min(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit,
@@ -79,10 +80,10 @@ def bucket_bytes(model: Any) -> tuple[int, int]:
 
 
 def remove_native_hooks(model: Any) -> None:
-    """Take the reducer's hooks off the parameters of a DistributedDataParallel; it is to be told by others. Torch 2.13."""
+    """Take the reducer's hooks off the parameters of a DistributedDataParallel; the reducer is told from Python instead."""
     model.reducer._remove_autograd_hooks()
 
 
 def gradient_is_ready(reducer: Any, place: int) -> None:
-    """What the reducer's native hook of a parameter does. Torch 2.13."""
+    """Do what the reducer's native hook of a parameter does."""
     reducer._autograd_hook(place)

@@ -1,6 +1,6 @@
-"""Private names of torch's kernel compiler: the places where Inductor lets others change its graphs and its schedule.
+"""Inductor: its entry, its decompositions and settings, and the places where it lets others change its graphs and its schedule.
 
-Checked on torch 2.13.
+Checked on torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -11,6 +11,75 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private.operators import OpOverload
+from dovetail.torch_private.tracing import tracing_context
+
+
+def inductor_decompositions() -> dict[Any, Any]:
+    """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
+    # That of max_pool2d takes the lowerings for imported.
+    from torch._inductor import (
+        config,
+        lowering,  # noqa: F401
+    )
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(fallback_random=True):
+        return dict(select_decomp_table())
+
+
+def inductor_compile(
+    graph: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    fake_mode: Any,
+    *,
+    static_inputs: list[int],
+    user_visible_outputs: list[int],
+    is_backward: bool,
+    is_inference: bool,
+    settings: dict[str, Any],
+) -> Any:
+    """Compile one flat ATen graph, which is changed on the way, with Inductor; the result takes one list of inputs."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    # Inductor keeps the strides that the fake values promise for these outputs only.
+    output.meta["user_visible_output_idxs"] = user_visible_outputs
+    with config.patch(settings), tracing_context(fake_mode), V.set_fake_mode(fake_mode):
+        return compile_fx_inner(
+            graph,
+            example_inputs,
+            static_input_idxs=static_inputs,
+            is_backward=is_backward,
+            is_inference=is_inference,
+        )
+
+
+def inductor_realize() -> Any:
+    """An operator that gives its argument, which Inductor then keeps in memory; None where there is none (torch 2.13 has it)."""
+    try:
+        from torch._inductor import lowering, test_operators  # noqa: F401  (both register the operator)
+    except ImportError:
+        return None
+    return torch.ops._inductor_test.realize.default
+
+
+def inductor_setting_names() -> set[str]:
+    """Names of Inductor's own settings."""
+    from torch._inductor import config
+
+    return set(config.get_config_copy())
+
+
+def inductor_runs_as_is(overload: OpOverload) -> None:
+    """Let Inductor call this operator's own kernel where it would otherwise insist on having it decomposed."""
+    from torch._inductor import lowering
+
+    if overload not in lowering.lowerings:
+        lowering.make_fallback(overload, warn=False, override_decomp=True)
+
 
 def straight_call(compiled: Any) -> Callable[[list[Any]], Any]:
     """Inductor's graph without what it keeps records of at every call, which takes 2 us: the first call, and one under torch's
@@ -19,7 +88,7 @@ def straight_call(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor import debug
 
     if not hasattr(compiled, "current_callable") or getattr(debug, "RECORD_GRAPH_EXECUTION", False):
-        return compiled  # type: ignore[no-any-return]
+        return compiled
     profiler = torch.autograd.profiler
     is_first = True
 

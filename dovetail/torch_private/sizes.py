@@ -1,7 +1,4 @@
-"""The door to torch's private names for symbolic sizes: shape environments, their symbols and guards.
-
-Checked on torch 2.13 (CPU). What is private elsewhere comes through :mod:`dovetail.torch_private.tensors`.
-"""
+"""Symbolic sizes and numbers: shape environments, their symbols, their guards. Checked on torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import functools
 import itertools
 import math
 import operator
+import sys
+import types
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     symbol_is_type,
 )
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -158,7 +158,7 @@ def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor
     symbol = environment.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     with mode:
         fake = torch.empty((), dtype=torch.float64)
-    fake.item_memo = environment.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[attr-defined]
+    fake.item_memo = environment.create_symfloatnode(symbol, hint=value, source=source)
     return fake
 
 
@@ -205,6 +205,13 @@ def is_data_number(value: Any) -> bool:
     return is_symbolic(value) and any(map(is_made_of_data, value.node.expr.free_symbols))
 
 
+def has_data_geometry(value: object) -> bool:
+    """Whether a tensor is a view whose place in memory depends on data."""
+    if not isinstance(value, torch.Tensor) or value._base is None:
+        return False
+    return any(map(is_data_number, (*value.shape, *value.stride(), value.storage_offset())))
+
+
 def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) -> list[Any]:
     """What a shape environment assumed about sizes that are made of data, as expressions; each once. That ``truths`` are 0 or
     1 is no assumption.
@@ -249,7 +256,7 @@ def is_expressible(expression: Any) -> bool:
 
 def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     """A condition as a symbolic truth value; nothing is decided by making it."""
-    return environment.create_symboolnode(expression)  # type: ignore[no-any-return]
+    return environment.create_symboolnode(expression)
 
 
 def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
@@ -257,11 +264,6 @@ def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
     from torch._prims_common import suggest_memory_format
 
     return suggest_memory_format(tensor)  # type: ignore[arg-type]
-
-
-def assume(condition: torch.SymBool) -> None:
-    """Tell the shape environment that a condition holds; one on data goes into the graph as an assertion (2.11, 2.13)."""
-    torch._check(condition)
 
 
 def greater(left: Any, right: Any) -> Any:
@@ -286,3 +288,42 @@ def is_known(condition: Any) -> bool:
 def is_polynomial(size: Any) -> bool:
     """Whether a size is made of symbols by sums and products alone."""
     return not size.node.expr.has(sympy.Function)
+
+
+def is_unhashable_number(error: BaseException) -> bool:
+    """Whether an error says that a symbolic number has no hash (torch 2.11 to 2.13)."""
+    return isinstance(error, TypeError) and "unhashable type: " in str(error) and "Sym" in str(error)
+
+
+_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
+
+
+def asks_for_plain_sizes(error: RuntimeError) -> bool:
+    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
+    return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+_METADATA_DEPTH = 12
+
+
+def is_for_node_metadata(frame: types.FrameType | None) -> bool:
+    """Whether a size is compared only to note a memory format beside a node, which nothing reads. Torch 2.13.
+
+    Recording a slice of a window would guard on the window being all of the tensor, say.
+    """
+    for _ in range(_METADATA_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code is _extract_tensor_metadata.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class QuickShapeEnv(ShapeEnv):
+    """A shape environment that does not look for the user's frame at each symbol and guard: under an interpreter there is none
+    on Python's stack, and the search took 4 % of the capture of an optimizer's step. Torch 2.13.
+    """
+
+    def _get_user_frame(self) -> types.FrameType | None:
+        return sys._getframe(1)

@@ -1,45 +1,175 @@
-"""The door to torch's private names for what a program may leave changed: modes, hooks, switches, and how to set them back.
+"""State of torch that a program sets around its calls: modes, transforms, autocast, random generators, switches of kernels.
 
-Checked on torch 2.13 (CPU). What is private elsewhere comes through :mod:`dovetail.torch_private.tensors`.
+Checked on torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail.torch_private.tensors import dispatch_mode_count, function_mode_count, saved_tensor_hooks
+from dovetail.torch_private.autograd import saved_tensor_hooks
 
 _autograd: Any = torch._C._autograd
 
-# Each switch by what reads it and what sets it.
-_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-    (torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-    (torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
-    (torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
-    (torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
-    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    (torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
+
+# -------------------------------------------------------------------------------------------------------- modes and tra
+
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+
+dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+
+def function_modes() -> list[Any]:
+    """The active torch-function modes, outermost first."""
+    return [torch._C._get_function_stack_at(index) for index in range(function_mode_count())]
+
+
+def dispatch_modes() -> list[Any]:
+    """The active torch-dispatch modes, those of tracing (fake, proxy, functional) included."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())
+
+
+def function_mode_device(mode: object) -> torch.device | None:
+    """The device of the mode behind ``torch.set_default_device`` and ``with device:``; None for another mode."""
+    from torch.utils._device import DeviceContext
+
+    return mode.device if isinstance(mode, DeviceContext) else None
+
+
+def torch_function_switches() -> tuple[bool, bool]:
+    """Whether ``__torch_function__`` is enabled, and whether subclasses and modes are all disabled."""
+    return torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+
+
+def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
+    """A block in which no transform of ``torch.func`` is active."""
+    if functorch_level() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def forward_ad_level() -> int:
+    """The level of forward-mode differentiation; -1 outside of it."""
+    return torch.autograd.forward_ad._current_level
+
+
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` is running."""
+    return torch._C._get_tracing_state() is not None
+
+
+def is_any_autocast_on() -> bool:
+    """Whether autocast is enabled for any device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+# ----------------------------------------------------------------------------------------------------------- random gen
+
+
+@contextlib.contextmanager
+def preserved_rng_state() -> Iterator[None]:
+    """Put back the state of the default generators after the block, so that tracing draws no random numbers."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def random_states(cuda_devices: Sequence[int]) -> list[torch.Tensor]:
+    """The states of the default generators: of the CPU, and of these devices."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda_devices)]
+
+
+def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> None:
+    """Put the default generators back to states that :func:`random_states` read."""
+    torch.set_rng_state(states[0])
+    for device, state in zip(cuda_devices, states[1:], strict=True):
+        torch.cuda.set_rng_state(state, device)
+
+
+@contextlib.contextmanager
+def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> Iterator[None]:
+    """Earlier states of the default generators in the block, and their own ones after it."""
+    with torch.random.fork_rng(devices=list(cuda_devices)):
+        set_random_states(states, cuda_devices)
+        yield
+
+
+# -------------------------------------------------------------------------------------------------------------------- s
+
+_Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
+
+#: The switches that choose kernels: name, reader, writer.
+_KERNEL_SWITCHES: tuple[_Switch, ...] = (
+    ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    ("math attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+    ("cuDNN TF32", torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
+    ("MKLDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     (
+        "float32 matmul precision",
+        torch._C._get_float32_matmul_precision,
+        torch._C._set_float32_matmul_precision,
+    ),
+    (
+        "filling of uninitialized memory",
         torch._C._get_deterministic_fill_uninitialized_memory,
         torch._C._set_deterministic_fill_uninitialized_memory,
     ),
-    (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
-    (torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
-    (torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
+    (
+        "float32 precision on CUDA",
+        functools.partial(torch._C._get_fp32_precision_getter, "cuda", "all"),
+        functools.partial(torch._C._set_fp32_precision_setter, "cuda", "all"),
+    ),
 )
+
+KERNEL_FLAG_NAMES = tuple(name for name, _, _ in _KERNEL_SWITCHES)
+_KERNEL_READERS = tuple(read for _, read, _ in _KERNEL_SWITCHES)
+
+#: All switches that a block of a program may change.
+_SWITCHES: tuple[_Switch, ...] = (
+    *_KERNEL_SWITCHES,
+    ("multithreading", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
+    ("view replay", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
+    ("forward gradients", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
+)
+
+
+def global_state_check() -> Callable[[], bool]:
+    """A C++ check that grad mode, autocast, default dtype, deterministic flags, TF32, thread count are as now."""
+    return torch._C._dynamo.guards.GlobalStateGuard().check
+
+
+def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple[Any, ...]:
+    """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
+    return tuple([one() for one in read])
+
+
+def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
+    """Set the switches that differ between two results of :func:`kernel_flags`."""
+    for (_, _, write), before, after in zip(_KERNEL_SWITCHES, old, new, strict=True):
+        if before != after:
+            write(after)
 
 
 @dataclass(frozen=True)
 class StateOfTorch:
-    """What a ``with`` block of torch's may change in torch, as it is now; :meth:`restore` sets all of it back.
+    """Everything in torch that a ``with`` block of a program may change, as it is now; :meth:`restore` sets all of it back.
 
     >>> state = StateOfTorch.now()
     >>> entered = torch.autograd.graph.save_on_cpu().__enter__()
@@ -65,13 +195,13 @@ class StateOfTorch:
             dispatch_mode_count(),
             saved_tensor_hooks(),
             _autograd._saved_tensors_hooks_get_disabled_error_message(),
-            torch.autograd.forward_ad._current_level,
+            forward_ad_level(),
             (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            tuple([read() for read, _ in _SWITCHES]),
+            tuple([read() for _, read, _ in _SWITCHES]),
         )
 
     def restore(self) -> None:
-        """Leave what was entered since, and set every switch back."""
+        """Leave every block that was entered since, and set every switch back."""
         from torch.utils._python_dispatch import _pop_mode
 
         while function_mode_count() > self.function_modes:
@@ -86,10 +216,10 @@ class StateOfTorch:
                 _autograd._saved_tensors_hooks_disable(self.hooks_refused)
         while saved_tensor_hooks() not in (None, self.hooks):
             _autograd._pop_saved_tensors_default_hooks()
-        while torch.autograd.forward_ad._current_level > self.forward_level:
+        while forward_ad_level() > self.forward_level:
             torch.autograd.forward_ad.exit_dual_level()
         if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != self.anomaly:
             torch.autograd.set_detect_anomaly(*self.anomaly)
-        for (read, write), value in zip(_SWITCHES, self.switches, strict=True):
+        for (_, read, write), value in zip(_SWITCHES, self.switches, strict=True):
             if read() != value:
                 write(value)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import autograd as private_autograd
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Walk:
             self.waiting[node] = self.waiting.get(node, 0) + 1
         while stack:
             node = stack.pop()
-            following = [target for target, _ in door.output_edges(node) if target is not None]
+            following = [target for target, _ in node.next_functions if target is not None]
             self.next_of[node] = following
             for target in following:
                 self.waiting[target] = self.waiting.get(target, 0) + 1
@@ -108,7 +108,7 @@ def eager_order(call: BackwardCall) -> list[Any]:
     def arrive(target: Any) -> None:
         waiting[target] -= 1
         if waiting[target] == 0:
-            queue.push(door.sequence_number(target), target)
+            queue.push(private_autograd.sequence_number(target), target)
 
     for root in call.roots:
         if walk.executes(root):

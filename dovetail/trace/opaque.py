@@ -19,9 +19,10 @@ import torch
 
 from dovetail.errors import CaptureError, OutgrownError
 from dovetail.guards import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.trace import Trace
 
 _GRADIENT = "the gradient of "
@@ -100,7 +101,7 @@ class OpaqueCall:
 
 
 def _run(function: FlatFunction, tensors: Sequence[torch.Tensor], needs_gradient: Sequence[bool]) -> list[torch.Tensor]:
-    with private_compile.above_autograd(), torch.enable_grad():
+    with private_operators.above_autograd(), torch.enable_grad():
         leaves = [_leaf(tensor, flag) for tensor, flag in zip(tensors, needs_gradient, strict=True)]
         return [_with_ticket(result) for result in function(*leaves)]
 
@@ -162,7 +163,7 @@ def forget_examples(graph: torch.fx.Graph) -> None:
 
 def carried_example(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     """What the ticket that a traced tensor stands for carries in an example."""
-    with private.disable_current_modes(), private.no_torch_function():
+    with private_tracing.disable_current_modes(), private_calls.no_torch_function():
         return carried_by(example_of(trace, value))
 
 
@@ -207,7 +208,7 @@ def opaque(
     new tensor; raises :class:`CaptureError` where an example call shows that it is not.
     """
     needs_gradient = tuple(tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors)
-    with private.disable_current_modes(), private.no_torch_function():
+    with private_tracing.disable_current_modes(), private_calls.no_torch_function():
         examples = [example_of(trace, tensor) for tensor in tensors]
         tickets = tuple(map(is_ticket, examples))
         example_results = _checked_example(trace, name, function, examples, needs_gradient)
@@ -330,7 +331,7 @@ def _example_gradients(
         values = [carried_by(item) if is_ticket(item) else item for item in examples]
         return _run(function, values, [False] * len(given))
 
-    with private.disable_current_modes(), private.no_torch_function():
+    with private_tracing.disable_current_modes(), private_calls.no_torch_function():
         try:
             return run()
         except RuntimeError:

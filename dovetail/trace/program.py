@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # Their effect is on the backward, where the tape records nothing.
@@ -228,10 +228,13 @@ class Recorder:
         is_getter = name == "__get__"
         if self._paused or (not results and (result is not None or is_getter)):
             return
-        if any(private.is_functorch_wrapped(tensor) for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))):
+        if any(
+            private_tensors.is_functorch_wrapped(tensor)
+            for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))
+        ):
             self.unreplayable = self.unreplayable or "it uses torch.func"
             return
-        if private_compile.saved_tensor_hooks_change_values():
+        if private_autograd.saved_tensor_hooks_change_values():
             self.unreplayable = self.unreplayable or "saved-tensor hooks are set in it"
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}

@@ -16,7 +16,6 @@ import torch
 
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards.source import LARGEST_FLOAT
-from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.loop_rounds import LoopRounds
 
@@ -146,7 +145,7 @@ class Recorded:
     location: UserLocation | None
 
 
-class RecordingShapeEnv(private_recordings.QuickShapeEnv):
+class RecordingShapeEnv(private_sizes.QuickShapeEnv):
     """A shape environment that knows the user's line of each of its guards."""
 
     def __init__(self) -> None:
@@ -157,7 +156,7 @@ class RecordingShapeEnv(private_recordings.QuickShapeEnv):
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
         """See the base class."""
-        if private_recordings.is_for_node_metadata(sys._getframe(1)) and args[0].has_hint():
+        if private_sizes.is_for_node_metadata(sys._getframe(1)) and args[0].has_hint():
             return args[0].hint
         result = super().evaluate_sym_node(*args, **kwargs)
         if len(self._locations) < len(self.guards):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import OutgrownError
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import operators as private_operators
 
 FlatFunction = Callable[..., Sequence[torch.Tensor]]
 Sizes = Sequence[Any]
@@ -42,7 +42,7 @@ class SizedCall:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run it for real; the results are no part of any autograd graph."""
-        with private_compile.above_autograd(), torch.set_grad_enabled(self.grad_enabled):
+        with private_operators.above_autograd(), torch.set_grad_enabled(self.grad_enabled):
             leaves = [
                 value.detach().requires_grad_(flag) for value, flag in zip(tensors, self.needs_gradient, strict=True)
             ]

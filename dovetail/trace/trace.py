@@ -20,11 +20,14 @@ from dovetail.guards import AmbientState
 from dovetail.quirks.fake_kernels import FakeMode, SymbolicFakeMode
 from dovetail.quirks.overlap import check_overlap
 from dovetail.torch_private import autograd as private_autograd
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
-from dovetail.torch_private.tensors import tree_leaves
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
+from dovetail.trace.line_table import LineTable
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
@@ -66,7 +69,7 @@ class TracedInput:
         return self.value.requires_grad and self.value.is_leaf
 
 
-class _Tracer(private.PythonKeyTracer):
+class _Tracer(private_tracing.PythonKeyTracer):
     """Marks every node with its phase and the user's line."""
 
     open_trace: Trace
@@ -115,7 +118,7 @@ _RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.
 _PLAIN_FORMATS = (None, torch.contiguous_format)
 
 
-class _FunctionalMode(private.FunctionalTensorMode):
+class _FunctionalMode(private_tracing.FunctionalTensorMode):
     """Functionalisation, with eager's order of random numbers.
 
     Eager fills a tensor in the order of its memory. The functional ``bernoulli.p`` makes a contiguous result, so that a
@@ -143,12 +146,12 @@ class _FunctionalMode(private.FunctionalTensorMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self.open_trace.note_metadata_change(func, args, kwargs or {})
             return result
-        functional = private_recordings.functional_form(func) if func._schema.is_mutable else None
+        functional = private_operators.functional_form(func) if func._schema.is_mutable else None
         if functional is not None and private_sizes.has_symbols(args[0]):
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except RuntimeError as error:
-                if not private_recordings.asks_for_plain_sizes(error):
+                if not private_sizes.asks_for_plain_sizes(error):
                     raise
             # To write in place is tried out on tensors that cannot have symbolic sizes (torch 2.13).
             value = super().__torch_dispatch__(functional, types, args, kwargs)
@@ -232,7 +235,7 @@ class Trace:
         self.fake_mode = fake_mode
         self.tracer = _Tracer()
         self.tracer.open_trace = self
-        self.graph = torch.fx.Graph(tracer_cls=private.PythonKeyTracer)
+        self.graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
         self.tracer.graph = self.graph
         self.tracer.root = torch.nn.Module()
         self.tracer.tensor_attrs = {}
@@ -258,7 +261,7 @@ class Trace:
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.random = RandomOperators()
-        self.lines = private.LineTable()
+        self.lines = LineTable()
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
@@ -275,15 +278,15 @@ class Trace:
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
-        stack.enter_context(private.compiling_flag())
-        stack.enter_context(private.plain_checkpoints())
+        stack.enter_context(private_tracing.compiling_flag())
+        stack.enter_context(private_tracing.plain_checkpoints())
         # What autocast keeps for the length of a block, it would keep of the traced tensors too.
         stack.callback(torch.clear_autocast_cache)
-        stack.enter_context(private.effects_as_plain_operators())
+        stack.enter_context(private_tracing.effects_as_plain_operators())
         stack.enter_context(self.fake_mode)
-        stack.enter_context(private.ProxyTorchDispatchMode(self.tracer, "symbolic"))
+        stack.enter_context(private_tracing.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
-            stack.enter_context(private.decompose(self.decompositions))
+            stack.enter_context(private_tracing.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self._begin_call))
         return self
@@ -301,7 +304,7 @@ class Trace:
             return found
         if not self._is_own(real):
             self.check_input(real, name)
-        with private.no_torch_function(), private_compile.outside_of_transforms():
+        with private_calls.no_torch_function(), private_state.outside_of_transforms():
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
@@ -316,7 +319,7 @@ class Trace:
         )
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             symbolic = self.policy.symbolic_sizes(real, name)
             if self._is_own(real):
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
@@ -330,11 +333,11 @@ class Trace:
                 fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
             proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
             proxy.node.meta["val"] = fake
-            private.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
+            private_tracing.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
             if private_sizes.carried_float(fake) is not None:
                 # Tracking notes a copy, which does not know the number.
                 proxy.node.meta["val"] = fake
-        leaf = private.to_fun(fake)
+        leaf = private_tracing.to_fun(fake)
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
         value = leaf
@@ -344,7 +347,7 @@ class Trace:
                 # An in-place write on a leaf is an error in eager, on this tensor it is not; and it must not cut the
                 # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
-                    value = _Shield.apply(leaf, [private.to_fun(fake)])  # type: ignore[no-untyped-call]
+                    value = _Shield.apply(leaf, [private_tracing.to_fun(fake)])  # type: ignore[no-untyped-call]
         grad_fn, version, needs = value.grad_fn, value._version, real.requires_grad
         return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, grad_fn, version, needs)
 
@@ -362,7 +365,7 @@ class Trace:
         hidden = item.requires_grad and not torch.is_grad_enabled()
         if hidden or any(
             isinstance(value, torch.Tensor) or private_sizes.is_symbolic(value)
-            for value in tree_leaves((args[1:], kwargs))
+            for value in private_trees.tree_leaves((args[1:], kwargs))
         ):
             raise CaptureError(
                 f"{item.name} is changed in place by {operator}",
@@ -407,8 +410,8 @@ class Trace:
 
     def node_of(self, value: torch.Tensor) -> torch.fx.Node:
         """The graph node that computes the current value of a traced tensor."""
-        inner = private.from_fun(value)
-        slot: Any = private.get_proxy_slot(inner, self.tracer, None)  # type: ignore[call-overload]
+        inner = private_tracing.from_fun(value)
+        slot: Any = private_tracing.get_proxy_slot(inner, self.tracer, None)  # type: ignore[call-overload]
         if slot is None:
             raise CaptureError(
                 "a tensor in the result was not made by the traced program",
@@ -421,11 +424,11 @@ class Trace:
         """Autograd nodes that are made from here on belong to the user's present line."""
         line = self.locate() if self.phase != "backward" else None
         if line is not None:
-            self.lines.add(private.autograd_sequence_number(), line)
+            self.lines.add(private_autograd.next_sequence_number(), line)
 
     def backward_line(self) -> UserLocation | None:
         """The user line whose forward made the autograd node that runs now."""
-        node = private.running_autograd_node()
+        node = private_autograd.running_autograd_node()
         return self.lines.find(node._sequence_nr()) if node is not None else None
 
     def has_unbacked_sizes(self) -> bool:
@@ -451,7 +454,7 @@ class Trace:
             if not private_sizes.is_expressible(expression):
                 raise self._unchecked(expression)
             # Without gradients: what is recorded with them in the backward counts as computed there.
-            with private.no_torch_function(), torch.no_grad():
+            with private_calls.no_torch_function(), torch.no_grad():
                 condition = private_sizes.symbolic_truth(self.shape_env, expression)
                 if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)
                     self._assert_settled(expression)
@@ -496,12 +499,12 @@ class Trace:
         self.phase = "backward"
 
     def _is_own(self, value: torch.Tensor) -> bool:
-        return private.is_fake(value) and value.fake_mode is self.fake_mode  # type: ignore[attr-defined]
+        return private_tensors.is_fake(value) and value.fake_mode is self.fake_mode  # type: ignore[attr-defined]
 
     def check_input(self, real: torch.Tensor, name: str) -> None:
         """Raise :class:`InputError` for a tensor that no trace can take."""
         where = self.locate()
-        if private.is_functional(real) or private.is_fake(real):
+        if private_tensors.is_functional(real) or private_tensors.is_fake(real):
             raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
         if isinstance(real, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
             raise UninitialisedError(

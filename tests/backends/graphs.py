@@ -9,12 +9,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.errors import UserLocation
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 
 def make_graph(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, list[Any], Any]:
     """A flat ATen graph of ``function``, the fake inputs and the fake mode."""
-    fake_mode = private.FakeTensorMode()
+    fake_mode = private_tracing.FakeTensorMode()
     fakes = [fake_mode.from_tensor(value.detach(), static_shapes=True) for value in inputs]
     with fake_mode, torch.no_grad():
         graph = make_fx(torch.func.functionalize(function))(*fakes)

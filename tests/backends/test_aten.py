@@ -14,7 +14,7 @@ import dovetail
 from dovetail.backends import ATEN, compile_with
 from dovetail.backends.aten import compile_aten, generate_source
 from dovetail.errors import BackendError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 
@@ -158,7 +158,7 @@ def test_source_is_straight_line():
     graph, _, _ = make_graph(lambda x: [x.exp() + 1], torch.ones(2))
     source, names = generate_source(graph)
     assert "inputs.clear()" in source
-    assert private.operator_entry(torch.ops.aten.exp.default) in names.values()
+    assert private_operators.operator_entry(torch.ops.aten.exp.default) in names.values()
 
 
 def test_same_operator_is_bound_once():

@@ -7,14 +7,14 @@ import torch
 
 from dovetail.backends import ATEN, INDUCTOR, Backend, lookup_backend
 from dovetail.backends.debug.conformance import CASES, check_backend
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
 
 
 def test_aten_conforms():
     assert check_backend(ATEN) == ()
 
 
-@pytest.mark.skipif(private.cpp_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler")
 def test_inductor_conforms():
     assert [str(failure) for failure in check_backend(INDUCTOR)] == []
 

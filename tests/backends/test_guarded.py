@@ -225,7 +225,7 @@ def test_the_rest_after_a_graph_break_uses_the_replacement_too(monkeypatch):
 
 
 def test_no_compiler_at_all_is_one_warning(monkeypatch):
-    monkeypatch.setattr(registry.private, "cpp_compiler", lambda: None)
+    monkeypatch.setattr(registry.private_compilers, "cpp_compiler", lambda: None)
     monkeypatch.setattr(registry, "_warned_no_compiler", False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -9,10 +9,11 @@ from dovetail.aot.decompose import decompose_graph
 from dovetail.backends import INDUCTOR, compile_with
 from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import BackendError, OptionError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
+from dovetail.torch_private import operators as private_operators
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
-pytestmark = pytest.mark.skipif(private.cpp_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler")
 
 
 def compiled(function, *inputs, kind="inference", options=None):
@@ -109,7 +110,7 @@ def test_graph_without_fake_values():
 
 def test_random_operators_are_not_decomposed():
     assert not any(
-        isinstance(target, private.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+        isinstance(target, private_operators.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
         for target in wanted_decompositions()
     )
 

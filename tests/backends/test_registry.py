@@ -22,7 +22,7 @@ from dovetail.backends import (
     unregister_backend,
 )
 from dovetail.errors import BackendError, UnknownBackendError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 
@@ -128,11 +128,11 @@ def test_entry_points(monkeypatch):
 
 
 def test_default_backend(monkeypatch):
-    monkeypatch.setattr(private, "cpp_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(private_compilers, "cpp_compiler", lambda: "/usr/bin/g++")
     assert default_backend() is INDUCTOR
     assert lookup_backend(None) is INDUCTOR
-    monkeypatch.setattr(private, "cpp_compiler", lambda: None)
-    monkeypatch.setattr(private, "has_triton", lambda: False)
+    monkeypatch.setattr(private_compilers, "cpp_compiler", lambda: None)
+    monkeypatch.setattr(private_compilers, "has_triton", lambda: False)
     monkeypatch.setattr(registry, "_warned_no_compiler", False)
     with pytest.warns(UserWarning, match="install g"):
         assert default_backend() is ATEN

@@ -6,7 +6,7 @@ import torch
 
 import dovetail
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import inductor as private_inductor
 from tests.differential import same
 
 
@@ -23,7 +23,7 @@ def test_each_number_is_kept_once() -> None:
     for dtype in (torch.float32, torch.float64):
         graph = captured(dtype)
         compute_scalars_once(graph)
-        kept = [node for node in graph.graph.nodes if node.target is private.inductor_realize()]
+        kept = [node for node in graph.graph.nodes if node.target is private_inductor.inductor_realize()]
         assert len(kept) == 2
         assert {node.meta["val"].dtype for node in kept} == {dtype}
         graph.graph.lint()

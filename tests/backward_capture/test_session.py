@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import dovetail
 from dovetail.backward_capture import BackwardSession, open_session
 from dovetail.errors import CaptureError, EagerFallbackWarning, OptionError
-from dovetail.torch_private import autograd as door
+from dovetail.torch_private import engine as private_engine
 from tests.backward_capture.test_scenarios import assert_same
 
 
@@ -141,8 +141,8 @@ def test_torchs_own_compiled_autograd_works_before_and_after() -> None:
 
     expected = gradient()
     seen: list[Any] = []
-    door.prepare_engine_hook()
-    door.clear_engine_cache()
+    private_engine.prepare_engine_hook()
+    private_engine.clear_engine_cache()
     for _ in range(2):
         with torchs._enable(lambda graph: seen.append(graph) or graph):
             assert_same(expected, gradient())

@@ -16,7 +16,7 @@ import dovetail
 from dovetail.backward_capture import BackwardSession, open_session
 from dovetail.backward_capture import session as sessions
 from dovetail.errors import CaptureError
-from dovetail.torch_private.autograd import TorchDispatchMode
+from dovetail.torch_private import tracing as private_tracing
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -182,10 +182,10 @@ def eager_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch, run: Ca
         thread.start()
         assert entered.wait(60)
         with sessions._hook_lock:
-            sessions.door.set_engine_compiler(sessions._new_recorder)
+            sessions.private_engine.set_engine_compiler(sessions._new_recorder)
             left.set()
             time.sleep(0.2)
-            sessions.door.set_engine_compiler(None)
+            sessions.private_engine.set_engine_compiler(None)
         thread.join(60)
         monkeypatch.undo()
     return found[0]
@@ -212,7 +212,7 @@ def test_a_compiler_of_another_thread_in_the_hook(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_traced_backward_is_never_run_outside_of_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watching(TorchDispatchMode):
+    class Watching(private_tracing.TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}))
 

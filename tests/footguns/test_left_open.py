@@ -15,7 +15,7 @@ import torch
 
 import dovetail
 from dovetail.guards import AmbientState
-from dovetail.torch_private.state import StateOfTorch
+from dovetail.torch_private import state as private_state
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,12 +66,12 @@ def test_a_capture_that_ends_inside_of_a_block_leaves_torch_as_it_was(name: str,
 
     with _quiet():
         compiled = dovetail.compile(program, backend="aten")
-        ambient, state = AmbientState.snapshot(), StateOfTorch.now()
+        ambient, state = AmbientState.snapshot(), private_state.StateOfTorch.now()
         expected = outcome(program)
         for _ in range(2):
             assert outcome(compiled) == expected
             assert ambient.differences() == []
-            assert StateOfTorch.now() == state
+            assert private_state.StateOfTorch.now() == state
 
 
 def test_anomaly_mode_looks_into_a_backward_inside() -> None:

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 from tests.differential import same
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Breaks are what these tests are about; no test may leave a switch for kernels another way."""
-    flags = private.kernel_flags()
+    flags = private_state.kernel_flags()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    assert private.kernel_flags() == flags
+    assert private_state.kernel_flags() == flags
 
 
 def captures(compiled: Any) -> int:

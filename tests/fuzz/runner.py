@@ -32,7 +32,7 @@ import torch
 import dovetail
 from dovetail.face.compile import CompiledFunction, compiled_function
 from dovetail.guards import AmbientState
-from dovetail.torch_private.state import StateOfTorch
+from dovetail.torch_private import state as private_state
 from tests.fuzz.world import Comparison, Difference
 
 MODULE_NAME = "fuzzed_program"
@@ -88,7 +88,7 @@ class _Call:
     printed: str
     torch_random: torch.Tensor
     python_random: Any
-    state_of_torch: tuple[AmbientState, StateOfTorch]
+    state_of_torch: tuple[AmbientState, private_state.StateOfTorch]
 
 
 class _World:
@@ -118,7 +118,7 @@ class _World:
                 traceback.clear_frames(error.__traceback__)
         # Accepted: the text of a tensor names the node of autograd that made it, which is the graph's own in one of the two.
         text = re.sub(r"grad_fn=<\w+>", "grad_fn", printed.getvalue())
-        state = (AmbientState.snapshot(), StateOfTorch.now())
+        state = (AmbientState.snapshot(), private_state.StateOfTorch.now())
         return _Call(result, error, text, torch.get_rng_state(), random.getstate(), state)
 
 

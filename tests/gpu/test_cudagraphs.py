@@ -23,7 +23,7 @@ from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.errors import RecordingWarning
 from dovetail.testing import check_backend
-from dovetail.torch_private.tensors import has_triton
+from dovetail.torch_private import compilers as private_compilers
 
 REAL = torch.cuda.is_available()
 CUDA = "cuda" if REAL else "cpu"
@@ -127,7 +127,9 @@ def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 KERNELS = [
     "aten",
-    pytest.param("inductor", marks=[needs_gpu, pytest.mark.skipif(not has_triton(), reason="needs Triton")]),
+    pytest.param(
+        "inductor", marks=[needs_gpu, pytest.mark.skipif(not private_compilers.has_triton(), reason="needs Triton")]
+    ),
 ]
 
 

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.guards import AmbientState, GuardSet, compile_checker
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import guards as private_guards
+from dovetail.torch_private import tracing as private_tracing
 
 
 class FunctionMode(TorchFunctionMode):
@@ -56,7 +57,7 @@ CHANGES = {
     "__torch_function__": lambda: torch._C.DisableTorchFunction(),
     "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
     "forward-mode level": lambda: torch.autograd.forward_ad.dual_level(),
-    "compiling": lambda: private.compiling_flag(),
+    "compiling": lambda: private_tracing.compiling_flag(),
 }
 REFUSED = {
     "torch function modes",
@@ -133,9 +134,9 @@ def test_default_devices_differ():
 def test_snapshot_in_a_trace_leaves_the_trace_out():
     outside = AmbientState.snapshot()
     with (
-        private.compiling_flag(),
-        private.FakeTensorMode(),
-        private.FunctionalTensorMode(),
+        private_tracing.compiling_flag(),
+        private_tracing.FakeTensorMode(),
+        private_tracing.FunctionalTensorMode(),
     ):
         inside = AmbientState.snapshot()
         assert inside.refuses_capture is None and inside.differences() == [] and outside.differences() == []
@@ -146,4 +147,4 @@ def test_snapshot_in_a_trace_leaves_the_trace_out():
 
 
 def test_bulk_check_sees_duplicates():
-    assert private.bulk_check_sees_duplicates()
+    assert private_guards.bulk_check_sees_duplicates()

@@ -15,10 +15,10 @@ import dovetail
 from dovetail.face.compile import compiled_function
 from dovetail.guards import fast
 from dovetail.guards.native import NativeWriter
-from dovetail.torch_private import guards as torch_private_guards
+from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(
-    not (torch_private_guards.sees_changed_dictionaries() and torch_private_guards.has_native_guards()),
+    not (private_guard_managers.sees_changed_dictionaries() and private_guard_managers.has_native_guards()),
     reason="this torch or Python cannot remember hits, or has no C++ guards of this kind",
 )
 
@@ -139,7 +139,7 @@ def test_a_changed_default_is_a_recompile_with_its_reason() -> None:
 
 
 def test_two_sources_of_one_object() -> None:
-    guards = torch_private_guards.NativeGuards()
+    guards = private_guard_managers.NativeGuards()
     one = object()
     pair, table = [one], {"key": one}
     guards.at(pair).item(list, 0, one).is_same_as(guards.at(table).item(dict, "key", one))
@@ -155,7 +155,7 @@ def test_a_missing_value_is_a_miss_and_no_error() -> None:
     def function(number: Any = 1) -> Any:
         return number
 
-    guards = torch_private_guards.NativeGuards()
+    guards = private_guard_managers.NativeGuards()
     guards.at(function).attribute("__defaults__", function.__defaults__).item(tuple, 0, 1).equals(1)
     holds = guards.make_check()
     for defaults in (None, (), (True,), (1.0,), ([],)):
@@ -169,7 +169,7 @@ def test_what_is_compared_by_address_stays_alive() -> None:
     def function() -> None:
         """Has a code object of its own."""
 
-    guards = torch_private_guards.NativeGuards()
+    guards = private_guard_managers.NativeGuards()
     guards.at(function).attribute("__code__", function.__code__).is_object(function.__code__)
     holds = guards.make_check()
     address = id(function.__code__)

@@ -21,10 +21,11 @@ from dovetail.errors import GraphBreakError
 from dovetail.face.compile import compiled_function
 from dovetail.guards import Checker, compile_checker
 from dovetail.guards.remembered import Remembering
-from dovetail.torch_private import guards as torch_private_guards
+from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(
-    not torch_private_guards.sees_changed_dictionaries(), reason="this torch or Python cannot tell changed dictionaries"
+    not private_guard_managers.sees_changed_dictionaries(),
+    reason="this torch or Python cannot tell changed dictionaries",
 )
 
 RATE = 0.5
@@ -463,7 +464,7 @@ def test_threads_that_change_and_call() -> None:
 
 
 def test_without_versions_the_full_check_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private_guards, "sees_changed_dictionaries", lambda: False)
+    monkeypatch.setattr(private_guard_managers, "sees_changed_dictionaries", lambda: False)
     model = make_model()
     compiled = dovetail.compile(model, backend="aten", fullgraph=True)
     x = torch.randn(4, 3)

@@ -16,7 +16,7 @@ import torch
 
 from dovetail.backends.aten import fresh
 from dovetail.backends.protocol import CompiledCallable
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 Strides = tuple[int, ...]
 
@@ -102,7 +102,7 @@ def guard_outputs(compiled: CompiledCallable, promised_strides: Sequence[Strides
 
     def run(inputs: list[Any]) -> list[Any]:
         nonlocal repairs, needed
-        with private.BelowAutograd(), private.NoAutocast():
+        with private_operators.BelowAutograd(), private_operators.NoAutocast():
             if repairs is None:
                 sources = dict(enumerate(inputs))
                 outputs = list(compiled(inputs))

@@ -24,8 +24,8 @@ from dovetail.backends.inductor.backend import INDUCTOR
 from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
+from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
 _PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
@@ -57,7 +57,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     2
     """
     rest = {key: value for key, value in options.items() if key not in _PIPELINE_OPTIONS}
-    default = "inductor" if private.has_triton() or private.cpp_compiler() is not None else "aten"
+    default = "inductor" if private_compilers.has_triton() or private_compilers.cpp_compiler() is not None else "aten"
     name = rest.pop("kernels", default)
     if name not in _KERNELS:
         raise OptionError(

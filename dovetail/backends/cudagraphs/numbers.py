@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.cudagraphs.obstacles import is_float
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import trees as private_trees
 
 _aten = torch.ops.aten
 #: On CUDA these give the same bits for a number from memory as for one in the launch; a division, say, does not.
@@ -60,8 +61,8 @@ def read_from_memory(graph: torch.fx.GraphModule, device: torch.device) -> tuple
         mode = next(
             leaf.fake_mode
             for node in graph.graph.nodes
-            for leaf in private.tree_leaves(node.meta.get("val"))
-            if private.is_fake(leaf)
+            for leaf in private_trees.tree_leaves(node.meta.get("val"))
+            if private_tensors.is_fake(leaf)
         )
         with mode:
             placeholder.meta["val"] = torch.empty((), dtype=torch.float64, device=device)

@@ -12,8 +12,9 @@ import torch
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.mutations import is_pure_function
 from dovetail.errors import UserLocation
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import trees as private_trees
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 #: Operators that wait for the device, or look at values, on CUDA. The tags of their schemas do not say so.
@@ -44,7 +45,7 @@ class Obstacle:
 
 def node_tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors that a node's value consists of."""
-    return (leaf for leaf in private.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in private_trees.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor))
 
 
 def is_number(node: torch.fx.Node) -> bool:
@@ -77,7 +78,7 @@ def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None
     target = node.target
     if node.op in ("call_module", "call_method"):
         return "it is no operator, and what it does is not known"
-    schema = target._schema if isinstance(target, private.OpOverload) else None
+    schema = target._schema if isinstance(target, private_operators.OpOverload) else None
     if schema is not None and schema.name.split("::")[0] in _COLLECTIVES:
         return "it talks to other processes, and a recording that outlives the communicator hangs at the end"
     if schema is not None and (schema.name in _SYNCHRONISING or _reads_values(node)):
@@ -86,7 +87,7 @@ def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None
         return "it calls a function as a whole, which may wait for the device"
     if schema is None and not is_pure_function(target) and getattr(target, "__name__", "") in _HIGHER_ORDER:
         return "its branches or loops are chosen by the host, from data"
-    if any(isinstance(item, torch.Generator) for item in private.tree_leaves((node.args, node.kwargs))):
+    if any(isinstance(item, torch.Generator) for item in private_trees.tree_leaves((node.args, node.kwargs))):
         return "it draws from a generator of its own, and a recording knows the default generator only"
     if "val" not in node.meta and node.users:
         return "nothing is known about its result"
@@ -107,7 +108,7 @@ def _reads_values(node: torch.fx.Node) -> bool:
     if target._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"):
         # The tag says that the size may depend on data, which is so for masks only.
         indices = node.args[1] if len(node.args) > 1 else ()
-        found = [item for item in private.tree_leaves(indices) if isinstance(item, torch.fx.Node)]
+        found = [item for item in private_trees.tree_leaves(indices) if isinstance(item, torch.fx.Node)]
         return any(leaf.dtype in (torch.bool, torch.uint8) for item in found for leaf in node_tensors(item))
     return any(tag in target.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
@@ -116,7 +117,7 @@ def needs_kernel(node: torch.fx.Node) -> bool:
     """Whether running the node is work for the device, rather than a view or a number."""
     if node.op != "call_function" or node.target is operator.getitem or is_number(node):
         return False
-    if isinstance(node.target, private.OpOverload):
+    if isinstance(node.target, private_operators.OpOverload):
         schema = node.target._schema
         is_view = any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
         return not is_view

@@ -12,7 +12,7 @@ import torch
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
 from dovetail.backends.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.protocol import output_arguments
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 Node = torch.fx.Node
 
@@ -46,7 +46,7 @@ def cut(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -> list
 
 def _is_ordered(node: Node) -> bool:
     target = node.target
-    if not isinstance(target, private.OpOverload):
+    if not isinstance(target, private_operators.OpOverload):
         return not is_pure_function(target)
     return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 

@@ -21,8 +21,8 @@ from dovetail.backends.cudagraphs.recorder import Recorder, Recording
 from dovetail.backends.cudagraphs.results import Results, flat, is_dense, span
 from dovetail.backends.cudagraphs.shared import Addresses, Shared, register_part, shared_by, warn
 from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import recordings as private_recordings
-from dovetail.torch_private import tensors as private
 
 Key = tuple[Any, ...]
 
@@ -202,8 +202,8 @@ class RecordedPart:
             return self._run(inputs)
         with ExitStack() as stack:
             stack.enter_context(self._shared.lock)
-            stack.enter_context(private.BelowAutograd())
-            stack.enter_context(private.NoAutocast())
+            stack.enter_context(private_operators.BelowAutograd())
+            stack.enter_context(private_operators.NoAutocast())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(self._recorder.on_device(self.spec.device))
             self._shared.collect()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.backends.common.outputs import storage_address
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import tensors as private_tensors
 
 Handout = Callable[[list[Any]], Any]
 
@@ -86,7 +86,7 @@ class Results:
         self._sources = [tensor for _, tensor in self._dense]
         # One tensor for each piece of memory.
         own = list({storage_address(tensor): tensor for _, tensor in self._kept}.values())
-        self._users = [(tensor, private_recordings.storage_users(tensor)) for tensor in own]
+        self._users = [(tensor, private_tensors.storage_references(tensor)) for tensor in own]
 
     def _add(self, members: list[tuple[torch.Tensor, list[int]]], visible: frozenset[int]) -> None:
         indices = [index for _, places in members for index in places]
@@ -114,7 +114,7 @@ class Results:
 
     def in_use(self) -> bool:
         """Whether something that was handed out in place is still referred to, in Python or by autograd."""
-        return any(private_recordings.storage_users(tensor) > users for tensor, users in self._users)
+        return any(private_tensors.storage_references(tensor) > users for tensor, users in self._users)
 
     def hand_out(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the replay that has just run, for the caller's ``inputs``."""

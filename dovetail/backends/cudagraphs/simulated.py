@@ -28,7 +28,9 @@ import torch
 
 from dovetail.backends.common.outputs import storage_address
 from dovetail.backends.cudagraphs.recorder import Work
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 
 _READS_VALUE = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SYNCHRONISING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -55,7 +57,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in private.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in private_trees.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,13 @@ class _Step:
     results: list[Any]
 
     def run(self) -> None:
-        results = private.tree_leaves(self.function(*self.args, **self.kwargs))
+        results = private_trees.tree_leaves(self.function(*self.args, **self.kwargs))
         for made, recorded in zip(results, self.results, strict=True):
             if isinstance(recorded, torch.Tensor) and storage_address(made) != storage_address(recorded):
                 _bytes(recorded).copy_(_bytes(made))
 
 
-class _Log(private.TorchDispatchMode):
+class _Log(private_tracing.TorchDispatchMode):
     """Runs operators and writes them down."""
 
     def __init__(self, recorder: SimulatedRecorder) -> None:
@@ -95,7 +97,7 @@ class _Log(private.TorchDispatchMode):
         known = {storage_address(value) for value in given}
         self._keep(func, args, kwargs)
         results = func(*args, **kwargs)
-        leaves = private.tree_leaves(results)
+        leaves = private_trees.tree_leaves(results)
         made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if given and not on_device and not any(map(self.recorder.records, made)):
             # The host's own work happens once, when it is recorded, and a replay knows nothing of it.
@@ -104,7 +106,7 @@ class _Log(private.TorchDispatchMode):
             if storage_address(value) not in known:
                 self.pool.setdefault(storage_address(value), value)
         # The device gets the value that a tensor of the host has now.
-        frozen_args, frozen_kwargs = private.tree_map(self._freeze, (list(args), kwargs))
+        frozen_args, frozen_kwargs = private_trees.tree_map(self._freeze, (list(args), kwargs))
         self.steps.append(_Step(func, frozen_args, frozen_kwargs, leaves))
         return results
 
@@ -161,7 +163,7 @@ class _OperatorRecording:
             raise RuntimeError("this recording was released")
         self._recorder.spoil_pool(self)
         self.poison()
-        with private.NoAutocast():
+        with private_operators.NoAutocast():
             for step in self._steps:
                 step.run()
         for value in self._intermediate:

@@ -21,7 +21,7 @@ from dovetail.backends.debug.pieces import UNINITIALISED, Piece, Recording, Unit
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
 
 Key = tuple[Any, ...]
 
@@ -44,7 +44,7 @@ class _OperatorCheck:
         if not piece.has_outputs:
             return ""
         key = (str(piece.graph.graph), *(_layout(value) for value in piece.inputs))
-        with private.preserved_rng_state():
+        with private_state.preserved_rng_state():
             wanted = piece.reference()
             torch.manual_seed(0)
             try:

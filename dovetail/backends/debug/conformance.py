@@ -18,7 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.protocol import Backend, Kind, compile_with
 from dovetail.errors import DovetailError, UnsupportedGraphError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def check_case(
     Raises :class:`UnsupportedGraphError` if the backend says that it cannot take the graph.
     """
     backend = backend.with_options(options or {})
-    with private.preserved_rng_state():
+    with private_state.preserved_rng_state():
         try:
             return _check(backend, case, kind, dict(options or {}), device)
         except UnsupportedGraphError:
@@ -203,7 +205,7 @@ def check_case(
 
 def _check(backend: Backend, case: Case, kind: Kind, options: dict[str, Any], device: str) -> str:
     inputs = [value.to(device) for value in case.inputs()]
-    fake_mode = private.FakeTensorMode()
+    fake_mode = private_tracing.FakeTensorMode()
     fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
     table = backend.decompositions()
     with fake_mode, torch.no_grad():
@@ -232,7 +234,7 @@ def _compare(output: Any, want: Any, inputs: list[torch.Tensor], backend: Backen
         return "" if type(output) is type(want) and output == want else f"is {output!r} instead of {want!r}"
     if any(want is value for value in inputs):
         return "" if output is want else "is not the input object that is handed through"
-    if private.is_tensor_view(output) or output.requires_grad:
+    if private_tensors.is_tensor_view(output) or output.requires_grad:
         return "is a view or requires a gradient"
     if output.dtype != want.dtype or output.shape != want.shape:
         return f"is {output.dtype} of shape {tuple(output.shape)} instead of {want.dtype} of shape {tuple(want.shape)}"

@@ -29,7 +29,7 @@ from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_
 from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import OptionError, UserLocation
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -128,7 +128,9 @@ class _Widened(torch.fx.Interpreter):
 
 
 def _is_random(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, private.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return (
+        isinstance(node.target, private_operators.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
 
 
 def _widen(value: Any) -> Any:
@@ -183,7 +185,7 @@ def _rounding(plain: Any) -> float:
 
 def measure(graph: torch.fx.GraphModule, inputs: Sequence[Any], outputs: Sequence[Any], kind: Kind) -> PrecisionReport:
     """Run ``graph`` in float64 and compare ``outputs``, which were computed from ``inputs``, with what comes out."""
-    with private.BelowAutograd(), private.NoAutocast():
+    with private_operators.BelowAutograd(), private_operators.NoAutocast():
         interpreter = _Widened(graph)
         wide = interpreter.run(*inputs)
     errors = [_relative_error(one, other) for one, other in zip(outputs, wide, strict=True)]

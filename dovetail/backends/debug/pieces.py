@@ -31,7 +31,9 @@ from dovetail.backends.aten import compile_aten
 from dovetail.backends.debug.conformance import values_agree
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
 from dovetail.errors import BackendError, UserLocation
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 
 Unit = tuple[torch.fx.Node, ...]
 _aten = torch.ops.aten
@@ -80,7 +82,7 @@ class Piece:
 
     def compile(self, backend: Backend, options: Mapping[str, Any]) -> CompiledCallable:
         """The backend's callable for this piece, decompositions applied."""
-        fake_mode = private.FakeTensorMode()
+        fake_mode = private_tracing.FakeTensorMode()
         fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in self.inputs]
         table = backend.decompositions()
         with fake_mode, torch.no_grad():
@@ -95,7 +97,7 @@ class Piece:
 
         What ATen's own operators cannot run says nothing about the backend.
         """
-        with private.preserved_rng_state():
+        with private_state.preserved_rng_state():
             try:
                 wanted = self.reference()
             except Exception:  # noqa: BLE001  (an operator may raise anything)
@@ -147,7 +149,7 @@ class Recording:
                 values[n] = _copies_of(result) if n.op != "output" else None
                 return result
 
-        with private.preserved_rng_state(), private.BelowAutograd(), private.NoAutocast():
+        with private_state.preserved_rng_state(), private_operators.BelowAutograd(), private_operators.NoAutocast():
             recorder = _Recorder(graph)
             recorder.extra_traceback = False
             recorder.run(*[copy_of(value) for value in inputs])

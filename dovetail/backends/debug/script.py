@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from dovetail.backends.debug.pieces import Finding, Piece, line_of, memory_of
 from dovetail.backends.protocol import Backend
 from dovetail.errors import BackendError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 #: A tensor of at most so many numbers is written out; a larger one that is not made of one value goes to a file.
 _WRITTEN_OUT = 64
@@ -101,7 +101,7 @@ def _call(node: torch.fx.Node) -> str:
     arguments = [_argument(value) for value in node.args]
     if node.target is operator.getitem:
         return f"{arguments[0]}[{arguments[1]}]"
-    if not isinstance(node.target, private.OpOverload):
+    if not isinstance(node.target, private_operators.OpOverload):
         raise BackendError(f"{node.target} cannot be written into a script", advice="look at the graph with capture()")
     arguments += [f"{name}={_argument(value)}" for name, value in node.kwargs.items()]
     return f"torch.ops.{node.target}({', '.join(arguments)})"

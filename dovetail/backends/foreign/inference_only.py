@@ -28,7 +28,7 @@ from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_s
 from dovetail.backends.debug.pieces import UNINITIALISED, line_of, value_problem
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError, UnsupportedGraphError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import operators as private_operators
 
 #: A module with its example inputs becomes a function of contiguous tensors.
 Build = Callable[[torch.fx.GraphModule, list[torch.Tensor], Mapping[str, Any]], Callable[[list[Any]], list[Any]]]
@@ -120,7 +120,7 @@ class _Library:
                 )
 
     def _problem(self, node: torch.fx.Node) -> str:
-        if isinstance(node.target, private.OpOverload):
+        if isinstance(node.target, private_operators.OpOverload):
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 return "it would draw other random numbers than eager"
             if node.target._schema.is_mutable:

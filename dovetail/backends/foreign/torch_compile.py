@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint
@@ -32,9 +33,13 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting
 from dovetail.options import Options, make_options
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Bindings, Program, Trace
 
 TorchCompiled = Callable[..., Any]
@@ -95,7 +100,7 @@ class CallersGuards(GuardSet):
             return None
         return lambda values: (
             all(values[index].is_leaf is flag for index, flag in leafness)
-            and not (is_separate and private_compile.share_memory(values))
+            and not (is_separate and private_tensors.share_memory(values))
         )
 
 
@@ -117,7 +122,7 @@ class _GraphRunner(torch.fx.Interpreter):
         place = location_of(n)
         if place is not None:
             self._place = place
-            self._trace.lines.add(private.autograd_sequence_number(), place)
+            self._trace.lines.add(private_autograd.next_sequence_number(), place)
         return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -152,7 +157,7 @@ class GraphCapture:
     inputs: tuple[int | torch.Tensor, ...]
     carriers: frozenset[int]
     results: tuple[tuple[str, Any], ...]
-    result_spec: private.TreeSpec
+    result_spec: private_trees.TreeSpec
     numbers: tuple[Any, ...]
     ambient_change: AmbientChange | None
 
@@ -182,7 +187,7 @@ class GraphCapture:
             ]
             if change is not None:
                 change.make()
-            return private.tree_unflatten(leaves, spec)
+            return private_trees.tree_unflatten(leaves, spec)
 
         return call
 
@@ -207,7 +212,7 @@ class _Inputs:
             self.guards.values.append(value)
         return traced.value
 
-    def arguments(self, given: Sequence[private_compile.CallersInput]) -> list[Any]:
+    def arguments(self, given: Sequence[private_dynamo.CallersInput]) -> list[Any]:
         """The values that the graph is run on."""
         found: list[Any] = [item.value for item in given]
         for position, item in enumerate(given):
@@ -222,7 +227,7 @@ class _Inputs:
             found[position] = self._number(item, position)
         return found
 
-    def _number(self, item: private_compile.CallersInput, position: int) -> Any:
+    def _number(self, item: private_dynamo.CallersInput, position: int) -> Any:
         if not isinstance(item.value, torch.SymInt):
             raise CaptureError(f"{item.name} is a symbolic {type(item.value).__name__}", advice="pass it in a tensor")
         place = self.trace.bindings().symbols.get(private_sizes.first_expression(item.value))
@@ -236,7 +241,7 @@ class _Inputs:
                 if kind == "stride"
                 else value.storage_offset()
             )
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             if not item.value >= 0:  # a guard of the caller's: a size cannot be negative
                 return int(item.value)
             with self.trace.fake_mode:
@@ -247,10 +252,10 @@ class _Inputs:
 
     def attribute(self, value: torch.Tensor, name: str) -> torch.Tensor:
         """A tensor that the graph holds itself."""
-        if private.is_traced(value):
+        if private_tensors.is_traced(value):
             return value
         self.trace.check_input(value, name)
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             fake = self.trace.fake_mode.from_tensor(value, static_shapes=True)
         self._alive.append(fake)
         return self._add(fake, name, value)
@@ -285,7 +290,7 @@ class _Results:
 
 
 def capture_graph(
-    trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private_compile.CallersInput]
+    trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private_dynamo.CallersInput]
 ) -> GraphCapture:
     """Run a graph that another compiler has captured under an open trace.
 
@@ -307,7 +312,7 @@ def capture_graph(
     for traced in trace.inputs:
         if traced.changes_requires_grad():
             raise CaptureError(f"requires_grad of {traced.name} is changed", advice="set it outside of the function")
-    leaves, spec = private.tree_flatten(result)
+    leaves, spec = private_trees.tree_flatten(result)
     sorter = _Results(inputs)
     results = tuple(map(sorter.sort, leaves))
     return GraphCapture(
@@ -365,12 +370,14 @@ class TorchBackend:
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> TorchCompiled:
         with contextlib.ExitStack() as outer:
-            outer.enter_context(private.preserved_rng_state())
+            outer.enter_context(private_state.preserved_rng_state())
             outer.enter_context(self.events.span("compile", caller="torch.compile"))
             with self.events.span("capture"), contextlib.ExitStack() as stack:
-                fake_mode = private_compile.callers_fake_mode(inputs) or private_compile.new_fake_mode()
-                outer.enter_context(private_compile.symbolic_sizes_in(fake_mode))
-                given = private_compile.callers_inputs(graph, inputs, fake_mode)
+                fake_mode = private_dynamo.callers_fake_mode(inputs) or private_tracing.FakeTensorMode(
+                    shape_env=ShapeEnv()
+                )
+                outer.enter_context(private_dynamo.symbolic_sizes_in(fake_mode))
+                given = private_dynamo.callers_inputs(graph, inputs, fake_mode)
                 state = create_state(
                     stack, graph, tuple(given), frontend=_frontend, decompositions=None, fake_mode=fake_mode
                 )

@@ -13,7 +13,8 @@ import torch
 from dovetail.backends.common.outputs import fresh, guard_outputs, own_copy, promised_strides
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import compilers as private_compilers
+from dovetail.torch_private import dynamo as private_dynamo
 
 
 def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], description: str = "") -> Backend:
@@ -53,6 +54,6 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
 
 def torch_registered_backend(name: str) -> Backend | None:
     """The backend that torch itself has registered under ``name``, or None."""
-    if name not in private.torch_backend_names():
+    if name not in private_compilers.torch_backend_names():
         return None
-    return adapt_torch_backend(name, private.torch_backend(name), f"torch's own backend {name!r}")
+    return adapt_torch_backend(name, private_dynamo.torch_backend(name), f"torch's own backend {name!r}")

@@ -20,9 +20,9 @@ from dovetail.backends.inductor.size_inputs import add_size_inputs, with_size_in
 from dovetail.backends.inductor.unused_draws import keep_unused_draws, without_last
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import inductor as inductor
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
 
 PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
@@ -33,7 +33,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
-    table = {**private.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
+    table = {**private_inductor.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
     table |= changing_numbers(table)
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
 
@@ -42,7 +42,7 @@ def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = 
     """The fake mode of the graph's values; raises :class:`BackendError` if there is none."""
     values = [node.meta.get("val") for node in graph.graph.nodes]
     for value in [*example_inputs, *values]:
-        if private.is_fake(value):
+        if private_tensors.is_fake(value):
             return value.fake_mode
     raise BackendError(
         "no node of the graph carries a fake value", advice='propagate fake tensors through it (node.meta["val"])'
@@ -52,7 +52,7 @@ def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = 
 def _refuse_writes(graph: torch.fx.GraphModule) -> None:
     """Inductor takes graphs for functional; a mask filled in place made its result silently wrong."""
     for node in graph.graph.nodes:
-        if not isinstance(node.target, private.OpOverload) or not node.target._schema.is_mutable:
+        if not isinstance(node.target, private_operators.OpOverload) or not node.target._schema.is_mutable:
             continue
         written = node.args[0] if node.args else None
         into_input = isinstance(written, torch.fx.Node) and written.op == "placeholder"
@@ -79,8 +79,8 @@ def _read_after(write: torch.fx.Node) -> bool:
 @functools.cache
 def _passes() -> dict[str, Any]:
     """Settings of Inductor that have it run passes of ours."""
-    layouts = inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
-    order = inductor.inductor_schedule_pass()
+    layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
+    order = private_inductor.inductor_schedule_pass()
     settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
     return {name: item for name, item in settings.items() if item is not None}
 
@@ -95,7 +95,7 @@ def compile_inductor(
     ``fallback_random=False``.
     """
     settings = {"fallback_random": True, **{k: v for k, v in options.items() if k not in PIPELINE_OPTIONS}}
-    unknown = sorted(set(settings) - private.inductor_setting_names())
+    unknown = sorted(set(settings) - private_inductor.inductor_setting_names())
     if unknown:
         raise OptionError(
             f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
@@ -104,7 +104,7 @@ def compile_inductor(
     _refuse_writes(graph)
     random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
     for target in random_targets:
-        private_compile.inductor_runs_as_is(target)
+        private_inductor.inductor_runs_as_is(target)
     if random_targets:
         # Both move operators past each other, and the order of random operators decides who draws which numbers.
         settings.setdefault("reorder_for_peak_memory", False)
@@ -123,8 +123,8 @@ def compile_inductor(
     unused = keep_unused_draws(own) if random_targets else 0
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
     places = add_size_inputs(own, examples)
-    with inductor.reads_stay_behind_writes():
-        inner = private.inductor_compile(
+    with private_inductor.reads_stay_behind_writes():
+        inner = private_inductor.inductor_compile(
             own,
             examples,
             fake_mode,
@@ -135,7 +135,7 @@ def compile_inductor(
             is_inference=kind == "inference",
             settings=settings,
         )
-    straight = without_last(inductor.straight_call(inner), unused)
+    straight = without_last(private_inductor.straight_call(inner), unused)
     return guard_outputs(with_size_inputs(straight, places), strides)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import inductor as inductor
+from dovetail.torch_private import inductor as private_inductor
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _FORWARD = torch.ops.aten.convolution.default
@@ -53,7 +53,7 @@ def lay_out_convolutions(graph: torch.fx.Graph) -> None:
     """
     gradients = graph.find_nodes(op="call_function", target=_BACKWARD)
     module = graph.owning_module
-    if not gradients or module is None or not inductor.inductor_moves_channels(module):
+    if not gradients or module is None or not private_inductor.inductor_moves_channels(module):
         return
     read = {node: None for each in gradients for node in each.args[:2] if isinstance(node, torch.fx.Node)}
     for node in read:

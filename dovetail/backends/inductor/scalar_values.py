@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import operators as private_operators
 
 _WIDENING = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def compute_scalars_once(graph: torch.fx.GraphModule) -> None:
     """Keep what has no dimensions in memory where tensors with dimensions read it, in the precision that they compute in."""
-    realize = private.inductor_realize()
+    realize = private_inductor.inductor_realize()
     if realize is None:
         return
     kept: dict[tuple[torch.fx.Node, torch.dtype], torch.fx.Node] = {}
@@ -43,7 +44,7 @@ def _computes_elements(node: torch.fx.Node) -> bool:
         and value.dim() > 0
         and value.device.type == "cpu"
         and value.is_floating_point()
-        and isinstance(node.target, private.OpOverload)
+        and isinstance(node.target, private_operators.OpOverload)
         and torch.Tag.pointwise in node.target.tags
     )
 

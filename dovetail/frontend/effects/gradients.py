@@ -20,7 +20,8 @@ from dovetail.frontend.values.values import Values
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
 from dovetail.quirks.eigenvectors import phases_checked
 from dovetail.quirks.exact import use_exact_formulas
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput
 from dovetail.trace.gradient_marks import marked_gradients
 
@@ -211,7 +212,7 @@ class Gradients:
         if not sources:
             return
         are_there = LeafNodeHooks()
-        with private.disable_current_modes(), private.no_torch_function():
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
             found = are_there(*(traced.real for traced in leaves))
         if found:
             raise Break(

@@ -12,7 +12,7 @@ import types
 import weakref
 from typing import Any
 
-from dovetail.torch_private.state import StateOfTorch
+from dovetail.torch_private import state as private_state
 
 
 class LeftOpen:
@@ -30,7 +30,7 @@ class LeftOpen:
     """
 
     def __init__(self) -> None:
-        self._before = StateOfTorch.now()
+        self._before = private_state.StateOfTorch.now()
         self._blocks: list[Any] = []
         self._generators: list[weakref.ReferenceType[types.GeneratorType[Any, Any, Any]]] = []
 

@@ -33,7 +33,7 @@ from dovetail.guards import (
 from dovetail.rules.sizes.size_list import SizeList
 from dovetail.rules.sparse.calls import refuse_sparse_target, sparse_attribute
 from dovetail.rules.sparse.value import SparseValue
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 
 MISSING = object()
@@ -310,7 +310,7 @@ class Attributes(TracingInterpreter):
                         table_source = ItemSource(InstanceDictSource(source), table_name)
                         values.guard(table_source, HasNoKey(name), f"{source.name} has no {name}")
         self._guard_not_shadowed(kind, None, name)
-        if isinstance(target, torch.nn.Module) and private_recordings.without_torch_compile(target) is not target:
+        if isinstance(target, torch.nn.Module) and private_calls.without_torch_compile(target) is not target:
             return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         fallback, _ = class_attribute(kind, "__getattr__")
         if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:

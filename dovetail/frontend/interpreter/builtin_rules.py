@@ -35,9 +35,11 @@ from dovetail.rules.python.protocols import is_protocol, look_for_members
 from dovetail.rules.python.standard_library import shown_type
 from dovetail.rules.sizes.size_list import SizeList
 from dovetail.rules.sparse.value import SparseValue
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 
 
 @rule(getattr)
@@ -90,7 +92,7 @@ def _isinstance(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: 
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True
-        if private.is_wrapper(value):
+        if private_tensors.is_wrapper(value):
             return isinstance(interpreter.values.real_wrapper(value), kinds)
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
@@ -157,7 +159,7 @@ def _type(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[s
         traced = interpreter.values.trace.input_of(args[0])
         if traced is not None:
             return type(traced.real)
-        if private.is_wrapper(args[0]):
+        if private_tensors.is_wrapper(args[0]):
             return type(args[0])
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return shown_type(args[0])
@@ -365,7 +367,7 @@ def _iterating(function: Any, first: int) -> Any:
             with watched(function, {} if "key" in keywords else codes):
                 result = function(*arguments, **keywords)
             return interpreter.values.wrap(result)
-        except private.DATA_DEPENDENT_ERRORS as error:
+        except private_tracing.DATA_DEPENDENT_ERRORS as error:
             raise Break(f"{function.__name__} needs the values of a tensor") from error
 
     return handler
@@ -520,10 +522,10 @@ for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
 
 def _has_torch_function(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
-    return any(map(private_autograd.overrides_torch_function, private.tree_leaves(args)))
+    return any(map(private_calls.overrides_torch_function, private_trees.tree_leaves(args)))
 
 
-for _asking in private_autograd.HAS_TORCH_FUNCTION:
+for _asking in private_calls.HAS_TORCH_FUNCTION:
     CALLS[_asking] = _has_torch_function
 
 

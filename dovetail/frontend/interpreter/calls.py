@@ -45,9 +45,11 @@ from dovetail.rules.python.classes import call_metaclass
 from dovetail.rules.python.getters import GETTERS, get
 from dovetail.rules.python.log_messages import told_number
 from dovetail.runtime.recipe import interpreted_of
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 
 
 def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
@@ -71,9 +73,9 @@ class Calls(NativeCalls):
             return rule(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
-            interpreted = private_recordings.without_dynamo_guard(interpreted_of(function))
+            interpreted = private_calls.without_dynamo_guard(interpreted_of(function))
             if interpreted is function:
-                interpreted = private_recordings.without_torch_compile(function)
+                interpreted = private_calls.without_torch_compile(function)
             if interpreted is not function:
                 return self.call(interpreted, args, kwargs, direct)
             if (function.__globals__.get("__name__") or "").startswith(OWN_MODULES):
@@ -112,7 +114,7 @@ class Calls(NativeCalls):
             return self.call_native(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function, args, kwargs)
-        if isinstance(function, (private.OpOverload, private.OpOverloadPacket)) or (
+        if isinstance(function, (private_operators.OpOverload, private_operators.OpOverloadPacket)) or (
             kind.__module__.startswith("torch.")
             and runs_natively(kind.__module__)
             and not isinstance(function, torch.Tensor)
@@ -148,14 +150,14 @@ class Calls(NativeCalls):
         if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
             return self.call(function.__wrapped__, args, kwargs)
         has_library_code = is_of_library(function.__wrapped__)
-        if has_library_code and any(map(private_sizes.is_symbolic, private.tree_leaves(given))):
+        if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
             return self.call(function.__wrapped__, args, kwargs)
         given = [plain_numbers(item) for item in given]
         if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
             if has_library_code:
                 return self.call(function.__wrapped__, args, kwargs)
             raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
         if is_leaf_value(result):
             wrapped = function.__wrapped__
@@ -205,10 +207,10 @@ class Calls(NativeCalls):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
-        if private_recordings.without_torch_compile(module) is not module:
+        if private_calls.without_torch_compile(module) is not module:
             return self._call_optimized(module, args, kwargs, direct)
         caller, _ = class_attribute(type(module), "__call__")
-        if caller is not torch.nn.Module.__call__ and not private_recordings.is_graph_module_call(module, caller):
+        if caller is not torch.nn.Module.__call__ and not private_calls.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 
@@ -231,11 +233,11 @@ class Calls(NativeCalls):
         attributes = instance_dict(module) or {}
         if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
-        for name, hooks in private.global_module_hooks().items():
+        for name, hooks in private_calls.global_module_hooks().items():
             self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
-        has_global = any(private.global_module_hooks().values())
+        has_global = any(private_calls.global_module_hooks().values())
         if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
-            return self.run_function(private.module_call_with_hooks(), (module, *args), kwargs, direct)
+            return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
         source = self.values.source_of(module)
         if source is not None:
             self.values.guard(source, NoHooks(), f"{source.name} has no hooks")

@@ -34,6 +34,7 @@ import dovetail.rules.sizes.scans
 import dovetail.rules.sizes.spectra
 import dovetail.rules.sizes.tensor_sizes  # noqa: F401  (their rules)
 from dovetail.errors import CaptureError, DovetailError, UserLocation
+from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
 from dovetail.frontend.code.frame import Break, Frame, Return, Stop, SymbolicTrouble, Unread, Yield, unknown_instruction
 from dovetail.frontend.code.points import is_bound
@@ -69,7 +70,8 @@ from dovetail.guards.source import plain_keys, plain_length, read_item
 from dovetail.rules.optim.schedules import Waiting
 from dovetail.rules.python.texts import format_braces, format_percent
 from dovetail.rules.torch.checks import Checks
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
 
 MAXIMUM_DEPTH = 400
@@ -81,7 +83,7 @@ ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 def _may_come_of_a_symbol(error: BaseException) -> bool:
     """Whether Python or torch may have raised this only because a number is a symbol: in a range that it cannot have, say."""
-    if isinstance(error, ORDINARY_ERRORS) or private.is_marked_independent(error):
+    if isinstance(error, ORDINARY_ERRORS) or native_errors.is_marked_independent(error):
         return False
     return type(error).__module__ == "builtins" or type(error).__module__.startswith(("torch", "sympy"))
 
@@ -311,9 +313,9 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
-        if private.is_unhashable_number(error):
+        if private_sizes.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
-        if isinstance(error, private.DATA_DEPENDENT_ERRORS):
+        if isinstance(error, private_tracing.DATA_DEPENDENT_ERRORS):
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
         if self.values.source_of(error) is None:
@@ -337,7 +339,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             and self._catches(frame, found.target, error)
         ):
             raise SymbolicTrouble(f"a {type(error).__name__} is handled while sizes are symbolic") from error
-        if private.is_marked_native(error):
+        if native_errors.is_marked_native(error):
             is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
             if is_cleanup and self._catches(frame, found.target, error):
                 raise Break(
@@ -477,7 +479,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """``import`` inside a function: the module must be loaded already or load without touching tensors."""
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             found = __import__(name, frame.globals, None, names, level)
         if level == 0:
             module = sys.modules.get(name)

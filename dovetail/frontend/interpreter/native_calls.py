@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend import native_errors
 from dovetail.frontend.code.frame import Break, DataSize, LockTaken
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.attributes import class_attribute, instance_dict
@@ -64,8 +65,10 @@ from dovetail.rules.sparse.calls import call_sparse, given_sparse
 from dovetail.rules.torch.storage_offsets import ASKS_FOR_PLACES, check_place
 from dovetail.rules.torch.whole_functions import call_whole, stays_whole, with_known_values
 from dovetail.runtime.recipe import interpreted_of, stands_for
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import LayoutChangeError, OverlapError
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.values.aliases`).
@@ -173,7 +176,7 @@ class NativeCalls(TracingInterpreter):
                 objclass = function.__objclass__
                 if isinstance(bound_owner, (list, dict, set)) and issubclass(objclass, (list, dict, set)):
                     return self.call_container_method(bound_owner, function.__get__(bound_owner), args[1:], kwargs)
-                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, private.TensorBase):
+                if isinstance(bound_owner, torch.Tensor) or issubclass(objclass, private_tensors.TensorBase):
                     return self.call_torch(function, args, kwargs)
                 if name == "__setattr__" and objclass is object:
                     self.store_default_attribute(bound_owner, *args[1:])
@@ -426,7 +429,7 @@ class NativeCalls(TracingInterpreter):
                     result = call_for(self, function, *arguments, **keywords)
                 else:
                     result = function(*arguments, **keywords)
-        except private.DATA_DEPENDENT_ERRORS as error:
+        except private_tracing.DATA_DEPENDENT_ERRORS as error:
             if not trace.avoids_breaks or not self._is_tensor_method(function, args):
                 name = getattr(function, "__name__", str(function))
                 raise Break(
@@ -439,10 +442,10 @@ class NativeCalls(TracingInterpreter):
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
             if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
-                private.mark_independent(error)
+                native_errors.mark_independent(error)
                 raise
-            if not trace.avoids_breaks or not private_compile.needs_real_data(error):
-                private.mark_native(error)
+            if not trace.avoids_breaks or not private_tracing.needs_real_data(error):
+                native_errors.mark_native(error)
                 raise
             trace.forgive_data_symbols(data_symbols)
             result = self._call_untraceable(function, arguments, keywords)
@@ -450,11 +453,11 @@ class NativeCalls(TracingInterpreter):
             tell_shown_names(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if self._is_tensor_method(function, args):
-                private.mark_native(error)
+                native_errors.mark_native(error)
             raise
         if getattr(function, "__name__", "") in _FILLING and isinstance(result, torch.Tensor):
             self._check_filled(result, (*arguments, *keywords.values()))
-        if trace.avoids_breaks and any(map(private_compile.has_data_geometry, private.tree_leaves(result))):
+        if trace.avoids_breaks and any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
             if known is not None:

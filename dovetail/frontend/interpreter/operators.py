@@ -23,7 +23,7 @@ from dovetail.rules.optim.branches import followed_branch, is_followed
 from dovetail.rules.sparse.calls import SPARSE_OPERATORS, call_sparse, given_sparse
 from dovetail.rules.torch.known_truth import known_truth
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
 _MOST_KEYS = 64
@@ -304,7 +304,7 @@ class Operators(Numbers):
             _check_truth(value)
             try:
                 return bool(value)
-            except private.DATA_DEPENDENT_ERRORS as error:
+            except private_tracing.DATA_DEPENDENT_ERRORS as error:
                 # The user's own branch can be written in another way, an optimizer's depends on the step: with a guard on values
                 # each would be compiled at every call. So there the branch itself is guarded.
                 module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
@@ -402,5 +402,5 @@ def _check_truth(value: torch.Tensor) -> None:
     """Raise what eager raises for the truth of several values, or of none; fake tensors speak of scalars."""
     count = value.numel() if value.layout is torch.strided else 1
     if type(count) is int and count != 1:
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             bool(torch.zeros(min(count, 2)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
 
-_TRACED = private.FunctionalTensor.__name__
+_TRACED = private_tensors.FunctionalTensor.__name__
 
 
 def tell_shown_names(error: BaseException, operands: Sequence[Any] = ()) -> None:

@@ -22,8 +22,8 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
-from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import can_be_symbolic
 from dovetail.trace.python_numbers import real_power
 
@@ -178,7 +178,7 @@ class Numbers(TracingInterpreter):
         if any(map(private_sizes.is_data_number, arguments)):
             if gives_a_float(function, arguments):
                 function = real_power if function in (operator.pow, operator.ipow, pow) else function
-                return private_recordings.recorded_number(function, arguments, self.trace.tracer)
+                return private_tracing.recorded_number(function, arguments, self.trace.tracer)
             symbolic = [item for item in arguments if private_sizes.is_symbolic(item)]
             if all(private_sizes.is_symbol(private_sizes.first_expression(item)) for item in symbolic):
                 # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.

@@ -10,7 +10,7 @@ import torch
 from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter
 from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
 from dovetail.runtime.entry import Entry
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import ShapePolicy, marks_of
 
 
@@ -81,7 +81,7 @@ class SizeChanges:
         """What is symbolic in the next capture. A program tape has no symbols, so that a backend of programs gets none."""
         if dynamic is False or takes_program:
             return ShapePolicy(allowed=False)
-        leaves = private.tree_leaves((args, dict(kwargs)))
+        leaves = private_trees.tree_leaves((args, dict(kwargs)))
         return ShapePolicy(
             everything=dynamic is True,
             sizes={name: frozenset(dims) for name, dims in self._sizes.items()},

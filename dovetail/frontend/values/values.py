@@ -56,9 +56,11 @@ from dovetail.guards import (
 from dovetail.guards.source import plain_items, plain_keys, plain_length, read_item
 from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
 from dovetail.runtime.recipe import plain_content
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
-from dovetail.torch_private.tensors import OpOverload, is_traced
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
 
 LEAF_TYPES: frozenset[type] = frozenset(
@@ -89,7 +91,7 @@ IDENTITY_TYPES = (
     types.CodeType,
     functools._lru_cache_wrapper,
     type,
-    OpOverload,
+    private_operators.OpOverload,
     # Immutable, and what native code makes of them depends on all that they hold.
     re.Pattern,
     re.Match,
@@ -299,11 +301,11 @@ class Values:
                 self.guard(source, TypeIs(type(value)), f"{source.name} was read")
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
-            if is_traced(value):
+            if private_tensors.is_traced(value):
                 return value
             if source is None:
                 return self.wrap(value)
-            if private.is_wrapper(value):
+            if private_tensors.is_wrapper(value):
                 return self.read_wrapper(value, source)
             if value.layout in SPARSE_LAYOUTS and type(value) in SPARSE_TYPES:
                 return self._read_sparse(value, source)
@@ -372,7 +374,7 @@ class Values:
             self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
             return known[1]
         self.guard(source, TypeIs(type(value)), f"{source.name} was read")
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             maker = WrapperMaker.of(value)
             form = GradientForm()
             inner = {name: inner_tensor(value, name, form) for name in maker.names}
@@ -395,7 +397,7 @@ class Values:
         if self.in_backward:
             raise Break(f"a hook or the backward of a custom autograd.Function reads {source.name}, a sparse tensor")
         self.guard(source, SparseMatch.of(value), f"{source.name} was read")
-        with private.disable_current_modes():
+        with private_tracing.disable_current_modes():
             ticket_source = TicketSource(source)
             ticket = ticket_source.read(value)
         found = SparseValue(self.read(ticket, ticket_source), value)
@@ -416,14 +418,14 @@ class Values:
         found = self._numbers.get(source)
         if found is None:
             carrier = NumberSource(source) if type(value) is int else FloatSource(source)
-            with private.disable_current_modes():
+            with private_tracing.disable_current_modes():
                 real = carrier.read(value)
             traced = self.trace.input(real, carrier.name)
             self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
             if type(value) is int:
                 found = traced.value.shape[0]
             else:
-                with private.no_torch_function():
+                with private_calls.no_torch_function():
                     found = torch.ops.aten._local_scalar_dense.default(traced.value)
             self._numbers[source] = found
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
@@ -434,7 +436,7 @@ class Values:
         if is_impostor(value):
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
-            if is_traced(value):
+            if private_tensors.is_traced(value):
                 return value
             known = self.trace.known(value)
             if known is not None:
@@ -453,11 +455,11 @@ class Values:
                 return tuple(self.wrap(item) for item in value)
         elif kind is list and self.source_of(value) is None:
             for position, item in enumerate(value):
-                if isinstance(item, torch.Tensor) and not is_traced(item):
+                if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
                     value[position] = self.wrap(item)
         elif kind is dict and self.source_of(value) is None:
             for key, item in value.items():
-                if isinstance(item, torch.Tensor) and not is_traced(item):
+                if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
                     value[key] = self.wrap(item)
         return value
 
@@ -521,7 +523,7 @@ class Values:
             return container
 
         def chosen(key: Any) -> Any:
-            if isinstance(key, torch.Tensor) and not is_traced(key):
+            if isinstance(key, torch.Tensor) and not private_tensors.is_traced(key):
                 return key if self.source_of(owner) is not None or key in owner else self.wrap(key)
             return self.key_in(owner, key)
 
@@ -532,7 +534,7 @@ class Values:
     def check_keys(self, containers: Iterable[Any]) -> None:
         """Refuse an operator on tables of which one has real tensors for its keys and another one traced ones."""
         kinds = {
-            is_traced(key)
+            private_tensors.is_traced(key)
             for container in containers
             if isinstance(container, (dict, set, frozenset, KeysView))
             for key in container
@@ -577,7 +579,7 @@ class Values:
         if self.waiting is not None:
             self.waiting.check_native(value)
         if isinstance(value, torch.Tensor):
-            return value if is_traced(value) else self.wrap(value)
+            return value if private_tensors.is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
             self.whole(value)
             if type(value) not in (list, tuple, dict):

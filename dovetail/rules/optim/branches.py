@@ -19,9 +19,10 @@ from dovetail.errors import CaptureError, OutgrownError
 from dovetail.frontend.sizes.numbers import PYTHON_ONLY
 from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.torch.known_truth import is_pure, is_small
-from dovetail.torch_private import recordings as private_recordings
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
 from dovetail.trace.python_numbers import real_power
 
@@ -70,7 +71,7 @@ class Replay:
             if not is_small(tensor) or tensor.dtype != dtype or tensor.shape != shape:
                 return None
         try:
-            with private.no_torch_function():
+            with private_calls.no_torch_function():
                 content = b"".join([tensor.numpy().tobytes() for tensor in tensors])
         except (RuntimeError, TypeError):
             # A dtype that numpy does not know, or a mode of the caller that is against it.
@@ -85,7 +86,7 @@ class Replay:
     def compute(self, tensors: Sequence[torch.Tensor]) -> bool | None:
         """The truth of the last value, with nothing remembered; None where it cannot be computed."""
         try:
-            with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
+            with private_tracing.disable_current_modes(), private_calls.no_torch_function(), torch.no_grad():
                 values: list[Any] = list(tensors)
                 for function, args, kwargs in self.steps:
                     given = [_filled(item, values) for item in args]
@@ -147,7 +148,7 @@ def _node_of(trace: Trace, condition: Any) -> torch.fx.Node | None:
                 if condition.numel() == 1 and not private_sizes.has_symbols(condition)
                 else None
             )
-        return private_recordings.node_of_number(condition, trace.tracer)
+        return private_tracing.node_of_number(condition, trace.tracer)
     except CaptureError:
         return None
 
@@ -181,14 +182,18 @@ def _is_pure(node: torch.fx.Node, constants: dict[str, Any]) -> bool:
         return is_small(constants.get(str(node.target)))
     if _is_item_of_list(node):
         return is_pure(node.args[0], numbers=True)  # type: ignore[arg-type]
-    if isinstance(node.target, private.OpOverload):
+    if isinstance(node.target, private_operators.OpOverload):
         return is_pure(node, numbers=True)
     return node.op == "call_function" and (node.target in PYTHON_ONLY or node.target is real_power)
 
 
 def _is_item_of_list(node: torch.fx.Node) -> bool:
     made = node.args[0] if node.target is operator.getitem else None
-    return isinstance(made, torch.fx.Node) and isinstance(made.target, private.OpOverload) and _is_by_item(made.target)
+    return (
+        isinstance(made, torch.fx.Node)
+        and isinstance(made.target, private_operators.OpOverload)
+        and _is_by_item(made.target)
+    )
 
 
 def _is_by_item(target: Any) -> bool:
@@ -219,7 +224,7 @@ class Constant:
     value: torch.Tensor
 
     def __repr__(self) -> str:
-        with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function(), torch.no_grad():
             return f"Constant({self.value.dtype}, {self.value.tolist()!r})"
 
     def __call__(self) -> torch.Tensor:

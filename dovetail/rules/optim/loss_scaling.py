@@ -16,14 +16,13 @@ from dovetail.frontend.code.frame import Break, DataSize
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.guards import Identity
-from dovetail.torch_private import recordings as private_recordings
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import calls as private_calls
 from dovetail.trace import ASSUMPTION
 
 _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 
 
-@rule(private_recordings.scaled_optimizer_step)
+@rule(private_calls.scaled_optimizer_step)
 def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace
@@ -34,7 +33,7 @@ def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwar
             "GradScaler reads back whether a gradient is infinite", "call its step() outside of the function"
         )
     found = interpreter.drain(interpreter.load_item(state, "found_inf_per_device").values())
-    with private.no_torch_function(), torch.no_grad():
+    with private_calls.no_torch_function(), torch.no_grad():
         is_finite = functools.reduce(torch.logical_and, [item.detach().to("cpu") == 0 for item in found])
         torch.ops.aten._assert_async.msg(is_finite, _MESSAGE)
     return interpreter.call(interpreter.load_attribute(optimizer, "step"), tuple(rest), kwargs)

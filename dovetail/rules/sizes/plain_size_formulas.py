@@ -14,8 +14,8 @@ import torch
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import CALLS, method_rule, rule
 from dovetail.rules.sizes.recurrent_networks import record_call
-from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
 
 _functional = torch.nn.functional
 
@@ -149,7 +149,7 @@ def _from_minus_one(call: Call, theta: torch.Tensor, steps: Any, align_corners: 
 @formula(_functional.affine_grid)
 def _affine_grid(call: Call, theta: torch.Tensor, size: Any, align_corners: bool | None = None) -> Any:
     is_image = isinstance(size, (list, tuple)) and len(size) == 4 and theta.dim() == 3 and align_corners is not None
-    if not is_image or not theta.is_floating_point() or private_compile.is_any_autocast_on():
+    if not is_image or not theta.is_floating_point() or private_state.is_any_autocast_on():
         return None
     count, _, height, width = size
     if not (height > 1 and width > 1 and theta.shape[1] == 2 and theta.shape[2] == 3 and theta.shape[0] == count):

@@ -23,7 +23,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.guards import Length, NoHooks
 from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import calls as private_calls
 
 PLAIN = frozenset(
     {
@@ -141,7 +141,7 @@ class Reader:
     def _check_hooks(self, module: torch.nn.Module) -> None:
         values = self._interpreter.values
         source = values.source_of(module)
-        tables = private.global_module_hooks()
+        tables = private_calls.global_module_hooks()
         has_hooks = any(vars(module).get(table) for table in _HOOKS) or any(tables.values())
         if source is None or has_hooks or "forward" in vars(module):
             raise RefusedError

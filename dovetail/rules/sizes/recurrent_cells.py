@@ -13,14 +13,14 @@ import torch
 
 from dovetail.rules.sizes.plain_size_formulas import Call, formula
 from dovetail.rules.sizes.recurrent_networks import SizedFunction
-from dovetail.torch_private import dynamo as private_compile
+from dovetail.torch_private import state as private_state
 
 
 def _linear(call: Call, input: Any, hx: Any, weights: Sequence[Any], biases: Sequence[Any], parts: int) -> Any:
     """Both linear maps of a step; None for what eager refuses, or computes in one kernel."""
     tensors = (input, hx, *weights)
     is_matrix = all(isinstance(item, torch.Tensor) and item.dim() == 2 for item in tensors)
-    if not is_matrix or input.device.type != "cpu" or private_compile.is_any_autocast_on():
+    if not is_matrix or input.device.type != "cpu" or private_state.is_any_autocast_on():
         return None
     width = hx.shape[1]
     fits = input.shape[0] == hx.shape[0] and input.shape[1] == weights[0].shape[1] and width == weights[1].shape[1]

@@ -15,8 +15,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
 from dovetail.trace.sized import FlatFunction, SizesRule, sized
 from dovetail.trace.trace import open_trace
 
@@ -94,7 +94,7 @@ def _fits(source: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequenc
 
 def _recurrent(interpreter: TracingInterpreter, function: Callable[..., Any], states: int, *args: Any) -> Any:
     """The whole call, layer by layer where there is dropout in between; None where torch's own function does it, or refuses it."""
-    if len(args) != 9 or private_compile.is_any_autocast_on():
+    if len(args) != 9 or private_state.is_any_autocast_on():
         return None
     packing = [args[1]] if _is_packed(args) else []
     if packing:

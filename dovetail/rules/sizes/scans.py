@@ -18,18 +18,19 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
-from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace.program import NumberSlot, Program, ProgramCall, Slot
 
 _DEPTH = 4
 
 
-@rule(private_compile.associative_scan)
+@rule(private_tracing.associative_scan)
 def _associative_scan(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = _scan(interpreter, *args, **kwargs)
-    return interpreter.call_torch(private_compile.associative_scan, args, kwargs) if result is None else result
+    return interpreter.call_torch(private_tracing.associative_scan, args, kwargs) if result is None else result
 
 
 def _scan(
@@ -41,11 +42,11 @@ def _scan(
     combine_mode: Any = "pointwise",
 ) -> Any:
     """The whole call; None where torch's own function does it, or refuses it."""
-    elements, structure = private.tree_flatten(interpreter.values.for_native(xs))
+    elements, structure = private_trees.tree_flatten(interpreter.values.for_native(xs))
     plain = (type(dim), type(reverse), combine_mode) == (int, bool, "generic")
     if not plain or not elements or not all(isinstance(item, torch.Tensor) for item in elements):
         return None
-    if private_compile.is_any_autocast_on() or not _is_settled(combine_fn, _DEPTH):
+    if private_state.is_any_autocast_on() or not _is_settled(combine_fn, _DEPTH):
         return None
     rank = elements[0].dim()
     if not -rank <= dim < rank or any(item.dim() != rank for item in elements):
@@ -66,7 +67,7 @@ def _scan(
         def combine(left: Any, right: Any) -> Any:
             return combined.run([*left, *right])
 
-        found: Any = private_compile.associative_scan(combine, list(given), 0, False, "generic")
+        found: Any = private_tracing.associative_scan(combine, list(given), 0, False, "generic")
         return found
 
     def sizes(*given: torch.Tensor) -> list[tuple[Sequence[Any], torch.dtype]]:
@@ -76,7 +77,7 @@ def _scan(
     given = [call(torch.flip, item, [0]) for item in given] if reverse else given
     found: Sequence[torch.Tensor] = call_sized(interpreter, SizedFunction("associative_scan", run, sizes), given)
     found = [call(torch.flip, item, [0]) for item in found] if reverse else found
-    return private.tree_unflatten([call(torch.movedim, item, 0, dim) for item in found], structure)
+    return private_trees.tree_unflatten([call(torch.movedim, item, 0, dim) for item in found], structure)
 
 
 def _is_settled(function: Any, depth: int) -> bool:
@@ -103,7 +104,7 @@ def _combination(
     inputs = [*first[0], *first[1]]
     begin, writes, unreplayable = len(recorder.calls), interpreter.effects.writes, recorder.unreplayable
     nodes = len(trace.graph.nodes)
-    pairs = [private.tree_unflatten(items, structure) for items in first]
+    pairs = [private_trees.tree_unflatten(items, structure) for items in first]
     found = interpreter.call(combine_fn, tuple(pairs), {})
     if interpreter.effects.writes != writes:
         raise Break(
@@ -111,7 +112,7 @@ def _combination(
             "combine tensors only: how often the function is called depends on their sizes",
         )
     calls = tuple(recorder.calls[begin:])
-    results, own = private.tree_flatten(found)
+    results, own = private_trees.tree_flatten(found)
     is_pure = recorder.unreplayable == unreplayable and own == structure
     if not is_pure or not all(isinstance(item, torch.Tensor) for item in results):
         return None
@@ -140,7 +141,7 @@ def _last(trace: Any, begin: int) -> list[torch.fx.Node]:
 
 def _stays_inside(call: ProgramCall, known: set[int]) -> bool:
     """Whether a call computes with nothing but the two elements, and with plain numbers."""
-    leaves = private.tree_leaves((call.args, dict(call.kwargs)))
+    leaves = private_trees.tree_leaves((call.args, dict(call.kwargs)))
     return all(leaf.number in known for leaf in leaves if isinstance(leaf, Slot)) and not any(
         isinstance(leaf, NumberSlot) for leaf in leaves
     )

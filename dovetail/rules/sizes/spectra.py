@@ -14,8 +14,8 @@ import torch
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
-from dovetail.torch_private import dynamo as private_compile
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
 
 
 def _are_plain(*values: Any) -> bool:
@@ -29,7 +29,7 @@ def _signals(
     tensors = [item for item in map(interpreter.values.for_native, (input, window)) if item is not None]
     if not all(isinstance(item, torch.Tensor) and item.device == tensors[0].device for item in tensors):
         return None
-    if not any(map(private_sizes.has_symbols, tensors)) or private_compile.is_any_autocast_on():
+    if not any(map(private_sizes.has_symbols, tensors)) or private_state.is_any_autocast_on():
         return None
     return tensors if tensors[0].dim() in dimensions else None
 

@@ -26,11 +26,11 @@ from dovetail.frontend.interpreter.machine import Machine
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
-from dovetail.torch_private.autograd import TorchDispatchMode
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 
 _PLAIN = frozenset(
     {
@@ -69,7 +69,7 @@ def run_loop_whole(interpreter: TracingInterpreter, frame: Frame, start: Any, st
     Afterwards the variables of the frame are as after the loop.
     """
     is_counted = type(start) is int and start >= 0 and type(stop) is torch.SymInt and type(step) is int and step > 0
-    if not is_counted or private_compile.is_any_autocast_on():
+    if not is_counted or private_state.is_any_autocast_on():
         return False
     try:
         loop = _Loop(interpreter, frame, _body(interpreter, frame), start, stop, step)
@@ -155,10 +155,10 @@ def _attribute(interpreter: TracingInterpreter, owner: Any, name: str) -> Any:
 
 def are_plain(values: Sequence[torch.Tensor]) -> bool:
     """Whether tensors are dense ones of one device that no transform looks after."""
-    is_transformed = private.forward_ad_level() >= 0 or any(map(private.is_functorch_wrapped, values))
+    is_transformed = private_state.forward_ad_level() >= 0 or any(map(private_tensors.is_functorch_wrapped, values))
     is_dense = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
     devices = {item.device for item in values}
-    return is_dense and not is_transformed and len(devices) == 1 and not any(map(private.is_wrapper, values))
+    return is_dense and not is_transformed and len(devices) == 1 and not any(map(private_tensors.is_wrapper, values))
 
 
 class _Loop:
@@ -221,11 +221,11 @@ class _Loop:
         with_gradients = torch.is_grad_enabled()
         flags = [value.requires_grad and with_gradients for value in values]
         forms = [(tuple(map(hint, item.shape)), tuple(map(hint, item.stride())), item.dtype) for item in values]
-        with private.disable_current_modes(), torch.set_grad_enabled(with_gradients):
+        with private_tracing.disable_current_modes(), torch.set_grad_enabled(with_gradients):
             like = [torch.empty_strided(shape, steps, dtype=kind, device="meta") for shape, steps, kind in forms]
             # No leaves: a loop may write to what requires a gradient.
             given = [item.requires_grad_(flag).clone() for item, flag in zip(like, flags, strict=True)]
-            memory = {private_recordings.storage_key(item.untyped_storage()): at for at, item in enumerate(given)}
+            memory = {private_tensors.storage_key(item.untyped_storage()): at for at, item in enumerate(given)}
             watch = Watch()
             try:
                 with watch:
@@ -241,7 +241,7 @@ class _Loop:
                 if result is given[at]:
                     # The same tensor as before the loop; what was written to it is another matter.
                     continue
-                key = private_recordings.storage_key(result.untyped_storage())
+                key = private_tensors.storage_key(result.untyped_storage())
                 form = (result.shape, result.stride(), result.dtype, result.layout)
                 expected = (like[at].shape, torch.empty_like(like[at]).stride(), like[at].dtype, torch.strided)
                 if key in taken or form != expected:
@@ -256,7 +256,7 @@ class _Loop:
     def _check_memory(self) -> None:
         """What is written to shares its memory with nothing else that the loop reads."""
         values = list(self._tensors.values())
-        keys = [private_recordings.storage_key(value.untyped_storage()) for value in values]
+        keys = [private_tensors.storage_key(value.untyped_storage()) for value in values]
         if any(keys.count(keys[at]) > 1 for at in self._written):
             raise _RefusedError
 
@@ -327,7 +327,7 @@ class _Rounds:
         return [frame.locals[name] for name in self.wanted]
 
 
-class Watch(TorchDispatchMode):  # type: ignore[misc]
+class Watch(private_tracing.TorchDispatchMode):  # type: ignore[misc]
     """Notes which memory is written to, on which devices, and whether an operator draws random numbers or asks for values."""
 
     def __init__(self) -> None:
@@ -344,11 +344,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         self.is_refused = self.is_refused or not refused.isdisjoint(func.tags)
         self.devices |= {
-            item.device.type for item in private.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)
+            item.device.type for item in private_trees.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)
         }
         for position, argument in enumerate(func._schema.arguments):
             if argument.is_write:
                 value = args[position] if position < len(args) else kwargs.get(argument.name)
-                leaves = [item for item in private.tree_leaves(value) if isinstance(item, torch.Tensor)]
-                self.written.update(private_recordings.storage_key(item.untyped_storage()) for item in leaves)
+                leaves = [item for item in private_trees.tree_leaves(value) if isinstance(item, torch.Tensor)]
+                self.written.update(private_tensors.storage_key(item.untyped_storage()) for item in leaves)
         return func(*args, **kwargs)

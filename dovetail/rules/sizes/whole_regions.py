@@ -30,10 +30,10 @@ from dovetail.rules.sizes.region_code import Region, is_comprehension, read_attr
 from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.rules.sizes.size_probes import NoRuleError, Probes, SizeFormula, formula, probe
 from dovetail.rules.sizes.whole_loops import Watch, are_plain
-from dovetail.torch_private import dynamo as private_compile
-from dovetail.torch_private import recordings as private_recordings
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 
 _MOST_ROUNDS_WATCHED = 512
 _UNBOUND = object()
@@ -60,7 +60,7 @@ def run_region_whole(interpreter: TracingInterpreter, frame: Frame, rounds: Roun
 
     Afterwards the frame stands so that the value is pushed and the last instruction, which stores or returns it, is next.
     """
-    if private_compile.is_any_autocast_on() or frame.current_exceptions:
+    if private_state.is_any_autocast_on() or frame.current_exceptions:
         return None
     if not 0 < private_sizes.hint(rounds.count) <= _MOST_ROUNDS_WATCHED:
         return None
@@ -213,7 +213,7 @@ class _Call:
             raise RefusedError
         with_gradients = torch.is_grad_enabled()
         probes = Probes(self._tensors, [item.requires_grad and with_gradients for item in self._tensors])
-        with private.disable_current_modes(), torch.set_grad_enabled(with_gradients):
+        with private_tracing.disable_current_modes(), torch.set_grad_enabled(with_gradients):
             arguments, found = probe(probes, self._watched)
             containers = [id(value) for value in found[0] if type(value) in (list, dict)]
             if len(set(containers)) < len(containers):
@@ -226,7 +226,7 @@ class _Call:
 
     def _watched(self, given: list[torch.Tensor]) -> list[Any]:
         watch = Watch()
-        memory = {private_recordings.storage_key(item.untyped_storage()) for item in given}
+        memory = {private_tensors.storage_key(item.untyped_storage()) for item in given}
         with watch:
             found = self._run(given)
         self._draws = self._draws or watch.draws
@@ -251,8 +251,8 @@ class _Call:
                 raise RefusedError
             return _Same(same[0])
         for given, result in zip(arguments, results, strict=True):
-            memory = {private_recordings.storage_key(item.untyped_storage()) for item in given}
-            is_new = private_recordings.storage_key(result.untyped_storage()) not in memory
+            memory = {private_tensors.storage_key(item.untyped_storage()) for item in given}
+            is_new = private_tensors.storage_key(result.untyped_storage()) not in memory
             is_alike = (result.dtype, result.dim(), result.requires_grad) == (
                 first.dtype,
                 first.dim(),

@@ -19,9 +19,10 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.rules.sparse.value import SparseValue
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
-from dovetail.torch_private.tensors import tree_flatten, tree_unflatten
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Trace
 from dovetail.trace.opaque import carried_example, is_traced_ticket, opaque
 
@@ -118,7 +119,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     if name in _NUMBERS and type(args[0]) is SparseValue and not any(type(item) is SparseValue for item in args[1:]):
         _check_size(args[0])
         return function(args[0].example, *args[1:], **kwargs)
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} is given a sparse tensor under autocast")
     tensors: dict[int, torch.Tensor] = {}
@@ -126,7 +127,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
         if type(leaf) is SparseValue:
             tensors[at] = leaf.ticket
         elif isinstance(leaf, torch.Tensor):
-            if private.is_wrapper(leaf):
+            if private_tensors.is_wrapper(leaf):
                 raise Break(f"{name} is given a sparse tensor and a tensor subclass")
             tensors[at] = leaf
         elif private_sizes.is_symbolic(leaf) or not is_leaf_value(leaf):
@@ -138,8 +139,8 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
         values = list(constants)
         for at, tensor in zip(tensors, given, strict=True):
             values[at] = tensor
-        arguments, keywords = tree_unflatten(values, structure)
-        results, spec = tree_flatten(function(*arguments, **keywords))
+        arguments, keywords = private_trees.tree_unflatten(values, structure)
+        results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
         if not all(isinstance(item, torch.Tensor) for item in results):
@@ -149,7 +150,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     # The tape has no sparse tensors: it could not be run again.
     trace.recorder.unreplayable = trace.recorder.unreplayable or "a sparse tensor is used in it"
     try:
-        with trace.recorder.paused(), private.no_torch_function():
+        with trace.recorder.paused(), private_calls.no_torch_function():
             found = opaque(trace, name, call, list(tensors.values()))
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
@@ -159,4 +160,4 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in made:
         if isinstance(item, torch.Tensor):
             trace.recorder.number(item)
-    return tree_unflatten(made, returned[0])
+    return private_trees.tree_unflatten(made, returned[0])

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace
 from dovetail.trace.program import Slot
 
@@ -48,7 +48,7 @@ def deferred_call(trace: Trace, value: torch.Tensor) -> tuple[torch.Tensor, Defe
     is_made_inside = base.requires_grad and base.grad_fn is None and trace.input_of(base) is None
     if (
         base.layout is not torch.strided
-        or private.is_wrapper(base)
+        or private_tensors.is_wrapper(base)
         or private_sizes.has_symbols(base)
         or is_made_inside
     ):

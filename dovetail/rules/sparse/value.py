@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tensors as private_tensors
 
-SPARSE_TYPES = (torch.Tensor, torch.nn.Parameter, private.JaggedTensor)
+SPARSE_TYPES = (torch.Tensor, torch.nn.Parameter, private_tensors.JaggedTensor)
 
 
 class SparseValue:

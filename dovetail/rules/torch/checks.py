@@ -25,12 +25,13 @@ import torch
 from dovetail.frontend.code.frame import Break, Frame, decode
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.rules.torch.whole_functions import number_as_tensor
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION
 
 _MOST_INSTRUCTIONS = 200
-_UNKNOWN: tuple[type[BaseException], ...] = (Break, *private.DATA_DEPENDENT_ERRORS)
+_UNKNOWN: tuple[type[BaseException], ...] = (Break, *private_tracing.DATA_DEPENDENT_ERRORS)
 
 
 class Checks(TracingInterpreter):
@@ -52,7 +53,7 @@ class Checks(TracingInterpreter):
         except _UNKNOWN:
             # The question itself has made a number out of data.
             self.trace.forgive_data_symbols(before)
-        with private.no_torch_function(), torch.no_grad():
+        with private_calls.no_torch_function(), torch.no_grad():
             # The user's line itself does not go into it: a backend may put the message into a string literal of C++.
             message = f"{ASSUMPTION}the check in line {frame.line()} does not raise"
             # A number goes back into a tensor: what the shape environment learns of one, it would put in its place.

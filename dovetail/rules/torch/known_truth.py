@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from dovetail.guards import SameElements
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
 from dovetail.trace.opaque import OPAQUE
 
@@ -43,7 +45,7 @@ def known_truth(values: Any, condition: torch.Tensor) -> bool | None:
             stack.append((node, True))
             stack += [(given, False) for given in node.all_input_nodes]
     found: dict[torch.fx.Node, Any] = {}
-    with private.disable_current_modes(), private.no_torch_function(), torch.no_grad():
+    with private_tracing.disable_current_modes(), private_calls.no_torch_function(), torch.no_grad():
         for node in order:
             if node in inputs:
                 found[node] = inputs[node].real.detach()
@@ -66,7 +68,7 @@ def is_small(real: Any) -> bool:
 
 def is_pure(node: torch.fx.Node, numbers: bool = False) -> bool:
     """Whether a node is an operator that gives the same for the same; ``numbers``: it may give a number."""
-    if node.op != "call_function" or node.target is OPAQUE or not isinstance(node.target, private.OpOverload):
+    if node.op != "call_function" or node.target is OPAQUE or not isinstance(node.target, private_operators.OpOverload):
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     is_number = isinstance(node.meta.get("val"), torch.SymInt) and not numbers

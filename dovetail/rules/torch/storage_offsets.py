@@ -13,7 +13,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.sizes.number_tensors import number_of
-from dovetail.torch_private import tensors as private
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput
 
 _STRIDED = {"as_strided": 0, "as_strided_": 0, "as_strided_copy": 0, "as_strided_scatter": 1}
@@ -56,7 +57,7 @@ def check_place(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
 
 
 def _inputs_in_its_storage(interpreter: TracingInterpreter, tensor: torch.Tensor) -> list[TracedInput]:
-    with interpreter.trace.recorder.paused(), private.no_torch_function():
+    with interpreter.trace.recorder.paused(), private_calls.no_torch_function():
         storage = tensor.untyped_storage()._cdata
         return [
             item
@@ -98,7 +99,7 @@ def _holds(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> bool:
         return False
     if reach >= _LARGEST_MAP:
         return False
-    with private.disable_current_modes():
+    with private_tracing.disable_current_modes():
         taken = torch.zeros(reach, dtype=torch.bool)
         taken.as_strided(size, stride, 0).fill_(True)
         return bool(taken.as_strided(inner[0], inner[1], inner[2] - offset).all())

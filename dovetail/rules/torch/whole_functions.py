@@ -14,9 +14,11 @@ from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.values.values import is_leaf_value
 from dovetail.guards import Elements
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private
-from dovetail.torch_private.tensors import TreeSpec, tree_flatten, tree_unflatten
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Trace
 from dovetail.trace.opaque import example_of, opaque
 from dovetail.trace.trace import open_trace
@@ -74,7 +76,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
     argument that it writes to is written to by the graph.
     """
     name = getattr(function, "__name__", str(function))
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} cannot be kept whole under autocast")
     tensors: dict[int, torch.Tensor] = {}
@@ -88,15 +90,15 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
         elif not is_leaf_value(leaf) and not _is_settings(leaf):
             raise Break(f"{name} cannot be kept whole: an argument of it is an object")
     constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
-    returned: list[TreeSpec] = []
+    returned: list[private_trees.TreeSpec] = []
     made_numbers: list[bool] = []
 
     def plain(given: Sequence[torch.Tensor]) -> list[Any]:
         values = list(constants)
         for at, tensor in zip(tensors, given, strict=True):
             values[at] = tensor.item() if at in numbers else tensor
-        arguments, keywords = tree_unflatten(values, structure)
-        results, spec = tree_flatten(function(*arguments, **keywords))
+        arguments, keywords = private_trees.tree_unflatten(values, structure)
+        results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
             made_numbers.extend(type(item) in (bool, int, float) for item in results)
@@ -121,7 +123,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
             kept = [_number(trace, item) if flag else item for item, flag in zip(kept, made_numbers, strict=True)]
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
-    result = tree_unflatten(kept, returned[0])
+    result = private_trees.tree_unflatten(kept, returned[0])
     recorder.record(WholeCall(function), args, kwargs, result)
     return result
 
@@ -148,15 +150,15 @@ def with_known_values(
             return leaf
         if real.device.type != "cpu" or real.numel() > _MOST_ELEMENTS:
             return leaf
-        with private.disable_current_modes(), private.no_torch_function():
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
             numbers = real.tolist()
         elements = (numbers,) if real.dim() == 0 else tuple(numbers)
         values.guard(values.guards.tensor_source(item.index), Elements(elements), reason)
         found = True
         return numbers if real.dim() == 0 else elements
 
-    leaves, structure = tree_flatten((args, kwargs))
-    result = tree_unflatten([plain(leaf) for leaf in leaves], structure)
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
+    result = private_trees.tree_unflatten([plain(leaf) for leaf in leaves], structure)
     return result if found else None
 
 
@@ -196,7 +198,11 @@ def _number_tensor(value: float) -> torch.Tensor:
 def _written(trace: Trace, function: Any, tensors: list[torch.Tensor]) -> list[int]:
     """Which arguments the function writes to, found out by an example call."""
     try:
-        with private.disable_current_modes(), private.no_torch_function(), private.preserved_rng_state():
+        with (
+            private_tracing.disable_current_modes(),
+            private_calls.no_torch_function(),
+            private_state.preserved_rng_state(),
+        ):
             examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
             before = [tensor._version for tensor in examples]
             with torch.no_grad():

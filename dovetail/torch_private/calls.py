@@ -1,0 +1,101 @@
+"""Python calls: module calls and their global hooks, wrappers that torch puts around functions, ``__torch_function__``.
+
+Checked on torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: What torch's own Python functions ask before anything else.
+HAS_TORCH_FUNCTION = (
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
+
+#: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.
+scaled_optimizer_step: Callable[..., Any] = torch.amp.GradScaler._maybe_opt_step
+
+_DISABLED: types.CodeType = next(
+    item
+    for item in torch._compile._disable_dynamo.__code__.co_consts
+    if isinstance(item, types.CodeType) and item.co_name == "inner"
+)
+
+
+def module_call_with_hooks() -> Any:
+    """The Python function that runs a module's hooks around its forward."""
+    return torch.nn.Module._call_impl
+
+
+def global_module_hooks() -> dict[str, Any]:
+    """The dictionaries of hooks that run on every module, by name."""
+    from torch.nn.modules import module
+
+    kinds = ("backward_pre", "backward", "forward_pre", "forward")
+    return {name: getattr(module, name) for name in [f"_global_{kind}_hooks" for kind in kinds]}
+
+
+def is_graph_module_call(module: torch.nn.Module, caller: Any) -> bool:
+    """Whether a call of this graph module is ``torch.nn.Module.__call__`` with better tracebacks and nothing else."""
+    if (
+        not isinstance(module, torch.fx.GraphModule)
+        or getattr(caller, "__qualname__", "").split(".")[-1] != "call_wrapped"
+    ):
+        return False
+    wrapped = getattr(type(module), "_wrapped_call", None)
+    return wrapped is None or getattr(wrapped, "cls_call", None) is None
+
+
+def no_torch_function() -> Any:
+    """A context in which no ``__torch_function__`` is called, neither a mode's nor a subclass's."""
+    return torch._C.DisableTorchFunction()
+
+
+def overrides_torch_function(value: Any) -> bool:
+    """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
+    implementation = getattr(type(value), "__torch_function__", None)
+    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Have torch.compile run a function, and all that it calls, without looking at its code.
+
+    The autograd engine calls a backward; in a program that torch.compile has broken into graphs, it would be captured.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
+    """The function inside torch's wrapper that keeps it out of torch's own compiler; any other function is returned as it is."""
+    return function.__wrapped__ if function.__code__ is _DISABLED else function
+
+
+def without_torch_compile(function: Any) -> Any:
+    """The argument of ``torch.compile`` or ``torch.compiler.disable``, found from their result; anything else is returned as it is.
+
+    A wrapper of theirs switches torch's compiler on or off for the thread that calls it: under a trace of ours, for good.
+
+    >>> function = lambda x: x * 2
+    >>> without_torch_compile(torch.compile(function)) is function, without_torch_compile(function) is function
+    (True, True)
+    """
+    # Imported only where somebody uses it: the import takes a second.
+    wrappers = sys.modules.get("torch._dynamo.eval_frame")
+    if wrappers is None:
+        return function
+    if isinstance(function, wrappers.OptimizedModule):
+        return function._orig_mod
+    is_theirs = isinstance(function, types.FunctionType) and function.__module__ is not None
+    if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
+        return getattr(function, "_torchdynamo_orig_callable", function)
+    return function
