@@ -26,6 +26,10 @@ class UserLocation:
         return f"{place} `{self.text}`" if self.text else place
 
 
+class Interruption(BaseException):
+    """Ends a capture from inside; the face of Dovetail catches it. Not an ``Exception``: no handler of the program sees it."""
+
+
 class DovetailError(Exception):
     """Root of all errors that Dovetail raises on its own account.
 

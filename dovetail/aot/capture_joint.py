@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
@@ -346,18 +344,14 @@ def _check_new_leaves(leaves: list[torch.Tensor], roots: list[torch.Tensor]) -> 
         stack += [following for following, _ in node.next_functions]
 
 
-def capture_joint(state: AOTState, attention_by_parts: bool = False) -> JointGraph:
+def capture_joint(state: AOTState) -> JointGraph:
     """Capture forward and backward of ``state.function`` as one graph, in one pass.
-
-    With ``attention_by_parts`` no fused attention kernel is chosen: they have no second derivative.
 
     Raises :class:`CaptureError` for an aliasing that cannot be kept, and whatever the frontend raises.
     """
     state.require_open()
     trace = state.trace
-    with sdpa_kernel(SDPBackend.MATH) if attention_by_parts else contextlib.nullcontext():
-        result = state.frontend(trace, state.function, state.args, state.kwargs)
-        return finish_joint(trace, result)
+    return finish_joint(trace, state.frontend(trace, state.function, state.args, state.kwargs))
 
 
 def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
@@ -422,7 +416,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     together = freed_together(roots) if len(roots) > 1 else None
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
-    inexact = () if trace.is_exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
+    inexact = () if trace.settings.exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
     arrangement: tuple[int, ...] = ()
     if roots and wanted:
         arrangement = arrangement_of_leaves(
@@ -431,7 +425,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             len(leaves),
             len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
         )
-        if trace.is_exact:
+        if trace.settings.exact:
             use_exact_formulas(trace, roots)
         in_parts = getattr(result, "order", 1) > 1
         # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/autocast.py).
@@ -493,7 +487,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         fake_mode=trace.fake_mode,
         capture=result,
         inexact=inexact,
-        is_exact=trace.is_exact,
+        is_exact=trace.settings.exact,
         program=program,
     )
 

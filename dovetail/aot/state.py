@@ -12,7 +12,7 @@ import torch
 from dovetail.aot.descriptors import Descriptor
 from dovetail.errors import NotCallableError, StageError
 from dovetail.guards import GuardSet
-from dovetail.trace import ShapePolicy, Trace
+from dovetail.trace import CaptureSettings, Trace
 
 
 class FrontendResult(Protocol):
@@ -73,10 +73,10 @@ def create_state(
     *,
     frontend: Frontend | str = "bytecode",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    policy: ShapePolicy | None = None,
+    settings: CaptureSettings | None = None,
     fake_mode: Any = None,
 ) -> AOTState:
-    """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``; ``policy`` says which sizes are symbolic.
+    """Open a trace on ``stack`` for one call ``function(*args, **kwargs)``; ``settings`` say how it captures.
 
     With ``fake_mode`` the trace lives in the caller's fake mode and shape environment, see :class:`dovetail.trace.Trace`.
 
@@ -93,5 +93,5 @@ def create_state(
         frontend = _frontends[frontend]
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
-    trace = Trace(decompositions, policy, fake_mode).open(stack)
+    trace = Trace(settings, decompositions, fake_mode).open(stack)
     return AOTState(function, tuple(args), dict(kwargs or {}), trace, frontend, is_open)

@@ -40,7 +40,7 @@ def with_whole_calls(trace: Trace, program: Program) -> Program:
 
 
 def _replaced(trace: Trace, call: ProgramCall) -> ProgramCall:
-    if call.function is torch.autograd.grad and trace.is_exact:
+    if call.function is torch.autograd.grad and trace.settings.exact:
         return dataclasses.replace(call, function=functools.partial(_exact_grad, trace))
     return dataclasses.replace(call, function=_Whole(trace, call.function)) if _is_whole(trace, call) else call
 
@@ -57,7 +57,7 @@ def _exact_grad(trace: Trace, outputs: Any, *args: Any, **kwargs: Any) -> Any:
 def _is_whole(trace: Trace, call: ProgramCall) -> bool:
     if call.function in _REDUCTIONS:
         return "prod" in (*call.args, *call.kwargs.values())
-    return trace.is_exact and call.function in WHOLE
+    return trace.settings.exact and call.function in WHOLE
 
 
 class _Whole:

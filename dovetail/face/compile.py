@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from dovetail.frontend.sizes.size_changes import SizeChanges
 from dovetail.higher_order.capture import lacks_derivative
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state
+from dovetail.trace import CaptureSettings, Retry
 
 
 def compile(function: Any = None, **options: Any) -> Any:
@@ -73,19 +75,22 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     3
     """
 
-    def attempt(by_parts: bool) -> JointGraph:
+    def attempt(settings: CaptureSettings) -> JointGraph:
         with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
-            # Dimensions that were marked are symbolic here too.
-            policy = SizeChanges().policy(None, False, tuple(args), kwargs or {})
-            return capture_joint(create_state(stack, function, tuple(args), kwargs, policy=policy), by_parts)
+            return capture_joint(create_state(stack, function, tuple(args), kwargs, settings=settings))
 
+    # Dimensions that were marked are symbolic here too.
+    settings = CaptureSettings(SizeChanges().policy(None, False, tuple(args), kwargs or {}))
     try:
-        try:
-            return attempt(False)
-        except (RuntimeError, NotImplementedError) as error:
-            if not lacks_derivative(error):
-                raise
-            return attempt(True)
+        while True:
+            try:
+                return attempt(settings)
+            except Retry as retry:
+                settings = retry.changed(settings)
+            except (RuntimeError, NotImplementedError) as error:
+                if not lacks_derivative(error):
+                    raise
+                settings = dataclasses.replace(settings, math_attention=True)
     except Break as stop:
         raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
 

@@ -42,7 +42,7 @@ from dovetail.frontend import native_errors
 from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter, names_after_break, names_made_at_break
 from dovetail.frontend.capture import Capture
 from dovetail.frontend.capture import capture as run_frontend
-from dovetail.frontend.code.frame import Break, DataSize, LetGo, LockTaken, SymbolicTrouble
+from dovetail.frontend.code.frame import Break, LetGo, LockTaken
 from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -51,14 +51,11 @@ from dovetail.frontend.sizes.size_changes import SizeChanges
 from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
 from dovetail.higher_order.capture import lacks_derivative
 from dovetail.options import Options
-from dovetail.rules.optim.schedules import ScheduleRead
-from dovetail.rules.sizes.counted_loops import LoopBreak
-from dovetail.rules.sizes.size_list import ListBreak
 from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Completed, Entry
 from dovetail.torch_private import state as private_state
-from dovetail.trace import ShapePolicy
-from dovetail.trace.loop_rounds import LoopRounds
+from dovetail.trace import CaptureSettings, Findings, Retry
+from dovetail.trace.settings import GRAPH_BREAKS, SAYS_COMPILING
 
 compile_lock = threading.RLock()
 
@@ -111,17 +108,15 @@ class CompiledFunction:
         self._limit_warned = False
         self._warned: set[tuple[str, str]] = set()
         self._changes = SizeChanges()
-        self._rounds = LoopRounds()
+        #: What rules have observed in earlier captures, see ``Trace.changes``; shared with continuations.
+        self._observed: dict[Any, Any] = {}
+        #: Strategies that were given up.
+        self._without: frozenset[str] = frozenset()
         # The parts of a loop over a size that changes see all of its sizes: they are not to learn that again, one by one.
         self._sizes_change = False
         self._breaks_a_loop = False
-        self._takes_size_lists = True
         self._keeps_data_sizes = False
-        #: Whether the program is told that it is compiled, and whether the last capture has asked.
-        self._says_compiling = True
-        self._was_asked_compiling = False
-        #: Whether no capture has found that the program reads what a schedule of rates has just written.
-        self._schedules_wait = True
+        self._findings = Findings()
         self._continuations: dict[ResumePoint, _Continuation] = {}
         #: What is symbolic at each graph break, by the captures that end there.
         self._exits: dict[ResumePoint, BreakSymbols] = {}
@@ -233,15 +228,18 @@ class CompiledFunction:
         no_symbols = self.backend.takes_program or not self.backend.takes_symbolic_shapes
         dynamic = True if self._sizes_change and self.options.dynamic is None else self.options.dynamic
         policy = self._changes.policy(dynamic, no_symbols, args, kwargs)
-        policy = dataclasses.replace(policy, schedules_wait=self._schedules_wait)
-        if not self.options.fullgraph:
-            policy = dataclasses.replace(policy, rounds=self._rounds)
-        policy = dataclasses.replace(policy, size_lists=self._takes_size_lists)
         if self.backend.data_sizes:
             # Where the last entry needed such sizes, this one does most likely: a step that reads the optimizer's counts, say.
             policy = dataclasses.replace(policy, data_sizes="keep" if self._keeps_data_sizes else "ask")
+        exact = self.backend.numerics == "bitwise"
+        settings = CaptureSettings(
+            policy,
+            exact=exact,
+            one_graph=exact and self.options.fullgraph,
+            marks_gradients=any(getattr(item, "marks_gradients", False) for item in self.options.passes),
+            without=self._without | ({GRAPH_BREAKS} if self.options.fullgraph else set()),
+        )
         plan: tuple[int, ...] = ()
-        by_parts = False
         entry: Entry | None = None
         stop = Break("the capture takes another way each time", "report this as a bug")
         # A break in a graph with sizes made of data: without them, it may come to another one.
@@ -250,8 +248,16 @@ class CompiledFunction:
             guards = GuardSet()
             capturing.active = True
             try:
-                entry = self._compile(guards, args, kwargs, policy, plan[-1] if plan else 0, by_parts)
+                stop_before = plan[-1] if plan else 0
+                settings = dataclasses.replace(settings, stop_before=stop_before, observed=dict(self._observed))
+                entry = self._compile(guards, args, kwargs, settings)
                 break
+            except Retry as retry:
+                before, settings = settings, retry.changed(settings)
+                self._without = settings.without - {GRAPH_BREAKS}
+                if settings.shapes.data_sizes == "break" != before.shapes.data_sizes or not settings.shapes.allowed:
+                    settings = self._without_symbols(retry, before)
+                following = _FROM_THE_START
             except Break as raised:
                 stop, following = raised, raised.steps if raised.steps and raised.resumable else ()
                 # What a pass adds to the graph (an exchange between processes, say), eager would leave out.
@@ -263,18 +269,11 @@ class CompiledFunction:
                 ):
                     self.events.note("initialisation", reason="a lock is taken", where=raised.where)
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(raised, ListBreak):
-                    self._takes_size_lists = False
-                    policy, following = dataclasses.replace(policy, size_lists=False), _FROM_THE_START
-                elif isinstance(raised, LoopBreak) and not following:
-                    policy, following = dataclasses.replace(policy, rounds=None), _FROM_THE_START
-                elif isinstance(raised, ScheduleRead):
-                    self._schedules_wait = False
-                    policy, following = dataclasses.replace(policy, schedules_wait=False), _FROM_THE_START
-                elif isinstance(raised, DataSize) and not plan:
-                    policy, following = dataclasses.replace(policy, data_sizes="keep"), _FROM_THE_START
-                elif isinstance(raised, SymbolicTrouble) or (policy.data_sizes == "keep" and (plan or not following)):
-                    policy, following = self._without_symbols(raised, policy), _FROM_THE_START
+                if raised.otherwise and (self.options.fullgraph or not following):
+                    settings, following = settings.giving_up(raised.otherwise), _FROM_THE_START
+                    self._without = settings.without - {GRAPH_BREAKS}
+                elif settings.shapes.data_sizes == "keep" and (plan or not following):
+                    settings, following = self._without_symbols(raised, settings), _FROM_THE_START
             except UninitialisedError as error:
                 self.events.note("initialisation", reason=error.what)
                 return functools.partial(original, *args, **kwargs)
@@ -287,28 +286,29 @@ class CompiledFunction:
                 if may_run_eagerly and self._is_first(str(error), error.where):
                     self.events.note("initialisation", reason=str(error))
                     return functools.partial(original, *args, **kwargs)
-                if isinstance(error, BackendError) and not policy.has_symbols:
+                if isinstance(error, BackendError) and not settings.shapes.has_symbols:
                     if not self._go_without_default_backend(error):
                         raise
                     continue
                 # The state at this break cannot be kept; that of the calling frame may be.
                 stop, following = Break(error.what, error.advice, error.where), plan[:-1]
-                if policy.has_symbols and not (plan and isinstance(error, UnbuildableError)):
-                    policy, following = self._without_symbols(error, policy), _FROM_THE_START
+                if settings.shapes.has_symbols and not (plan and isinstance(error, UnbuildableError)):
+                    settings, following = self._without_symbols(error, settings), _FROM_THE_START
             except DovetailError:
                 raise
             except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
-                if lacks_derivative(error) and not by_parts:
+                if lacks_derivative(error) and not settings.math_attention:
                     self.events.note("attention by its parts", reason=str(error))
-                    by_parts = True
-                elif self._was_asked_compiling and self._says_compiling:
+                    settings = dataclasses.replace(settings, math_attention=True)
+                elif self._findings.asked_is_compiling and settings.allows(SAYS_COMPILING):
                     # The way that is for compilers has raised; eager takes another.
                     self.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
-                    self._says_compiling = False
-                elif not policy.has_symbols:
+                    settings = settings.giving_up(SAYS_COMPILING)
+                    self._without = settings.without - {GRAPH_BREAKS}
+                elif not settings.shapes.has_symbols:
                     return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
                 else:
-                    policy = self._without_symbols(error, policy)
+                    settings = self._without_symbols(error, settings)
                 following = _FROM_THE_START
             finally:
                 capturing.active = False
@@ -318,11 +318,11 @@ class CompiledFunction:
                 continue
             if self.options.fullgraph or not following or following == plan:
                 break
-            if policy.data_sizes == "keep":
+            if settings.shapes.data_sizes == "keep":
                 unsure.append(stop)
             else:
                 self._note_break(stop)
-            if isinstance(stop, LoopBreak):
+            if stop.varies:
                 self._note_loop()
             plan = following
         for item in unsure if entry is not None else ():
@@ -353,14 +353,14 @@ class CompiledFunction:
         self.backend = choose_backend("aten", self.options.numerics)
         return True
 
-    def _without_symbols(self, error: BaseException, policy: ShapePolicy) -> ShapePolicy:
-        """The policy after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
-        if policy.data_sizes == "keep":
+    def _without_symbols(self, error: BaseException, settings: CaptureSettings) -> CaptureSettings:
+        """The settings after a capture with symbolic sizes has failed: first none that are made of data, then none at all."""
+        if settings.shapes.data_sizes == "keep":
             self._keeps_data_sizes = False
             self.events.note("no sizes made of data", reason=f"{type(error).__name__}: {error}")
-            return dataclasses.replace(policy, data_sizes="break")
-        self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
-        return ShapePolicy(allowed=False)
+        else:
+            self.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
+        return settings.with_fewer_symbols()
 
     def _is_first(self, reason: str, where: object) -> bool:
         """Whether no call has run eagerly for this reason at this place: what is done there may be done once and for all."""
@@ -438,28 +438,21 @@ class CompiledFunction:
         guards: GuardSet,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        policy: ShapePolicy,
-        stop_before: int,
-        by_parts: bool = False,
+        settings: CaptureSettings,
     ) -> Entry:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
-            return run_frontend(trace, guards, function, args, kwargs, stop_before)
+            return run_frontend(trace, guards, function, args, kwargs)
 
         with private_state.preserved_rng_state(), self.events.span("compile"):
             with collection_paused(), self.events.span("capture"), contextlib.ExitStack() as stack:
-                state = create_state(stack, self.original, args, kwargs, frontend=frontend, policy=policy)
-                exact = self.backend.numerics == "bitwise"
-                state.trace.is_exact, state.trace.avoids_breaks = exact, exact and self.options.fullgraph
-                state.trace.marks_gradients = any(
-                    getattr(item, "marks_gradients", False) for item in self.options.passes
-                )
-                state.trace.says_compiling = self._says_compiling
+                state = create_state(stack, self.original, args, kwargs, frontend=frontend, settings=settings)
+                self._findings = state.trace.findings
                 try:
-                    joint = capture_joint(state, attention_by_parts=by_parts)
+                    joint = capture_joint(state)
                 finally:
-                    self._was_asked_compiling = state.trace.was_asked_compiling
-                self._keeps_data_sizes = policy.data_sizes == "keep" or state.trace.asks_numbers
-            settings: dict[str, Any] = {
+                    self._observed.update(self._findings.observed)
+                self._keeps_data_sizes = settings.shapes.data_sizes == "keep" or self._findings.asked_numbers
+            choices: dict[str, Any] = {
                 "options": self.options.backend_options,
                 "events": self.events,
                 "memory_budget": self.options.memory_budget,
@@ -473,9 +466,9 @@ class CompiledFunction:
                 ended = ended_assumption(guards.so_far(), joint.capture.effects)
                 if ended is not None and can_put_off(joint, self.backend):
                     self.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
-                    compiled = compile_put_off(joint, self.backend, **settings)
+                    compiled = compile_put_off(joint, self.backend, **choices)
                 else:
-                    compiled = compile_joint(None, joint, self.backend, **settings)
+                    compiled = compile_joint(None, joint, self.backend, **choices)
                 return make_entry(compiled)
 
     def _after_exception(
@@ -556,8 +549,8 @@ class _Continuation(CompiledFunction):
         self.backend = owner.backend
         self.events = owner.events
         self._warned = owner._warned
-        self._rounds = owner._rounds
-        self._says_compiling = owner._says_compiling
+        self._observed = owner._observed
+        self._without = owner._without
         self._sizes_change = owner._breaks_a_loop or owner._has_seen_sizes_change()
         self._owner = owner
         self._exits = owner._exits

@@ -275,11 +275,10 @@ def capture(
     function: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    stop_before: int = 0,
 ) -> Capture:
     """Interpret one call of ``function`` under an open trace; whatever happens, the user's objects are left as they were.
 
-    With ``stop_before`` the capture ends before the instruction of that number, and its result is the state of the frames.
+    With ``settings.stop_before`` the capture ends before the instruction of that number, and its result is the state of the frames.
     Raises :class:`Break` for what cannot be captured, and whatever the user's code raises.
     """
     outside = trace.ambient
@@ -292,7 +291,7 @@ def capture(
             f"{code.co_qualname} is a generator function: its body runs later, a piece at each next()",
             "compile what it calls, or return a list",
         )
-    interpreter = Interpreter(trace, guards, stop_before)
+    interpreter = Interpreter(trace, guards)
     interpreter.entry_location = definition_of(function)
     values = interpreter.values
     root = CalleeSource()
@@ -328,7 +327,7 @@ def capture(
                     advice="keep what breaks it out of the step, or compile the model before it is wrapped",
                 ) from stop
             resume_point, result, _ = flatten(stop.frames)
-            symbols = find_symbols(result, _unchanged(result, values), trace.policy)
+            symbols = find_symbols(result, _unchanged(result, values), trace.settings.shapes)
         if interpreter.break_in_del is not None:
             raise interpreter.break_in_del
         outputs = _Outputs(interpreter, resume_point is not None)

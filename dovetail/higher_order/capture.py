@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.aot.capture_joint import finish_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
@@ -38,7 +37,7 @@ from dovetail.runtime.spread import keep_common
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
-from dovetail.trace import Bindings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace import Bindings, CaptureSettings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
@@ -137,8 +136,7 @@ def differentiable_backward(
                 raise
             # Fused attention has no second derivative; the operators that it is made of have one.
             events.note("attention by its parts", reason=str(error))
-            with sdpa_kernel(SDPBackend.MATH):
-                captured, present = capture_backward(joint, request, policy)
+            captured, present = capture_backward(joint, request, policy, math_attention=True)
         compiled, given = compile_next(captured, tuple(request.primals))
         run = _with_gaps(compiled, present)
         if spread:
@@ -252,7 +250,7 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
 
 
 def capture_backward(
-    joint: JointGraph, request: Request, policy: ShapePolicy | None = None
+    joint: JointGraph, request: Request, policy: ShapePolicy, math_attention: bool = False
 ) -> tuple[JointGraph, tuple[bool, ...]]:
     """The backward of ``joint`` for one pattern of tangents, as a joint graph of the next order.
 
@@ -262,8 +260,8 @@ def capture_backward(
     assert program is not None
     names = iter(_names(joint, request))
     with contextlib.ExitStack() as stack:
-        trace = Trace(policy=policy).open(stack)
-        trace.is_exact = joint.is_exact
+        settings = CaptureSettings(policy, exact=joint.is_exact, math_attention=math_attention)
+        trace = Trace(settings).open(stack)
         primals = {index: trace.input(real, next(names)).value for index, real in request.primals.items()}
         tangents = [trace.input(real, next(names)).value for real in request.tangents]
         descriptors: list[Descriptor] = [joint.input_descriptors[index] for index in primals]
@@ -321,7 +319,7 @@ def _backward(
         wanted = [sources[index] for index in request.wanted]
         if not roots or not wanted:
             return [None] * len(wanted)
-        if trace.is_exact:
+        if trace.settings.exact:
             use_exact_formulas(trace, roots, twice=True)
         with phases_checked(trace, roots, twice=True, in_parts=joint.order > 1):
             gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
@@ -330,7 +328,7 @@ def _backward(
         given = {trace.node_of(tangent) for tangent in tangents}
         return [
             gradient.clone()
-            if trace.is_exact and gradient is not None and trace.node_of(gradient) in given
+            if trace.settings.exact and gradient is not None and trace.node_of(gradient) in given
             else gradient
             for gradient in gradients
         ]

@@ -51,7 +51,7 @@ def phases_checked(
             if not in_parts and vectors.is_complex():
                 handle = node.register_prehook(functools.partial(_check, trace, vectors, _MESSAGES[name]))
                 stack.callback(handle.remove)
-            if twice and trace.is_exact and name == "LinalgEigBackward0":
+            if twice and trace.settings.exact and name == "LinalgEigBackward0":
                 handle = node.register_hook(functools.partial(_eig_gradient, trace, values, vectors))
                 stack.callback(handle.remove)
         yield

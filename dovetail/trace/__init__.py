@@ -2,6 +2,7 @@
 
 from dovetail.quirks.overlap import OverlapError
 from dovetail.trace.program import LayoutChangeError, Program
+from dovetail.trace.settings import CaptureSettings, Findings, Retry
 from dovetail.trace.shapes import (
     ASSUMPTION,
     Bindings,
@@ -18,9 +19,12 @@ from dovetail.trace.trace import Trace, TracedInput
 __all__ = [
     "ASSUMPTION",
     "Bindings",
+    "CaptureSettings",
+    "Findings",
     "LayoutChangeError",
     "OverlapError",
     "Program",
+    "Retry",
     "ShapeGuards",
     "ShapePolicy",
     "SizeRange",

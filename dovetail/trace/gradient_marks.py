@@ -30,7 +30,7 @@ def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[No
         yield
         _mark_replicas(trace, leaves, before)
         return
-    if not trace.marks_gradients:
+    if not trace.settings.marks_gradients:
         yield
         return
 

@@ -17,7 +17,6 @@ import torch
 from dovetail.errors import CaptureError, InputError, UserLocation
 from dovetail.guards.source import LARGEST_FLOAT
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.loop_rounds import LoopRounds
 
 MARK = "_dovetail_dynamic"
 NUMBER_SUFFIX = "<number>"
@@ -75,9 +74,7 @@ class ShapePolicy:
 
     ``everything``: all sizes of tensors that are no parameters, and whole numbers that are arguments. ``data_sizes``: what
     happens where an operator makes a size or a number out of a tensor's data: a break, or a symbol that the graph itself
-    computes; ``"ask"`` is a break that tells the caller to try the symbol. ``rounds``: the record of loops; one whose number
-    of rounds is a symbol and was seen to change is a break. Without it, such loops are unrolled.
-    ``schedules_wait``: the ``step()`` of a schedule of rates is called when the graph has run.
+    computes; ``"ask"`` is a break that tells the caller to try the symbol.
     """
 
     everything: bool = False
@@ -86,9 +83,6 @@ class ShapePolicy:
     marked: bool = False
     allowed: bool = True
     data_sizes: Literal["break", "ask", "keep"] = "break"
-    rounds: LoopRounds | None = None
-    size_lists: bool = False
-    schedules_wait: bool = False
 
     @property
     def is_static(self) -> bool:

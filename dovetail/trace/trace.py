@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
@@ -31,7 +32,8 @@ from dovetail.trace.line_table import LineTable
 from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators, draws_random_numbers
-from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv, ShapePolicy
+from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
+from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv
 
 
 @dataclass(eq=False)
@@ -216,21 +218,23 @@ def open_trace() -> Trace | None:
 class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
-    ``decompositions`` are applied while recording; the default records ATen operators as autograd emits them. ``policy``
-    says which sizes are symbolic. With ``fake_mode`` the trace lives in a caller's fake mode: it takes that mode's own fake
-    tensors as inputs, with the symbols that they have, and what it assumes about them lands in the caller's shape environment.
+    ``settings`` say how it captures; ``findings`` collects what later captures should know. ``decompositions`` are applied while
+    recording; the default records ATen operators as autograd emits them. With ``fake_mode`` the trace lives in a caller's fake
+    mode: it takes that mode's own fake tensors as inputs, with the symbols that they have, and what it assumes about them lands in
+    the caller's shape environment.
     """
 
     def __init__(
         self,
+        settings: CaptureSettings | None = None,
         decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-        policy: ShapePolicy | None = None,
         fake_mode: Any = None,
     ) -> None:
-        self.policy = policy if policy is not None else ShapePolicy()
+        self.settings = settings if settings is not None else CaptureSettings()
+        self.findings = Findings()
         self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
         if fake_mode is None:
-            make_mode = SymbolicFakeMode if self.policy.has_symbols else FakeMode
+            make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
             fake_mode = make_mode(shape_env=self.shape_env)
         self.fake_mode = fake_mode
         self.tracer = _Tracer()
@@ -241,17 +245,8 @@ class Trace:
         self.tracer.tensor_attrs = {}
         self.decompositions = decompositions
         self.phase = "forward"
-        self.is_exact = False
         #: A hook, or the backward of a custom autograd.Function, runs now.
         self.user_backward = False
-        self.avoids_breaks = False
-        #: The number in a tensor was asked for, though it may have been a constant in this capture.
-        self.asks_numbers = False
-        #: What ``torch.compiler.is_compiling()`` says to the program, and whether it has asked.
-        self.says_compiling = True
-        self.was_asked_compiling = False
-        #: A pass asks for the gradients that go into ``.grad``, see ``gradient_marks``.
-        self.marks_gradients = False
         #: Modules that were met and want the gradients of their parameters exchanged: ``parameter in replica``.
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
@@ -289,6 +284,8 @@ class Trace:
             stack.enter_context(private_tracing.decompose(self.decompositions))
         stack.enter_context(_FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self._begin_call))
+        if self.settings.math_attention:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
 
     def _forget_location(self) -> None:
@@ -320,7 +317,7 @@ class Trace:
 
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private_tracing.disable_current_modes():
-            symbolic = self.policy.symbolic_sizes(real, name)
+            symbolic = self.settings.shapes.symbolic_sizes(real, name)
             if self._is_own(real):
                 # The tensor itself where it can be: it remembers the symbolic number that it holds.
                 fake = real.detach() if real.requires_grad else real
@@ -375,6 +372,16 @@ class Trace:
         self.metadata_changes.append(
             MetadataChange(item.index, functools.partial(operator, **kwargs), args[1:], torch.is_grad_enabled())
         )
+
+    def changes(self, key: Hashable, value: Any) -> bool:
+        """Note a plain value for later captures of the same function; returns whether captures have seen different ones.
+
+        No guard is made of it. The rule that asks chooses the key.
+        """
+        earlier = self.settings.observed.get(key, value)
+        differs = earlier is CHANGES or bool(earlier != value)
+        self.findings.observed[key] = CHANGES if differs else value
+        return differs
 
     def known(self, real: torch.Tensor) -> TracedInput | None:
         """The input made for this real tensor, if there is one."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from dovetail.errors import UnsupportedVersionError, UserLocation
+from dovetail.errors import Interruption, UnsupportedVersionError, UserLocation
 
 
 class Null:
@@ -24,27 +24,31 @@ class Null:
 NULL = Null()
 
 
-class Break(BaseException):
-    """The program does something that cannot be captured. Not an ``Exception``: user code must not catch it."""
+class Break(Interruption):
+    """The program does something that cannot be captured.
+
+    Where the graph cannot be broken here, the strategy ``otherwise`` is given up. ``varies``: the code that runs from here on sees
+    sizes that vary, so that it is compiled for all sizes.
+    """
 
     def __init__(
-        self, reason: str, advice: str = "", where: UserLocation | None = None, resumable: bool = True
+        self,
+        reason: str,
+        advice: str = "",
+        where: UserLocation | None = None,
+        resumable: bool = True,
+        otherwise: str = "",
+        varies: bool = False,
     ) -> None:
         self.reason = reason
         self.advice = advice
         self.where = where
         self.resumable = resumable
+        self.otherwise = otherwise
+        self.varies = varies
         # Instruction numbers of the frames that can go on after this break, outermost first; found while it is raised.
         self.steps: tuple[int, ...] | None = None
         super().__init__(reason)
-
-
-class SymbolicTrouble(Break):
-    """An error that a symbolic number may have caused was about to be handled by the program: capture again without them."""
-
-
-class DataSize(Break):
-    """An operator made a size or a number out of a tensor's data: capture again with such sizes as symbols."""
 
 
 class LockTaken(Break):
@@ -55,7 +59,7 @@ class LetGo(Break):
     """An object is let go that has a ``__del__``: the capture may not refer to it any more when the call runs eagerly."""
 
 
-class Stop(BaseException):
+class Stop(Interruption):
     """The capture has reached the instruction before which its graph ends; ``frames`` are those that go on, outermost first."""
 
     def __init__(self, frames: tuple[Frame, ...]) -> None:

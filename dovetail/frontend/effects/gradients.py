@@ -149,7 +149,7 @@ class Gradients:
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        if trace.is_exact:
+        if trace.settings.exact:
             use_exact_formulas(trace, roots)
         with trace.recorder.paused(), phases_checked(trace, roots), marked_gradients(trace, leaves):
             self.native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})

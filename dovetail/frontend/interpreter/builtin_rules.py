@@ -446,7 +446,7 @@ def _autograd_grad(interpreter: TracingInterpreter, args: tuple[Any, ...], kwarg
     roots = args[0] if args else kwargs.get("outputs", ())
     trace = interpreter.values.trace
     roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    if trace.is_exact:
+    if trace.settings.exact:
         use_exact_formulas(trace, roots)
     for traced in trace.inputs_behind(roots):
         if not traced.real.is_leaf:

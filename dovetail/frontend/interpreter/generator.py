@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import CellType
 from typing import Any
 
-from dovetail.frontend.code.frame import Break, Frame, Stop, Yield
+from dovetail.errors import Interruption
+from dovetail.frontend.code.frame import Frame, Yield
 from dovetail.frontend.code.points import FramePoint, frame_values, is_bound, unflatten
 from dovetail.frontend.protocol import FrameRunner
 
@@ -52,7 +53,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         try:
             name, args = ("close", ()) if isinstance(error, GeneratorExit) else ("throw", (error,))
             found, result = self._call_if_there(inner, name, *args)
-        except (Break, Stop):
+        except Interruption:
             raise
         except BaseException as raised:  # noqa: BLE001  (the frame may have a handler for it)
             error = raised

@@ -33,10 +33,10 @@ import dovetail.rules.sizes.recurrent_networks
 import dovetail.rules.sizes.scans
 import dovetail.rules.sizes.spectra
 import dovetail.rules.sizes.tensor_sizes  # noqa: F401  (their rules)
-from dovetail.errors import CaptureError, DovetailError, UserLocation
+from dovetail.errors import CaptureError, DovetailError, Interruption, UserLocation
 from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
-from dovetail.frontend.code.frame import Break, Frame, Return, Stop, SymbolicTrouble, Unread, Yield, unknown_instruction
+from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Unread, Yield, unknown_instruction
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.effects.effects import Effects
 from dovetail.frontend.effects.gradients import Gradients
@@ -72,7 +72,7 @@ from dovetail.rules.python.texts import format_braces, format_percent
 from dovetail.rules.torch.checks import Checks
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import Trace
+from dovetail.trace import CaptureSettings, Retry, Trace
 
 MAXIMUM_DEPTH = 400
 
@@ -106,12 +106,12 @@ def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
 class Interpreter(Attributes, Calls, Checks, Operators):
     """Runs bytecode under an open trace."""
 
-    def __init__(self, trace: Trace, guards: GuardSet, stop_before: int = 0) -> None:
+    def __init__(self, trace: Trace, guards: GuardSet) -> None:
         self.trace = trace
         self.step = 0
         #: How many times each loop over a range has begun, by code and position.
         self.loops: collections.Counter[tuple[types.CodeType, int]] = collections.Counter()
-        self.stop_before = stop_before
+        self.stop_before = trace.settings.stop_before
         self.values = Values(trace, guards)
         self.effects = Effects(self.values.source_of)
         self.effects.read_items = self.values.read_items
@@ -258,7 +258,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
                     raise unknown_instruction(frame.code, instruction)
                 try:
                     result = handler(self, frame, instruction)
-                except (Break, Stop, DovetailError):
+                except (Interruption, DovetailError):
                     raise
                 except BaseException as raised:  # noqa: BLE001  (every exception may have a handler in the user's code)
                     self._unwind(frame, raised)
@@ -300,7 +300,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.frames.append(frame)
         try:
             frame.stack.append(self.resume(inner))
-        except (Break, Stop, DovetailError):
+        except (Interruption, DovetailError):
             raise
         except BaseException as raised:  # noqa: BLE001  (the calling frame may have a handler for it)
             error = raised
@@ -334,11 +334,12 @@ class Interpreter(Attributes, Calls, Checks, Operators):
                 del error
         if (
             _may_come_of_a_symbol(error)
-            and self.trace.policy.has_symbols
+            and self.trace.settings.shapes.has_symbols
             and frame.decoded.instructions[frame.position].opname not in ("RAISE_VARARGS", "RERAISE")
             and self._catches(frame, found.target, error)
         ):
-            raise SymbolicTrouble(f"a {type(error).__name__} is handled while sizes are symbolic") from error
+            reason = f"a {type(error).__name__} is handled while sizes are symbolic"
+            raise Retry(reason, change=CaptureSettings.with_fewer_symbols) from error
         if native_errors.is_marked_native(error):
             is_cleanup = frame.decoded.instructions[found.target].opname == "PUSH_EXC_INFO"
             if is_cleanup and self._catches(frame, found.target, error):
@@ -378,7 +379,7 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             return
         try:
             generator.close()
-        except (Break, Stop):
+        except Interruption:
             # This is called from ``__del__``, out of which nothing can be raised.
             self.break_in_del = Break("the cleaning up of a dropped generator cannot be captured", "call its close()")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend import native_errors
-from dovetail.frontend.code.frame import Break, DataSize, LockTaken
+from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.attributes import class_attribute, instance_dict
 from dovetail.frontend.interpreter.call_tables import (
@@ -69,7 +69,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace import LayoutChangeError, OverlapError
+from dovetail.trace import CaptureSettings, LayoutChangeError, OverlapError, Retry
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.values.aliases`).
 _HASHING = frozenset({"__hash__", "__eq__"})
@@ -150,7 +150,7 @@ class NativeCalls(TracingInterpreter):
             item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
         ):
             return call_sparse(self.values.trace, function, args, kwargs)
-        if stays_whole(function, args, kwargs, self.values.trace.is_exact):
+        if stays_whole(function, args, kwargs, self.values.trace.settings.exact):
             for item in (*args, *kwargs.values()):
                 self._check_opaque(function, item)
             return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
@@ -418,7 +418,7 @@ class NativeCalls(TracingInterpreter):
             if not (is_custom and callable(item)):
                 self._check_opaque(function, item)
         trace = self.values.trace
-        data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
+        data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
         owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
         codes = callback_codes(
             (*owners, *arguments, *keywords.values()), _HASHING if function in COMPARING else frozenset()
@@ -430,7 +430,7 @@ class NativeCalls(TracingInterpreter):
                 else:
                     result = function(*arguments, **keywords)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
-            if not trace.avoids_breaks or not self._is_tensor_method(function, args):
+            if not trace.settings.one_graph or not self._is_tensor_method(function, args):
                 name = getattr(function, "__name__", str(function))
                 raise Break(
                     f"{name} needs the values of a tensor ({type(error).__name__})",
@@ -444,7 +444,7 @@ class NativeCalls(TracingInterpreter):
             if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):
                 native_errors.mark_independent(error)
                 raise
-            if not trace.avoids_breaks or not private_tracing.needs_real_data(error):
+            if not trace.settings.one_graph or not private_tracing.needs_real_data(error):
                 native_errors.mark_native(error)
                 raise
             trace.forgive_data_symbols(data_symbols)
@@ -457,18 +457,20 @@ class NativeCalls(TracingInterpreter):
             raise
         if getattr(function, "__name__", "") in _FILLING and isinstance(result, torch.Tensor):
             self._check_filled(result, (*arguments, *keywords.values()))
-        if trace.avoids_breaks and any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
+        if trace.settings.one_graph and any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
             # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
             known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
             if known is not None:
                 trace.forgive_data_symbols(data_symbols)
                 result = function(*known[0], **known[1])
         self.left_open.called(function, arguments, result)
-        data_sizes = self.values.trace.policy.data_sizes
+        data_sizes = self.values.trace.settings.shapes.data_sizes
         if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
             name = getattr(function, "__name__", str(function))
-            kind = DataSize if data_sizes == "ask" else Break
-            raise kind(f"{name} makes a size from a tensor's data", "keep sizes independent of the data")
+            reason = f"{name} makes a size from a tensor's data"
+            if data_sizes == "ask":
+                raise Retry(reason, change=CaptureSettings.with_data_sizes)
+            raise Break(reason, "keep sizes independent of the data")
         return self.values.wrap(result)
 
     @staticmethod

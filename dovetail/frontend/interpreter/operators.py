@@ -300,7 +300,7 @@ class Operators(Numbers):
             return bool(value)
         if isinstance(value, torch.Tensor):
             trace = self.values.trace
-            data_symbols = trace.data_symbols() if trace.avoids_breaks else set()
+            data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
             _check_truth(value)
             try:
                 return bool(value)
@@ -309,7 +309,7 @@ class Operators(Numbers):
                 # each would be compiled at every call. So there the branch itself is guarded.
                 module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
                 is_layers = module.startswith("torch.nn.")
-                known = known_truth(self.values, value) if trace.avoids_breaks and is_layers else None
+                known = known_truth(self.values, value) if trace.settings.one_graph and is_layers else None
                 if known is None and self.follows_branches():
                     known = followed_branch(self.values, value)
                 if known is not None:

@@ -101,7 +101,7 @@ def _index(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
 @method_rule("item", "__int__", "__index__")
 def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _with_owner(function, args)
-    interpreter.trace.asks_numbers = True
+    interpreter.trace.findings.asked_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
         trace = interpreter.trace

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import UserLocation
-from dovetail.frontend.code.frame import Break, SymbolicTrouble
+from dovetail.frontend.code.frame import Break
 from dovetail.guards import (
     SPARSE_LAYOUTS,
     ArgumentSource,
@@ -61,7 +61,7 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import Trace
+from dovetail.trace import CaptureSettings, Retry, Trace
 
 LEAF_TYPES: frozenset[type] = frozenset(
     {
@@ -327,12 +327,16 @@ class Values:
             (kind is int or kind is float)
             and not plain
             and (not self.in_backward or source in self._numbers)
-            and self.trace.policy.is_symbolic_number(
+            and self.trace.settings.shapes.is_symbolic_number(
                 value, source.name, isinstance(source, (ArgumentSource, KeywordSource))
             )
         ):
             return self.symbolic_number(value, source)
-        if kind in (tuple, torch.Size) and not plain and self.trace.policy.has_symbolic_items(value, source.name):
+        if (
+            kind in (tuple, torch.Size)
+            and not plain
+            and self.trace.settings.shapes.has_symbolic_items(value, source.name)
+        ):
             self.guard(source, TypeIs(kind), f"{source.name} was read")
             self.guard(source, Length(len(value)), f"{source.name} was read")
             return kind([self.read(item, ItemSource(source, position)) for position, item in enumerate(value)])
@@ -381,7 +385,8 @@ class Values:
         self.guard(source, WrapperMatch(maker, value.requires_grad), f"{source.name} was read")
         traced = maker(*[self.read(item, InnerSource(source, name, form)) for name, item in inner.items()], form=form)
         if private_sizes.has_symbols(traced):
-            raise SymbolicTrouble(f"{source.name} is a tensor subclass of a symbolic size")
+            reason = f"{source.name} is a tensor subclass of a symbolic size"
+            raise Retry(reason, change=CaptureSettings.with_fewer_symbols)
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         self._wrappers[id(value)] = (value, traced, source)
         self._wrapper_sources[id(traced)] = source

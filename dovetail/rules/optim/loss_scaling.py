@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break, DataSize
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.guards import Identity
 from dovetail.torch_private import calls as private_calls
-from dovetail.trace import ASSUMPTION
+from dovetail.trace import ASSUMPTION, CaptureSettings, Retry
 
 _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 
@@ -26,12 +26,10 @@ _MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
 def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace
-    if trace.phase != "forward" or trace.policy.data_sizes == "break" or interpreter.values.in_backward:
+    if trace.phase != "forward" or trace.settings.shapes.data_sizes == "break" or interpreter.values.in_backward:
         raise Break("GradScaler reads back whether a gradient is infinite", "call its step() outside of the function")
-    if trace.policy.data_sizes == "ask":
-        raise DataSize(
-            "GradScaler reads back whether a gradient is infinite", "call its step() outside of the function"
-        )
+    if trace.settings.shapes.data_sizes == "ask":
+        raise Retry("GradScaler reads back whether a gradient is infinite", change=CaptureSettings.with_data_sizes)
     found = interpreter.drain(interpreter.load_item(state, "found_inf_per_device").values())
     with private_calls.no_torch_function(), torch.no_grad():
         is_finite = functools.reduce(torch.logical_and, [item.detach().to("cpu") == 0 for item in found])

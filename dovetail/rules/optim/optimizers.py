@@ -16,6 +16,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.trace.fused_updates import NAMES, takes_symbols
+from dovetail.trace.settings import SAYS_COMPILING
 
 
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -24,8 +25,8 @@ def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs
     module = frames[-1].globals.get("__name__") if frames else None
     if str(module).startswith("torch.optim."):
         return False
-    interpreter.trace.was_asked_compiling = True
-    return bool(interpreter.trace.says_compiling)
+    interpreter.trace.findings.asked_is_compiling = True
+    return interpreter.trace.settings.allows(SAYS_COMPILING)
 
 
 @rule(torch.autograd.profiler.record_function)

@@ -22,6 +22,7 @@ from dovetail.frontend.rules import rule
 from dovetail.guards import ComputedSource, Equals, ItemSource, Source
 from dovetail.guards.source import Step
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace import Retry
 
 #: Those that run no code of the program's.
 KINDS: frozenset[Any] = frozenset(
@@ -48,8 +49,13 @@ WRITTEN_KEYS = frozenset(
 )
 
 
-class ScheduleRead(Break):
-    """The program looks at what a schedule has written that was to be called later: capture again without that."""
+#: The strategy of this module; it is given up where the program looks at what a schedule writes.
+AFTER_THE_GRAPH = "schedules are called after the graph"
+
+
+def _read_too_early(reason: str) -> Retry:
+    """The program looks at what a schedule writes that has not been called yet: capture again with all calls in their order."""
+    return Retry(reason, without=AFTER_THE_GRAPH)
 
 
 def _parts(schedule: Any) -> Iterator[Any]:
@@ -130,24 +136,24 @@ class Waiting:
             return
         hidden = {self._values.source_of(item) for item in self._objects}
         if isinstance(source, ItemSource) and source.key in WRITTEN_KEYS:
-            raise ScheduleRead(f"{source.name} is read after the step() of a schedule")
+            raise _read_too_early(f"{source.name} is read after the step() of a schedule")
         at: Source | None = source
         while isinstance(at, Step):
             at = at.base
             if at in hidden:
-                raise ScheduleRead(f"{source.name} is read after the step() of a schedule")
+                raise _read_too_early(f"{source.name} is read after the step() of a schedule")
 
     def check_native(self, value: Any) -> None:
         """Refuse to hand a schedule, or what it writes, to native code, which reads what it likes."""
         if self._calls and any(value is item for item in (*self._objects, *self._containers)):
-            raise ScheduleRead("native code gets a schedule after its step()")
+            raise _read_too_early("native code gets a schedule after its step()")
 
     def effects(self, journal: Any) -> list[Effect]:
         """The calls, in their order."""
         if self._calls and any(map(journal.written, self._containers)):
-            raise ScheduleRead("what a schedule has written is written again after its step()")
+            raise _read_too_early("what a schedule has written is written again after its step()")
         if any(self._readers(rate) - before for rate, before in self._filled):
-            raise ScheduleRead("a rate is read after the step() of a schedule")
+            raise _read_too_early("a rate is read after the step() of a schedule")
         return [Effect(source, "call", call) for source, call in self._calls]
 
 
@@ -163,7 +169,7 @@ def _register(function: types.FunctionType) -> None:
         given = (*args[1:], *kwargs.values())
         if (
             source is None
-            or not values.trace.policy.schedules_wait
+            or not values.trace.settings.allows(AFTER_THE_GRAPH)
             or values.in_backward
             or getattr(type(schedule), "step", None) is not function
             or not all(map(_is_plain, given))

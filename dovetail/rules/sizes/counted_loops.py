@@ -16,14 +16,11 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.rules.sizes.size_list import Run, SizeList
+from dovetail.rules.sizes.size_list import SIZE_LISTS, Run, SizeList
 from dovetail.rules.sizes.whole_loops import run_loop_whole
 from dovetail.rules.sizes.whole_regions import Rounds, run_region_whole
 from dovetail.torch_private import sizes as private_sizes
-
-
-class LoopBreak(Break):
-    """A loop has as many rounds as a size that changes; where the graph cannot be broken there the loop is unrolled."""
+from dovetail.trace.settings import GRAPH_BREAKS
 
 
 @rule(range)
@@ -37,11 +34,12 @@ def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
         return interpreter.call_native(range, args, kwargs)
     if any(map(private_sizes.is_data_number, args)):
         return interpreter.call_native(range, args, kwargs)
+    settings = interpreter.trace.settings
     start, stop = (0, args[0]) if len(args) == 1 else args[:2]
     step = args[2] if len(args) == 3 else 1
     is_symbolic = any(type(item) is torch.SymInt for item in args)
     if is_list:
-        if not is_symbolic or not interpreter.trace.policy.size_lists:
+        if not is_symbolic or not settings.allows(SIZE_LISTS):
             return interpreter.call_native(range, args, kwargs)
         return SizeList((Run(start, step, _rounds(start, stop, step)),))
     if is_symbolic and run_loop_whole(interpreter, frame, start, stop, step):
@@ -51,16 +49,18 @@ def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
         region = run_region_whole(interpreter, frame, Rounds(range, (start, stop, step), count))
         if region is not None:
             return region.value
-    rounds = interpreter.trace.policy.rounds
-    if rounds is not None:
-        # Without a guard: what the number of rounds is today.
+    place = (frame.code, frame.position)
+    strategy = f"a graph break at the loop at instruction {frame.position} of {frame.code.co_qualname}"
+    if settings.allows(GRAPH_BREAKS) and settings.allows(strategy):
+        # Without a guard: the number of rounds of this call.
         today = count if type(count) is int else private_sizes.hint(count)
-        place = (frame.code, frame.position)
         interpreter.loops[place] += 1
-        if rounds.changes((*place, interpreter.loops[place]), today) and is_symbolic:
-            raise LoopBreak(
+        if interpreter.trace.changes((*place, interpreter.loops[place]), today) and is_symbolic:
+            raise Break(
                 "a loop has as many rounds as a size that changes from call to call",
                 "compute all rounds at once, or say fullgraph=True: then each number of rounds is a graph of its own",
+                otherwise=strategy,
+                varies=True,
             )
     if not is_symbolic:
         return interpreter.call_native(range, args, kwargs)

@@ -35,7 +35,7 @@ class Call:
     @property
     def is_exact(self) -> bool:
         """Whether the graph is to be eager's to the last bit."""
-        found: bool = self._interpreter.trace.is_exact
+        found: bool = self._interpreter.trace.settings.exact
         return found
 
     def record(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
@@ -52,7 +52,7 @@ def formula(*functions: Any, always: bool = False, when_exact: bool = False) -> 
         def computed(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arguments = tuple(map(interpreter.values.for_native, args))
             tensors = [item for item in (*arguments, *kwargs.values()) if isinstance(item, torch.Tensor)]
-            own = always or (when_exact and interpreter.trace.is_exact)
+            own = always or (when_exact and interpreter.trace.settings.exact)
             if own or any(map(private_sizes.has_symbols, (*tensors, *_items(arguments)))):
                 return compute(Call(interpreter), *arguments, **kwargs)
             return None

@@ -108,7 +108,7 @@ def _recurrent(interpreter: TracingInterpreter, function: Callable[..., Any], st
     if not all(isinstance(item, torch.Tensor) for item in tensors) or len(given) != states:
         return None
     drops = bool(dropout and training and layers > 1)
-    stays_whole = packing or interpreter.trace.is_exact or any(map(private_sizes.has_symbols, tensors))
+    stays_whole = packing or interpreter.trace.settings.exact or any(map(private_sizes.has_symbols, tensors))
     if not stays_whole or (drops and source.device.type != "cpu"):
         return None
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dovetail.frontend.code.frame import Break
-
-
-class ListBreak(Break):
-    """A list over a symbolic size is used as only a plain list can be: capture again with plain lists."""
+#: The strategy of this module; it is given up where such a list is used as only a plain list can be.
+SIZE_LISTS = "lists over symbolic sizes"
 
 
 @dataclass(frozen=True)
@@ -96,11 +93,10 @@ class SizeList:
     __copy__ = __deepcopy__ = __reduce_ex__ = refuse  # type: ignore[assignment]
 
 
-def _refusal() -> ListBreak:
-    return ListBreak(
-        "a list over a size that changes from call to call is used item by item",
-        "use torch.arange, or say fullgraph=True: then each size is a graph of its own",
-    )
+def _refusal() -> BaseException:
+    from dovetail.trace.settings import Retry  # which needs torch
+
+    return Retry("a list over a size that changes from call to call is used item by item", without=SIZE_LISTS)
 
 
 def _parts(index: slice) -> tuple[Any, Any, Any]:

@@ -65,7 +65,7 @@ class Checks(TracingInterpreter):
     def _way_without_raise(self, frame: Frame, target: int, wanted: bool) -> bool | None:
         """The truth with which the program goes on; None where both ways go on, or nothing can be checked now."""
         trace = self.trace
-        if trace.phase != "forward" or trace.policy.data_sizes == "break" or self.values.in_backward:
+        if trace.phase != "forward" or trace.settings.shapes.data_sizes == "break" or self.values.in_backward:
             return None
         # From Python 3.13 on, the instruction before the jump may be the one that asks.
         jumps = frame.decoded.instructions[frame.position].opname.startswith("POP_JUMP")

@@ -1,0 +1,107 @@
+"""What a capture is told before it begins, what it finds out, and how it asks to begin again.
+
+Settings go down: :class:`CaptureSettings` is frozen, and the open trace carries it as ``trace.settings``. Results come up:
+``trace.findings`` collects what later captures of the same function should know. An attempt that cannot succeed with its settings
+raises :class:`Retry`, which says what to change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dovetail.errors import Interruption
+from dovetail.trace.shapes import ShapePolicy
+
+#: In place of an observed value: captures have seen different ones.
+CHANGES: Final = "changes"
+#: Strategies of the core. Those of single rules are named where the rules are.
+GRAPH_BREAKS: Final = "graph breaks"
+SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How one attempt captures.
+
+    ``shapes`` says which sizes and numbers are symbolic. ``exact``: the graph computes eager's numbers to the last bit.
+    ``one_graph``: graph breaks are errors, so what cannot be traced is kept as one opaque call where that is possible.
+    ``stop_before``: the number of the instruction before which the graph ends; 0 for none. ``math_attention``: fused attention
+    kernels, which have no second derivative, are replaced by the operators that they are made of. ``marks_gradients``: gradients
+    that go into ``.grad`` are marked in the graph for a pass. ``without``: names of strategies that earlier attempts gave up.
+    ``observed``: see :meth:`dovetail.trace.trace.Trace.changes`.
+
+    >>> CaptureSettings(without=frozenset({"schedules after the graph"})).allows("schedules after the graph")
+    False
+    """
+
+    shapes: ShapePolicy = field(default_factory=ShapePolicy)
+    exact: bool = False
+    one_graph: bool = False
+    stop_before: int = 0
+    math_attention: bool = False
+    marks_gradients: bool = False
+    without: frozenset[str] = frozenset()
+    observed: Mapping[Hashable, Any] = field(default_factory=dict)
+
+    def allows(self, strategy: str) -> bool:
+        """Whether no attempt has given up this strategy."""
+        return strategy not in self.without
+
+    def giving_up(self, strategy: str) -> CaptureSettings:
+        """The same without a strategy."""
+        return dataclasses.replace(self, without=self.without | {strategy})
+
+    def with_data_sizes(self) -> CaptureSettings:
+        """The same, with symbols for sizes that an operator makes out of a tensor's data."""
+        return dataclasses.replace(self, shapes=dataclasses.replace(self.shapes, data_sizes="keep"))
+
+    def with_fewer_symbols(self) -> CaptureSettings:
+        """The same without symbols for what data decides; without any symbols where there are no such ones.
+
+        >>> settings = CaptureSettings(ShapePolicy(everything=True)).with_data_sizes()
+        >>> settings.with_fewer_symbols().shapes.has_symbols, settings.with_fewer_symbols().with_fewer_symbols().shapes.has_symbols
+        (True, False)
+        """
+        keeps_data_sizes = self.shapes.data_sizes == "keep"
+        shapes = dataclasses.replace(self.shapes, data_sizes="break")
+        return dataclasses.replace(self, shapes=shapes if keeps_data_sizes else ShapePolicy(allowed=False))
+
+
+@dataclass
+class Findings:
+    """What a capture finds out for later captures of the same function, also where it fails.
+
+    ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
+    ``observed``: values that rules have noted, or :data:`CHANGES`.
+    """
+
+    asked_numbers: bool = False
+    asked_is_compiling: bool = False
+    observed: dict[Hashable, Any] = field(default_factory=dict)
+
+
+class Retry(Interruption):
+    """The capture must begin again, without a strategy or with settings changed otherwise.
+
+    A strategy that was given up stays given up in all later captures of the function; other changes are for this call only.
+
+    >>> retry = Retry("a rate is read after the schedule's step()", without="schedules after the graph")
+    >>> retry.changed(CaptureSettings()).without
+    frozenset({'schedules after the graph'})
+    """
+
+    def __init__(
+        self, reason: str, *, without: str = "", change: Callable[[CaptureSettings], CaptureSettings] | None = None
+    ) -> None:
+        self.reason = reason
+        self._without = without
+        self._change = change
+        super().__init__(reason)
+
+    def changed(self, settings: CaptureSettings) -> CaptureSettings:
+        """The settings for the next attempt."""
+        settings = settings if self._change is None else self._change(settings)
+        return settings.giving_up(self._without) if self._without else settings
