@@ -1,4 +1,4 @@
-"""Anomaly mode: a captured backward step by step, and who is to blame where a step fails or makes a NaN."""
+"""Anomaly mode: runs a captured backward step by step, and names the node whose step fails or makes a NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from dovetail.backward_capture.graph import CapturedBackward
-from dovetail.backward_capture.parts import check_unwritten, uses_of_saved
+from dovetail.backward_capture.segment_runner import check_unwritten, uses_of_saved
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.trace.backward_order import BackwardCall, hook_order
 
@@ -22,16 +22,16 @@ _OWN_FRAMES = tuple(f'File "{path}' for path in (Path(__file__).parent, fx.inter
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """A block in which the engine does not comment on errors; what it gives is a block in which the program's mode is as it was."""
+    """A block in which the engine does not comment on errors; it yields a block with the program's own mode."""
     checks = torch.is_anomaly_check_nan_enabled()
     with torch.autograd.set_detect_anomaly(False, checks):
         yield lambda: torch.autograd.set_detect_anomaly(True, checks)
 
 
 class StepByStep(fx.Interpreter):
-    """Runs a captured backward one step after the other, every leaf's ``.grad`` at its place, as eager does.
+    """Runs a captured backward one step after the other, each write to ``.grad`` at its place, as eager does.
 
-    Where a step fails, the traceback of the forward call behind it is shown as a warning, in eager's words.
+    Where a step fails, a warning shows the traceback of its forward call, in eager's words.
     """
 
     def __init__(self, captured: CapturedBackward, call: BackwardCall, order: tuple[int, ...]) -> None:
@@ -44,13 +44,13 @@ class StepByStep(fx.Interpreter):
         self._versions: list[int] = []
 
     def __call__(self, *arguments: Any) -> Any:
-        """The gradients that were asked for."""
+        """Run on collected values; returns the gradients that were asked for."""
         self._tensors = arguments[0]
         self._versions = [tensor._version for tensor in self._tensors]
         return self.run(*arguments)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One step."""
+        """Run one step."""
         try:
             check_unwritten(self._tensors, self._versions, self._saved.get(n, ()))
             if not self._notes_parents or not n.meta.get("call"):
@@ -68,7 +68,7 @@ class StepByStep(fx.Interpreter):
 
 
 def _note_parent(parent: Any, result: Any, first: int) -> None:
-    """Note on the nodes that a step has made, those from number ``first`` on, for which node of the backward it was made."""
+    """Note on the nodes that a step has made (from number ``first`` on) the node of the backward that the step belongs to."""
     values = result if isinstance(result, (tuple, list)) else (result,)
     open_nodes: list[Any] = [value.grad_fn for value in values if isinstance(value, torch.Tensor)]
     seen = set()
@@ -90,7 +90,7 @@ def _note_parent(parent: Any, result: Any, first: int) -> None:
 
 
 def _blame(node: Any) -> list[str]:
-    """What eager says about the node that is at fault, and about those that made it: a warning for each."""
+    """Eager's warnings about a failed node and about the nodes whose backward made it."""
     traceback = node.metadata.get("traceback_") if hasattr(node, "metadata") else None
     if not traceback:
         return [

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from dovetail.backward_capture.session import BackwardSession, open_session
+from dovetail.backward_capture.handover import open_session
+from dovetail.backward_capture.session import BackwardSession
 from dovetail.face.compiled_function import CompiledFunction, capturing, compile_lock
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state

@@ -1,29 +1,30 @@
-"""What became of captured backwards: which parts are compiled, which are not and why."""
+"""Says of captured backwards which segments are compiled, and why the others are not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from dovetail.backward_capture import operations
 from dovetail.backward_capture.graph import CapturedBackward
-from dovetail.backward_capture.parts import Part, PartsRunner
+from dovetail.backward_capture.node_functions import OutputCheck
+from dovetail.backward_capture.segment_runner import SegmentRunner
+from dovetail.backward_capture.segments import Segment
 
 
-def explain_parts(number: int, captured: CapturedBackward, runners: Iterable[PartsRunner]) -> list[str]:
+def explain_segments(number: int, captured: CapturedBackward, runners: Iterable[SegmentRunner]) -> list[str]:
     """The lines about one captured backward."""
     names = captured.names
     lines = [f"captured backward {number}: {len(names)} nodes"]
     for runner in runners:
-        for index, (part, function) in enumerate(zip(runner.parts.parts, runner.functions, strict=True)):
-            lines.append(f"  part {index}: {_kind(part, function)}, {_steps(part, names)}")
+        for index, (segment, function) in enumerate(zip(runner.segments.segments, runner.functions, strict=True)):
+            lines.append(f"  segment {index}: {_kind(segment, function)}, {_steps(segment, names)}")
             lines += [f"    {event}" for event in getattr(getattr(function, "events", None), "events", ())]
     return lines
 
 
-def _kind(part: Part, function: Any) -> str:
-    if part.reason:
-        return f"in eager ({part.reason})"
+def _kind(segment: Segment, function: Any) -> str:
+    if segment.reason:
+        return f"in eager ({segment.reason})"
     entries = getattr(function, "entries", None)
     if entries is None:
         return "operator by operator"
@@ -31,11 +32,11 @@ def _kind(part: Part, function: Any) -> str:
     return f"in eager ({'; '.join(eager)})" if eager else f"compiled, {len(entries)} entries"
 
 
-def _steps(part: Part, names: dict[int, str]) -> str:
+def _steps(segment: Segment, names: dict[int, str]) -> str:
     visits = dict.fromkeys(
         names[node.meta["call"]]
-        for node in part.graph.graph.nodes
-        if node.op == "call_function" and node.meta.get("call") and not isinstance(node.target, operations.OutputCheck)
+        for node in segment.graph.graph.nodes
+        if node.op == "call_function" and node.meta.get("call") and not isinstance(node.target, OutputCheck)
     )
-    leaves = sum(not write.tells_reducer for write in part.accumulate)
+    leaves = sum(not write.tells_reducer for write in segment.writes)
     return ", ".join([*visits, *([f"then {leaves} leaves' gradients"] if leaves else [])]) or "nothing to compute"

@@ -1,4 +1,4 @@
-"""Which line of the program an autograd node comes from."""
+"""The program's lines that autograd nodes come from."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-#: Where the lines are that are nobody's own.
+#: The folders of torch and Dovetail, whose lines are not the program's.
 _LIBRARIES = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
 
 def lines_are_noted() -> bool:
-    """Whether torch notes the forward's lines in the nodes, and does no more than that in a backward."""
+    """Whether torch notes the forward's lines in the nodes without checking the backward."""
     return torch.is_anomaly_enabled() and not torch.is_anomaly_check_nan_enabled()
 
 
 def noting_lines(wanted: bool) -> contextlib.AbstractContextManager[Any]:
-    """A block in which torch notes in each autograd node where it was made. That is what its anomaly mode does in a forward."""
+    """A block in which torch notes in each autograd node where it was made, as its anomaly mode does in a forward."""
     if not wanted or torch.is_anomaly_enabled():
         return contextlib.nullcontext()
     return torch.autograd.set_detect_anomaly(True, check_nan=False)
 
 
 def forward_lines(nodes: Sequence[Any]) -> dict[int, str]:
-    """For the visits of a backward the program's lines that made the nodes, where they are known.
+    """The program's lines that made the nodes of a backward, by visit, where they are known.
 
-    A leaf's node comes from wherever the leaf was first used, which says nothing about it.
+    Leaves are left out: a leaf's node is made wherever the leaf was first used.
     """
     lines = {index: _line(node) for index, node in enumerate(nodes) if node is not None and not _is_leaf(node)}
     return {index: line for index, line in lines.items() if line}

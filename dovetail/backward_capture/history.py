@@ -1,7 +1,7 @@
-"""Second derivatives over saved-tensor hooks (a checkpoint's are such hooks): what is unpacked keeps its autograd history.
+"""Second derivatives over saved-tensor hooks (a checkpoint has such hooks): unpacked tensors keep their autograd history.
 
-A hook gives back values. Which operator they came from only the node knows that has saved them, so with ``create_graph=True``
-the node itself is asked: it calls the hook, and puts the result back where it was in the autograd graph.
+A hook returns values without history. Only the node that has saved them knows their place in the autograd graph, so with
+``create_graph=True`` the node itself is asked: it calls the hook, and puts the result back at its place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.backward_capture.builder import Collected
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.errors import CaptureError
 from dovetail.torch_private import engine as private_engine
@@ -18,7 +19,7 @@ from dovetail.trace.backward_order import BackwardCall, hook_order
 
 
 class _All:
-    """All that a ``torch.autograd.Function`` has saved: it gives its tensors in one go, as its backward would ask for them."""
+    """The tensors that a ``torch.autograd.Function`` has saved; its node unpacks all of them at once."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -26,7 +27,7 @@ class _All:
         self._left: set[int] = set()
 
     def get(self, place: int) -> torch.Tensor:
-        """One of them; the hooks are called again once each has been given."""
+        """The tensor at a place; the hooks are called again once each tensor has been asked for."""
         if place not in self._left:
             self._tensors = self._node.saved_tensors
             self._left = set(range(len(self._tensors)))
@@ -35,20 +36,20 @@ class _All:
 
 
 class UnpackWithHistory:
-    """Stands for an unpack hook in a captured backward that is to be differentiated."""
+    """Stands for an unpack hook in a captured backward that is differentiated again."""
 
     def __init__(self, get: Callable[[], torch.Tensor]) -> None:
         self._get = get
 
     def __call__(self, packed: Any) -> torch.Tensor:
-        """The tensor that was saved, with its history; ``packed`` is known to the node."""
+        """The saved tensor with its history; the node itself knows ``packed``."""
         return self._get()
 
 
-def with_history(captured: CapturedBackward, call: BackwardCall, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a captured backward, with hooks that give back what they unpack as the nodes would."""
+def with_history(captured: CapturedBackward, call: BackwardCall, collected: Collected) -> Collected:
+    """Collected values with unpack hooks that keep the history of what they unpack."""
     nodes = hook_order(call)
-    hooks, packed = list(arguments[3]), arguments[4]
+    hooks, packed = list(collected.hooks), collected.packed
     saved: dict[int, list[tuple[Any, str, int | None]]] = {}
     functions: dict[int, _All] = {}
     for visit, hook_place, packed_place in captured.unpacked:
@@ -60,10 +61,10 @@ def with_history(captured: CapturedBackward, call: BackwardCall, arguments: tupl
         if found is None:
             raise CaptureError(
                 f"{node.name()} has saved a value through hooks and does not show it (an in-place write to a view, native "
-                "code), so what they give back has no history to differentiate"
+                "code), so the unpacked value has no history to differentiate"
             )
         hooks[hook_place] = UnpackWithHistory(_getter(node, functions[visit], *found))
-    return (*arguments[:3], hooks, *arguments[4:])
+    return collected._replace(hooks=hooks)
 
 
 def _take(saved: list[tuple[Any, str, int | None]], hook: Any, packed: Any) -> tuple[str, int | None] | None:

@@ -1,4 +1,4 @@
-"""Sizes and scalars that autograd nodes have saved, while a backward is captured: known by name, never by value."""
+"""Sizes and scalars that autograd nodes have saved, as nodes of the graph under construction instead of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-#: Arithmetic that torch asks for by these names.
+#: Arithmetic, by the names under which torch asks for it.
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -31,7 +31,7 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
     "or_": lambda left, right: left or right,
     "sym_not": operator.not_,
 }
-#: Questions whose answer becomes a part of what torch does next.
+#: Questions whose answers decide what torch does next.
 _LOOKS = frozenset(
     {
         "guard_int",
@@ -44,15 +44,29 @@ _LOOKS = frozenset(
         "int_",
     }
 )
-#: Checks: the program is wrong where they fail, and nothing else depends on them.
+_KINDS = {"is_int": int, "is_float": float, "is_bool": bool}
+#: Plain answers, by the names of the questions.
+_ANSWERS: dict[str, bool | None] = {
+    "is_symbolic": True,
+    "is_nested_int": False,
+    "is_constant": False,
+    "has_hint": False,
+    # Its value, if it could never have another one.
+    "maybe_as_int": None,
+    "maybe_as_float": None,
+    "maybe_as_bool": None,
+    "constant_int": None,
+    "nested_int": None,
+}
+#: Checks: where one fails the program is wrong, and nothing else depends on it.
 _CHECKS = frozenset({"expect_true", "expect_size", "statically_known_true"})
 
 
 class LiftedNumber:
-    """A number in the graph under construction, in the shape that torch expects behind a ``SymInt``.
+    """A number of the graph under construction, with the methods that torch expects of the node of a ``SymInt``.
 
-    Arithmetic with it becomes nodes of the graph. Whoever looks at its value gets it, because the engine cannot stop half way,
-    and ``looked_at`` is told: such a graph would be right for one value only.
+    Arithmetic with it becomes nodes of the graph. Code that asks for the value gets it, because the engine cannot stop half way,
+    and ``looked_at`` is called with the question: the graph would be right for one value only.
     """
 
     def __init__(
@@ -70,59 +84,11 @@ class LiftedNumber:
         self.looked_at = looked_at
 
     def number(self) -> torch.SymInt | torch.SymFloat:
-        """The number as torch passes it around."""
+        """The ``SymInt`` or ``SymFloat`` around it."""
         return torch.SymInt(self) if self.kind is int else torch.SymFloat(self)
 
-    def is_int(self) -> bool:
-        """Asked by torch."""
-        return self.kind is int
-
-    def is_float(self) -> bool:
-        """Asked by torch."""
-        return self.kind is float
-
-    def is_bool(self) -> bool:
-        """Asked by torch."""
-        return self.kind is bool
-
-    def is_symbolic(self) -> bool:
-        """Asked by torch."""
-        return True
-
-    def is_nested_int(self) -> bool:
-        """Asked by torch."""
-        return False
-
-    def is_constant(self) -> bool:
-        """Asked by torch."""
-        return False
-
-    def maybe_as_int(self) -> None:
-        """Asked by torch: the value, if it can never be another one."""
-        return None
-
-    def maybe_as_float(self) -> None:
-        """Asked by torch: the value, if it can never be another one."""
-        return None
-
-    def maybe_as_bool(self) -> None:
-        """Asked by torch: the value, if it can never be another one."""
-        return None
-
-    def constant_int(self) -> None:
-        """Asked by torch: the value, if it can never be another one."""
-        return None
-
-    def nested_int(self) -> None:
-        """Asked by torch: which ragged size it is."""
-        return None
-
-    def has_hint(self) -> bool:
-        """Asked by torch."""
-        return False
-
     def str(self) -> builtins.str:
-        """How torch prints it."""
+        """Its text in messages of torch."""
         return str(self.node)
 
     def _graph_repr(self) -> Any:
@@ -144,10 +110,15 @@ class LiftedNumber:
         return self._plain(value, bool)
 
     def clone(self) -> LiftedNumber:
-        """Asked by torch."""
+        """Itself: nothing changes it."""
         return self
 
     def __getattr__(self, name: builtins.str) -> Any:
+        """The methods by which torch asks about the number, computes with it, and looks at its value."""
+        if name in _ANSWERS:
+            return lambda: _ANSWERS[name]
+        if name in _KINDS:
+            return lambda: self.kind is _KINDS[name]
         if name in _CHECKS:
             return lambda *_: bool(self.value)
         if name in _LOOKS:

@@ -1,7 +1,7 @@
-"""Models in ``DistributedDataParallel``: the hooks that exchange gradients, as hooks that a captured backward can hold.
+"""Models in ``DistributedDataParallel``: hooks in Python take the place of the native ones that exchange gradients.
 
-Its reducer is native code among the hooks of the leaves, which the engine does not hand over. The same reducer can be told from
-Python that a leaf's gradient is there, so its hooks are put in the place of the native ones, once for each model.
+The engine does not hand over a graph with the native hooks. The same reducer can be told from Python that a leaf's gradient is
+there, so the hooks are replaced, once for each model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.torch_private import engine as private_engine
 
 
 class Bucketing(NamedTuple):
-    """For a gradient which model it belongs to, its bytes, and at how many the model closes its first bucket and the others."""
+    """A gradient's model and bytes, and the bytes at which the model closes its first bucket and the others."""
 
     model: int
     size: int
@@ -28,7 +28,7 @@ class Bucketing(NamedTuple):
 
 
 def bucket_ends(hooks: Iterable[tuple[int, Bucketing]]) -> frozenset[int]:
-    """Which of the hooks, in the order in which they are called, complete a bucket of their model.
+    """The hooks, given in the order in which they are called, that complete a bucket of their model.
 
     >>> small = Bucketing(0, 4, 8, 16)
     >>> sorted(bucket_ends((number, small) for number in range(8)))
@@ -46,7 +46,7 @@ def bucket_ends(hooks: Iterable[tuple[int, Bucketing]]) -> frozenset[int]:
 
 
 class ReducerHook:
-    """Tells a model's reducer that a leaf has its gradient; the last one waits for those of all ranks."""
+    """Tells a model's reducer that a leaf has its gradient; the last such call waits for the other ranks."""
 
     def __init__(self, model: Any, place: int) -> None:
         self._model = weakref.ref(model)
@@ -56,7 +56,7 @@ class ReducerHook:
         self.bucketing = Bucketing(id(model), size, *private_distributed.bucket_bytes(model))
 
     def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
-        """What the node of a leaf calls after it has run."""
+        """Called by the node of a leaf after it has run."""
         model = self._model()
         # A model that was given to another group of processes has a new reducer, with native hooks of its own.
         if model is not None and model.reducer is self._reducer:
@@ -64,7 +64,7 @@ class ReducerHook:
 
 
 def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
-    """Which hooks tell reducers. The models are numbered in their order: another one of the same shape is the same here."""
+    """The places of hooks that tell reducers. Models are numbered in order, so that two of the same structure are the same here."""
     numbers: dict[int, int] = {}
     return tuple(
         (place, hook.bucketing._replace(model=numbers.setdefault(hook.bucketing.model, len(numbers))))
@@ -73,12 +73,12 @@ def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
     )
 
 
-#: The reducers that are told from Python, by model.
+#: The reducers whose hooks are replaced, by model.
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def replace_native_reducers(nodes: list[Any]) -> bool:
-    """Put hooks in the place of the native ones, for the models of which leaves are among the nodes of a backward."""
+    """Replace the native hooks of models whose leaves are among the nodes of a backward; returns whether there were any."""
     if not torch.distributed.is_available():
         return False
     leaves = {id(node.variable) for node in nodes if node is not None and private_autograd.is_leaf_node(node)}

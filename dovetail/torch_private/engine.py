@@ -13,6 +13,8 @@ EngineCall = Callable[..., Any]
 
 #: The attribute in which a context keeps the argument of ``set_materialize_grads``; torch's own note of it cannot be read.
 MATERIALIZE_NOTE = "_dovetail_materialize_grads"
+#: The code of the Python function of torch that calls the engine.
+ENGINE_CALLER = torch.autograd.graph._engine_run_backward.__code__
 
 
 @functools.cache

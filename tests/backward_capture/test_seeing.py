@@ -1,4 +1,4 @@
-"""What a session shows: the forward's lines, the parts of a backward and why they are what they are."""
+"""What a session shows: the forward's lines, the segments of a backward and why they are what they are."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_hooks_do_not_see_the_mode_that_notes_lines() -> None:
     assert seen == [False]
 
 
-def test_parts_and_why_they_are_eager() -> None:
+def test_segments_and_why_they_are_eager() -> None:
     x = torch.randn(4, 3, requires_grad=True)
-    session = BackwardSession(lambda part: dovetail.compile(part, backend="aten"))
+    session = BackwardSession(lambda segment: dovetail.compile(segment, backend="aten"))
     with open_session(session), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         h = x.sin()
@@ -98,8 +98,8 @@ def test_parts_and_why_they_are_eager() -> None:
     for words in (
         "1 captured backward(s), 1 run(s)",
         "left to eager: the gradients are batched by vmap",
-        "part 0: compiled, 1 entries, SumBackward0",
-        "part 1: in eager (torch computes it in another way while it is traced), ProdBackward1",
+        "segment 0: compiled, 1 entries, SumBackward0",
+        "segment 1: in eager (torch computes it in another way while it is traced), ProdBackward1",
         "in eager (hooks of native code), SinBackward0",
         "SinBackward0, then 1 leaves' gradients",
         "compile forward",
@@ -107,8 +107,8 @@ def test_parts_and_why_they_are_eager() -> None:
         assert words in text
 
 
-def test_parts_that_are_not_compiled() -> None:
+def test_segments_that_are_not_compiled() -> None:
     x = torch.randn(3, requires_grad=True)
     with open_session(BackwardSession()) as session:
         x.sin().sum().backward()
-    assert "part 0: operator by operator, SumBackward0, SinBackward0" in session.explain()
+    assert "segment 0: operator by operator, SumBackward0, SinBackward0" in session.explain()

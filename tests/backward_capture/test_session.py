@@ -307,13 +307,13 @@ def test_inductor_agrees_up_to_rounding() -> None:
 
 
 def test_a_capture_that_stops_half_way_refuses_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail.backward_capture.recorder import Recorder
+    from dovetail.backward_capture.builder import GraphBuilder
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("no")
 
     x = torch.randn(3, 1, 4, requires_grad=True)
-    monkeypatch.setattr(Recorder, "apply_functional", fail)
+    monkeypatch.setattr(GraphBuilder, "apply_functional", fail)
     with pytest.raises(CaptureError, match="run the forward again"), open_session(BackwardSession()):
         # An autograd graph that no other test has: the engine keeps what it has captured.
         x.sin().cos().tan().sinh().cosh().sum().backward()

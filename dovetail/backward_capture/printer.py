@@ -1,0 +1,62 @@
+"""A captured backward as text."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from dovetail.backward_capture import accumulation, hooks
+from dovetail.backward_capture.node_functions import OutputCheck
+from dovetail.torch_private import operators as private_operators
+
+_WITHOUT_RESULT = frozenset({accumulation.accumulate_grad, hooks.call_post_accumulate_hook})
+
+
+def render(graph_module: fx.GraphModule, names: dict[int, str], lines: dict[int, str]) -> str:
+    """The graph as Python, each step under the forward node whose backward it belongs to.
+
+    The engine's checks of shapes and types after each node are left out.
+    """
+    text = ["def backward(tensors, sizes, scalars, hooks, packed):"]
+    spelled: dict[fx.Node, str] = {}
+    last: int | None = None
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            spelled[node] = node.name
+        elif node.op == "output":
+            text.append(f"    return {_spell(node.args[0], spelled)}")
+        elif node.target is operator.getitem:
+            of, index = node.args
+            is_checked = isinstance(of.target, OutputCheck)
+            spelled[node] = _spell(of.args[0][index], spelled) if is_checked else f"{_spell(of, spelled)}[{index!r}]"
+        elif not isinstance(node.target, OutputCheck):
+            call = node.meta.get("call")
+            if call is not None and call != last:
+                place = f", {lines[call]}" if call in lines else ""
+                name = names.get(call, "a gradient that was asked for").removeprefix("torch::autograd::")
+                text.append(f"    # {call}: {name}{place}")
+                last = call
+            spelled[node] = node.name
+            text.append(f"    {_spell_step(node, spelled)}")
+    return "\n".join(text)
+
+
+def _spell_step(node: fx.Node, spelled: dict[fx.Node, str]) -> str:
+    arguments = [_spell(item, spelled) for item in node.args]
+    arguments += [f"{key}={_spell(item, spelled)}" for key, item in node.kwargs.items()]
+    where = f"  # {node.meta['user_line']}" if "user_line" in node.meta else ""
+    is_operator = isinstance(node.target, private_operators.OpOverload)
+    target = str(node.target) if is_operator else getattr(node.target, "__name__", str(node.target))
+    result = "" if node.target in _WITHOUT_RESULT else f"{node.name} = "
+    return f"{result}{target}({', '.join(arguments)}){where}"
+
+
+def _spell(value: Any, spelled: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return spelled.get(value, value.name)
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(_spell(item, spelled) for item in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    return repr(value)

@@ -1,0 +1,132 @@
+"""Runs the segments of a captured backward, and writes the leaves' gradients between them."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from dovetail.backward_capture import accumulation, hooks, operations
+from dovetail.backward_capture.builder import Collected
+from dovetail.backward_capture.segments import Segment, Segments, Write
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A segment and its function, with what is known of the values that it uses.
+
+    ``dropped`` are carried values that this segment is the last to use. ``writes`` says of each write whether it is the last use of
+    its gradient. The segment computes with the saved tensors ``saved``, with those in ``saved_later`` after code of the user's.
+    """
+
+    segment: Segment
+    function: Callable[..., Any]
+    dropped: tuple[int, ...]
+    writes: tuple[tuple[Write, bool], ...]
+    saved: tuple[int, ...]
+    saved_later: tuple[int, ...]
+
+
+class SegmentRunner:
+    """Runs the segments one after the other; a value is let go of after its last use."""
+
+    def __init__(self, segments: Segments, functions: Sequence[Callable[..., Any]]) -> None:
+        self.segments = segments
+        #: What runs each segment.
+        self.functions = tuple(functions)
+        last_use: dict[int | None, int] = {}
+        for index, segment in enumerate(segments.segments):
+            last_use.update(dict.fromkeys(segment.takes, index))
+            last_use.update({write.gradient: index for write in segment.writes})
+        last_use.update(dict.fromkeys(segments.results, len(segments.segments)))
+        self._steps = [
+            _step(segment, function, frozenset(number for number, last in last_use.items() if last == index))
+            for index, (segment, function) in enumerate(zip(segments.segments, functions, strict=True))
+        ]
+        # Only code of the user's could write to saved tensors.
+        self._checks = any(
+            node.target in operations.USER_CODE for segment in segments.segments for node in segment.graph.graph.nodes
+        )
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Run on collected values; returns the gradients that were asked for. The others are in ``.grad`` afterwards."""
+        collected = Collected(*arguments)
+        values: dict[int, Any] = {}
+        versions = [tensor._version for tensor in collected.tensors] if self._checks else None
+        for step in self._steps:
+            if versions is not None:
+                check_unwritten(collected.tensors, versions, step.saved)
+            carried = [values[number] for number in step.segment.takes]
+            for number in step.dropped:
+                del values[number]
+            values.update(zip(step.segment.keeps, step.function(*arguments, carried), strict=True))
+            del carried
+            if versions is not None:
+                check_unwritten(collected.tensors, versions, step.saved_later)
+            for (place, gradient, _), is_last in step.writes:
+                if gradient is None:
+                    collected.hooks[place]()
+                elif is_last and values[gradient] is not None:
+                    accumulation.accumulate_owned(collected.tensors[place], [values.pop(gradient)])
+                else:
+                    accumulation.accumulate_grad(collected.tensors[place], values[gradient])
+        return [None if number is None else values[number] for number in self.segments.results]
+
+
+def _step(segment: Segment, function: Callable[..., Any], last_used: frozenset[int | None]) -> _Step:
+    """A step; ``last_used`` are the values that nothing behind it uses."""
+    uses = Counter(write.gradient for write in segment.writes)
+    return _Step(
+        segment,
+        function,
+        tuple(number for number in dict.fromkeys(segment.takes) if number in last_used and number not in uses),
+        tuple(
+            (write, uses[write.gradient] == 1 and write.gradient in last_used)
+            for write in segment.writes
+            if write.gradient is not None or write.tells_reducer
+        ),
+        *_saved_in(segment.graph),
+    )
+
+
+def _saved_in(graph_module: fx.GraphModule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The saved tensors that a segment computes with, and those that it uses after code of the user's has run."""
+    used: dict[int, None] = {}
+    afterwards: dict[int, None] = {}
+    user_code = False
+    for node in graph_module.graph.nodes:
+        if node.target is hooks.call_post_accumulate_hook:
+            user_code = True
+            continue  # its leaf is no saved value
+        for item in node.all_input_nodes:
+            if item.target is operator.getitem and item.args[0].name == "tensors":  # type: ignore[union-attr]
+                (afterwards if user_code else used)[item.args[1]] = None  # type: ignore[index]
+        user_code = user_code or node.target in operations.USER_CODE
+    return tuple({**used, **afterwards}), tuple(afterwards)
+
+
+def uses_of_saved(graph: fx.Graph) -> dict[fx.Node, list[int]]:
+    """For each step of a captured backward, the saved tensors that it computes with."""
+    uses: dict[fx.Node, list[int]] = {}
+    for item in graph.nodes:
+        if item.target is operator.getitem and item.args[0].op == "placeholder" and item.args[0].name == "tensors":
+            for user in item.users:
+                if user.target not in (accumulation.accumulate_grad, hooks.call_post_accumulate_hook):
+                    uses.setdefault(user, []).append(item.args[1])
+    return uses
+
+
+def check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+    """Raise eager's error if a saved tensor was written to since the backward began."""
+    for place in places:
+        if tensors[place]._version != versions[place]:
+            tensor = tensors[place]
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                f"{versions[place]} instead. A hook or function that runs in this backward wrote to it."
+            )

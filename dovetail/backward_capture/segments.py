@@ -1,0 +1,216 @@
+"""A captured backward cut into segments that are compiled, with the accumulation into ``.grad`` between them.
+
+A graph cannot write ``.grad``. The write can wait until the next hook or function of the user's runs, which could look at it; so
+a backward without such code is one segment, followed by the accumulation of all leaves' gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from dovetail.backward_capture import accumulation, hooks, operations
+from dovetail.backward_capture.builder import ARGUMENTS
+from dovetail.backward_capture.node_functions import NodeFunction
+from dovetail.quirks.exact import OTHER_FORMULA
+
+CARRIED = "carried"
+
+
+class Write(NamedTuple):
+    """A write to a leaf behind a segment: the value with number ``gradient`` is accumulated into the tensor at ``place``.
+
+    With ``tells_reducer`` the hook at ``place`` tells a reducer that the leaf has its gradient.
+    """
+
+    place: int
+    gradient: int | None
+    tells_reducer: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment: ``graph(tensors, sizes, scalars, hooks, packed, carried) -> values``, and the writes after it.
+
+    ``carried`` are values of earlier segments with the numbers ``takes``; ``keeps`` has the numbers of this segment's own values.
+    ``reason`` is set for steps that cannot be traced: hooks of native code and of torch itself, which look at the engine.
+    """
+
+    graph: fx.GraphModule
+    reason: str
+    takes: tuple[int, ...]
+    keeps: tuple[int, ...]
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """All segments of a backward in order; ``results`` are the numbers of the gradients that were asked for."""
+
+    segments: tuple[Segment, ...]
+    results: tuple[int | None, ...]
+
+
+@dataclass
+class _Draft:
+    """A segment whose nodes are still those of the captured backward."""
+
+    reason: str = ""
+    steps: list[fx.Node] = field(default_factory=list)
+    writes: list[fx.Node] = field(default_factory=list)
+
+
+def hook_index(node: fx.Node) -> int | None:
+    """The number of the hook or context that a step calls; None for other steps."""
+    if node.target not in operations.USER_CODE or node.target is hooks.call_native_tensor_hooks:
+        return None
+    return node.args[0].args[1]  # type: ignore[union-attr,return-value]
+
+
+def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
+    """Why a step cannot be traced; empty if it can. ``traceable`` has a flag for each hook and context."""
+    if isinstance(node.target, NodeFunction):
+        if node.target.is_custom:
+            return "an operator of a C++ extension"
+        return "torch computes it in another way while it is traced" if node.target.name in OTHER_FORMULA else ""
+    if node.target is hooks.call_native_tensor_hooks:
+        return "hooks of native code"
+    index = hook_index(node)
+    if index is None or traceable[index]:
+        return ""
+    return "code that is not the program's, which may ask the engine where it is"
+
+
+def cut(
+    graph_module: fx.GraphModule,
+    traceable: Sequence[bool],
+    reducers: frozenset[int] = frozenset(),
+    bucket_ends: frozenset[int] = frozenset(),
+) -> Segments:
+    """Cut a captured backward around the steps that must be eager, and before each that could see a ``.grad`` not yet written.
+
+    The hooks at ``reducers`` run behind their segment, like such writes. A segment ends behind those at ``bucket_ends``, so that
+    the exchange that they begin goes on beside the next segment.
+    """
+    drafts = [_Draft()]
+    arguments: dict[fx.Node, fx.Node] = {}
+    eager_values: dict[fx.Node, str] = {}
+    exchange_begins = False
+    for node in graph_module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        draft = drafts[-1]
+        is_item = node.target is operator.getitem
+        if is_item and node.args[0].op == "placeholder":
+            arguments[node] = node.args[0]
+        elif _is_write(node, reducers):
+            draft.writes.append(node)
+            exchange_begins = exchange_begins or hook_index(node) in bucket_ends
+        else:
+            # An item stays in the segment of the result that it is taken from.
+            reason = eager_values.get(node.args[0], "") if is_item else why_eager(node, traceable)
+            if reason:
+                eager_values[node] = reason
+            could_look = draft.writes and node.target in operations.USER_CODE
+            changes = bool(reason) != bool(draft.reason) and draft.steps
+            if could_look or changes or (exchange_begins and not is_item):
+                draft = _Draft(reason)
+                drafts.append(draft)
+                exchange_begins = False
+            elif not draft.steps:
+                draft.reason = reason
+            draft.steps.append(node)
+    asked: Any = graph_module.graph.output_node().args[0]
+    return _Assembly(drafts, arguments, asked).segments()
+
+
+def _is_write(node: fx.Node, reducers: frozenset[int]) -> bool:
+    if node.target is accumulation.accumulate_grad:
+        return True
+    return node.target is hooks.call_node_post_hook and hook_index(node) in reducers
+
+
+def _gradient(write: fx.Node) -> fx.Node | None:
+    """The gradient that a step adds to a leaf."""
+    return write.args[1] if write.target is accumulation.accumulate_grad else None  # type: ignore[return-value]
+
+
+class _Assembly:
+    """Makes graphs of drafts, and numbers the values that pass between them."""
+
+    def __init__(
+        self, drafts: Sequence[_Draft], arguments: dict[fx.Node, fx.Node], asked: Sequence[fx.Node | None]
+    ) -> None:
+        self._drafts = drafts
+        self._arguments = arguments
+        self._asked = asked
+        self._made_in = {node: index for index, draft in enumerate(drafts) for node in draft.steps}
+        self._number = {node: place for place, node in enumerate(self._made_in)}
+        #: Of each draft, the values that something behind it reads: a later draft, a write, the caller.
+        self._kept: list[dict[fx.Node, None]] = [{} for _ in drafts]
+
+    def segments(self) -> Segments:
+        """All of them."""
+        for index, draft in enumerate(self._drafts):
+            for node in draft.steps:
+                for item in node.all_input_nodes:
+                    self._keep(item, index)
+        gradients = [_gradient(node) for draft in self._drafts for node in draft.writes]
+        for value in filter(None, (*gradients, *self._asked)):
+            if value in self._arguments:
+                # An argument of the whole backward that leaves it as it is: the first segment hands it on.
+                self._number.setdefault(value, len(self._number))
+                self._made_in.setdefault(value, 0)
+            self._keep(value)
+        segments = tuple(map(self._segment, self._drafts, self._kept))
+        return Segments(segments, tuple(None if item is None else self._number[item] for item in self._asked))
+
+    def _keep(self, item: fx.Node, reader: int | None = None) -> None:
+        made_in = self._made_in.get(item)
+        if made_in is not None and made_in != reader:
+            self._kept[made_in][item] = None
+
+    def _segment(self, draft: _Draft, kept: dict[fx.Node, None]) -> Segment:
+        graph = fx.Graph()
+        lists = {name: graph.placeholder(name) for name in (*ARGUMENTS, CARRIED)}
+        takes: dict[fx.Node, None] = {}
+        new: dict[fx.Node, fx.Node] = {}
+
+        def find(item: fx.Node) -> fx.Node:
+            if item not in new:
+                if item in self._arguments:
+                    new[item] = graph.node_copy(item, lambda argument: lists[argument.name])
+                else:
+                    new[item] = graph.call_function(operator.getitem, (lists[CARRIED], len(takes)))
+                    takes[item] = None
+            return new[item]
+
+        for node in draft.steps:
+            new[node] = graph.node_copy(node, find)
+        graph.output([find(item) for item in kept])
+        graph.lint()
+        return Segment(
+            named_module(graph),
+            draft.reason,
+            tuple(self._number[item] for item in takes),
+            tuple(self._number[item] for item in kept),
+            tuple(map(self._write, draft.writes)),
+        )
+
+    def _write(self, node: fx.Node) -> Write:
+        gradient = _gradient(node)
+        place: Any = node.args[0].args[1]  # type: ignore[union-attr]
+        number = None if gradient is None else self._number[gradient]
+        return Write(place, number, node.target is hooks.call_node_post_hook)
+
+
+def named_module(graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose function has a name that warnings and reports can show."""
+    module = fx.GraphModule({}, graph, "CapturedBackward")
+    function = type(module).forward
+    function.__name__ = function.__qualname__ = "captured_backward"
+    return module
