@@ -7,11 +7,10 @@ dovetail.errors.DistributedError: there is no process group
   what to do: start the program with torchrun, and call torch.distributed.init_process_group("gloo") first
 """
 
-from dovetail.distributed import replicas  # noqa: F401  (its rules)
+from dovetail.distributed import wrapped_models  # noqa: F401  (registers rules and a pass)
 from dovetail.distributed.data_parallel import data_parallel, team
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate
-from dovetail.distributed.sharded_graph import ShardingOptions, spread_parameters
 from dovetail.distributed.sharded_module import (
     Sharded,
     clip_grad_norm_,
@@ -19,6 +18,7 @@ from dovetail.distributed.sharded_module import (
     shard,
     whole_optimizer_state,
 )
+from dovetail.distributed.sharded_pass import ShardingOptions, exchange_shards
 
 __all__ = [
     "Sharded",
@@ -26,10 +26,10 @@ __all__ = [
     "Team",
     "clip_grad_norm_",
     "data_parallel",
+    "exchange_shards",
     "load_whole_optimizer_state",
     "replicate",
     "shard",
-    "spread_parameters",
     "team",
     "whole_optimizer_state",
 ]

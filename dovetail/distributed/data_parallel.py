@@ -1,4 +1,4 @@
-"""``data_parallel``: a model or a whole step that runs on several processes, each with its part of the batch."""
+"""``data_parallel``: a model or a training step that runs on several processes, each with its part of the batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def data_parallel(
             check=check,
             buffers=broadcast_buffers,
         )
-        # The user's own passes see reduced gradients: clipping is by the norm of the whole batch's.
+        # The user's passes come after: they see reduced gradients, and clip by the norm of the whole batch's.
         return compile(function, passes=(check_inputs, own, *passes), **options)
 
     made = _DataParallel(function, build, tuple(modules), group)
@@ -86,7 +86,7 @@ def data_parallel(
 
 
 class _DataParallel:
-    """A compiled function that is compiled anew where the process group is another one."""
+    """A compiled function that is compiled again for another process group."""
 
     def __init__(
         self,
@@ -101,21 +101,23 @@ class _DataParallel:
         self._group = group
         self._team: Team | None = None
         self._members: Any = None
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        #: The arguments of the running call.
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        #: The tensors that all ranks have from the first one, by identity.
         self._sent: dict[int, torch.Tensor] = {}
         self.compiled: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on this rank's part of the batch."""
         self.prepare(args, kwargs)
-        self._given = args, kwargs
+        self._arguments = args, kwargs
         try:
             return self.compiled(*args, **kwargs)
         finally:
-            self._given = (), {}
+            self._arguments = (), {}
 
     def prepare(self, args: tuple[Any, ...] = (), kwargs: Any = None) -> None:
-        """What happens before the first call: the first rank's parameters and buffers are sent to all ranks."""
+        """Compile for the process group, and send the first rank's parameters and buffers to all ranks, before the first call."""
         if private_state.dispatch_mode_count() or open_trace() is not None or torch.compiler.is_compiling():
             raise DistributedError(
                 "a data-parallel function is called while something else compiles or watches tensor operations",
@@ -127,13 +129,13 @@ class _DataParallel:
         self.compiled = self._build(present, self._check_inputs)
         found = tensors_of(reachable_modules(self.original, self._modules, (*args, *(kwargs or {}).values())))
         broadcast(found, present)
-        # Alive for as long as their numbers are kept here.
+        # Their identities are compared, so they are kept alive.
         self._sent = {id(tensor): tensor for tensor in found}
         self._team, self._members = present, members
 
     def _check_inputs(self, joint: JointGraph) -> None:
-        """A pass that changes nothing: all parameters in the graph are those that have been sent to all ranks."""
-        args, kwargs = self._given
+        """A pass that changes nothing: refuse parameters that have not been sent to all ranks."""
+        args, kwargs = self._arguments
         function = joint.capture.function
         for number, descriptor in enumerate(joint.input_descriptors[: joint.num_primals]):
             if not isinstance(descriptor, ParamInput) and (
@@ -172,7 +174,7 @@ def reachable_modules(function: Any, given: Iterable[torch.nn.Module], args: Ite
     """The modules that a function is, belongs to, closes over, names or is called with."""
     found: dict[int, torch.nn.Module] = {}
     for value in (*given, *_values_behind(function), *args):
-        for item in _spread(value):
+        for item in _with_items(value):
             if isinstance(item, torch.nn.Module):
                 found[id(item)] = item
     return list(found.values())
@@ -201,7 +203,7 @@ def _values_behind(function: Any) -> Iterator[Any]:
         yield from (function.func, *function.args, *function.keywords.values())
 
 
-def _spread(value: Any) -> Iterator[Any]:
+def _with_items(value: Any) -> Iterator[Any]:
     yield value
     if isinstance(value, (list, tuple)):
         yield from value

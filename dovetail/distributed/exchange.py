@@ -1,4 +1,4 @@
-"""Exchanges as nodes of a graph: many tensors in one flat one, the collective, and the tensors again; begun early, awaited late."""
+"""Exchanges as nodes of a graph: tensors packed into a flat one, the collective, and the tensors again."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from dovetail.torch_private import tracing as private_tracing
 
 aten = torch.ops.aten
 collectives = private_distributed.functional_collectives()
+#: ``call(target, *args, **kwargs)`` puts a node into a graph, see :class:`Inserter`.
+Call = Callable[..., torch.fx.Node]
 
 
 @dataclass(frozen=True)
 class Team:
-    """The ranks that exchange with each other: the name of their process group, and how many they are."""
+    """The ranks that exchange with each other: the name of their process group, and their number."""
 
     name: str
     size: int
 
 
 class Inserter:
-    """Puts nodes into a joint graph at one place after the other.
+    """Puts nodes into a joint graph.
 
-    In the phase "backward" they belong to the backward graph, in any other one to the forward graph or to the only one.
+    Those of the phase "backward" belong to the backward graph, those of other phases to the forward graph or to the only one.
     """
 
     def __init__(self, joint: JointGraph, phase: str) -> None:
@@ -37,9 +39,9 @@ class Inserter:
         self.fake_mode = joint.fake_mode
         self.phase = phase
 
-    def after(self, place: torch.fx.Node) -> Callable[..., torch.fx.Node]:
-        """A function ``call(target, *args, **kwargs)`` whose nodes come one after the other behind ``place``."""
-        last = place
+    def after(self, node: torch.fx.Node) -> Call:
+        """A function whose nodes come one after the other behind ``node``."""
+        last = node
 
         def call(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
             nonlocal last
@@ -49,11 +51,11 @@ class Inserter:
 
         return call
 
-    def before(self, place: torch.fx.Node) -> Callable[..., torch.fx.Node]:
-        """The same in front of ``place``."""
+    def before(self, node: torch.fx.Node) -> Call:
+        """A function whose nodes come one after the other in front of ``node``."""
 
         def call(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-            with self.graph.inserting_before(place):
+            with self.graph.inserting_before(node):
                 return self._make(target, args, kwargs)
 
         return call
@@ -63,70 +65,77 @@ class Inserter:
         node.meta["phase"] = "forward"
         if self.phase == "backward":
             node.meta["phase"] = "backward"
-            # Also where no tangent is needed for it: what is awaited in the backward is asked for in the backward.
+            # Marked even if no tangent reaches it: what the backward waits for must begin in the backward.
             node.meta[IN_BACKWARD] = True
-        # Later nodes read the shape of this one before the pass is over.
+        # The pass reads the shapes of nodes that it has just made.
         values = torch.fx.node.map_arg((args, kwargs), lambda item: item.meta["val"])
         with private_tracing.disable_current_modes(), self.fake_mode, torch.no_grad():
             node.meta["val"] = target(*values[0], **values[1])
         return node
 
 
-def begin_agreement(call: Callable[..., torch.fx.Node], plan: Plan, team: Team, device: torch.device) -> torch.fx.Node:
-    """Nodes that tell the other ranks the plan."""
-    own = call(fingerprint, register(plan), device)
-    own.meta[FOR_PATTERN] = lambda args, defined: (register(plan.for_tangents(defined)), *args[1:])
-    return call(collectives.all_reduce.default, own, "max", team.name)
+def places(joint: JointGraph) -> dict[torch.fx.Node, int]:
+    """The position of each node in a graph."""
+    return {node: place for place, node in enumerate(joint.graph.nodes)}
 
 
-def end_agreement(
-    call: Callable[..., torch.fx.Node], begun: torch.fx.Node, plan: Plan, team: Team, dtype: torch.dtype
-) -> torch.fx.Node:
-    """Nodes that make sure that all ranks have this plan: an empty tensor that exists only if they have.
+@dataclass(frozen=True)
+class Agreement:
+    """A check that all ranks have the same plan: asked at the beginning of a phase, answered in front of its exchanges."""
 
-    Each bucket has one of its own: a backward for some of the outputs leaves buckets out.
-    """
-    greatest = next((user for user in begun.users if user.target is collectives.wait_tensor.default), None)
-    if greatest is None:
-        greatest = call(collectives.wait_tensor.default, begun)
-    token = call(agree, greatest, plan.fingerprint, team.size, team.name, dtype)
-    token.meta[FOR_PATTERN] = lambda args, defined: (args[0], plan.for_tangents(defined).fingerprint, *args[2:])
-    return token
+    team: Team
+    plan: Plan
+    asked: torch.fx.Node
+
+    @classmethod
+    def ask(cls, call: Call, team: Team, plan: Plan, device: torch.device) -> Agreement:
+        """Add nodes that tell the other ranks the plan."""
+        own = call(fingerprint, register(plan), device)
+        own.meta[FOR_PATTERN] = lambda args, defined: (register(plan.for_tangents(defined)), *args[1:])
+        return cls(team, plan, call(collectives.all_reduce.default, own, "max", team.name))
+
+    def token(self, call: Call, dtype: torch.dtype) -> torch.fx.Node:
+        """Add an empty tensor that exists only if all ranks have the plan; what is packed with it is exchanged after the check.
+
+        Each bucket has a token of its own: a backward for some of the outputs leaves buckets out.
+        """
+        greatest = next((user for user in self.asked.users if user.target is collectives.wait_tensor.default), None)
+        if greatest is None:
+            greatest = call(collectives.wait_tensor.default, self.asked)
+        plan = self.plan
+        token = call(agree, greatest, plan.fingerprint, self.team.size, self.team.name, dtype)
+        token.meta[FOR_PATTERN] = lambda args, defined: (args[0], plan.for_tangents(defined).fingerprint, *args[2:])
+        return token
 
 
-def pack(
-    call: Callable[..., torch.fx.Node], parts: Sequence[torch.fx.Node], token: torch.fx.Node | None
-) -> torch.fx.Node:
-    """All elements of the parts in one flat tensor; ``token`` is an empty tensor that has to be there by then."""
-    flat = [_flat(call, part) for part in parts]
-    packed = call(aten.cat.default, flat if token is None else [*flat, token])
+def pack(call: Call, tensors: Sequence[torch.fx.Node], tokens: Sequence[torch.fx.Node]) -> torch.fx.Node:
+    """All elements of the tensors in one flat tensor, which exists only if the tokens do."""
+    packed = call(aten.cat.default, [*(_flat(call, tensor) for tensor in tensors), *tokens])
     packed.meta[PACK] = True
     return packed
 
 
-def _flat(call: Callable[..., torch.fx.Node], part: torch.fx.Node) -> torch.fx.Node:
-    value = part.meta["val"]
+def _flat(call: Call, tensor: torch.fx.Node) -> torch.fx.Node:
+    value = tensor.meta["val"]
     if value.is_complex():
-        return _flat(call, call(aten.view_as_real.default, part))
+        return _flat(call, call(aten.view_as_real.default, tensor))
     if not value.is_contiguous():
-        part = call(aten.clone.default, part, memory_format=torch.contiguous_format)
-    return call(aten.view.default, part, [value.numel()])
+        tensor = call(aten.clone.default, tensor, memory_format=torch.contiguous_format)
+    return call(aten.view.default, tensor, [value.numel()])
 
 
-def unpack(
-    call: Callable[..., torch.fx.Node], flat: torch.fx.Node, parts: Iterable[torch.fx.Node]
-) -> list[torch.fx.Node]:
-    """The parts of a flat tensor again, each with the shape of the node that it was packed from."""
+def unpack(call: Call, flat: torch.fx.Node, tensors: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The tensors in a flat tensor, each with the shape of the node that was packed."""
     found: list[torch.fx.Node] = []
-    parts = list(parts)
+    tensors = list(tensors)
     start = 0
-    for part in parts:
-        value = part.meta["val"]
+    for tensor in tensors:
+        value = tensor.meta["val"]
         shape = [*value.shape, 2] if value.is_complex() else list(value.shape)
         length = value.numel() * (2 if value.is_complex() else 1)
         piece = call(aten.view.default, call(aten.slice.Tensor, flat, 0, start, start + length), shape)
-        if len(parts) > 1:
-            # In memory of its own: it may become someone's .grad, which is written to alone.
+        if len(tensors) > 1:
+            # It may become a .grad, which is written to by itself.
             piece = call(aten.clone.default, piece)
         found.append(call(aten.view_as_complex.default, piece) if value.is_complex() else piece)
         found[-1].meta[MEMBER] = len(found) - 1
@@ -140,5 +149,14 @@ def element_bytes(value: torch.Tensor) -> int:
 
 
 def real_dtype(value: torch.Tensor) -> torch.dtype:
-    """The dtype that a tensor is exchanged in: a complex number is two real ones."""
+    """The dtype in which a tensor is exchanged: a complex number is two real ones."""
     return value.dtype.to_real() if value.is_complex() else value.dtype
+
+
+def describe(value: torch.Tensor) -> str:
+    """A tensor in a line of a plan.
+
+    >>> describe(torch.ones(2, 3))
+    'float32[2, 3]'
+    """
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

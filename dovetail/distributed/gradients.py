@@ -1,4 +1,4 @@
-"""Which nodes of a joint graph are gradients of parameters, on their way into ``.grad`` or out of the backward."""
+"""Gradients of parameters in a joint graph, on their way into ``.grad`` or out of the backward."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ aten = torch.ops.aten
 class GradientSite:
     """A gradient of the parameter ``name`` that ``node`` computes; ``readers`` read it as the parameter's gradient.
 
-    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it;
-    ``mark`` is the node that the trace has marked then.
+    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it; ``mark``
+    is then the node that the trace has marked.
     """
 
     name: str
@@ -63,19 +63,19 @@ def _marked_site(joint: JointGraph, node: torch.fx.Node) -> GradientSite:
 
     source = node
     if node.target is aten.clone.default and not node.kwargs:
-        # The trace's own copy. What is exchanged is copied once more, into the bucket.
+        # The trace's own copy; the bucket is a second one.
         (source,) = node.all_input_nodes
     site = GradientSite(name_of(descriptor), source, tuple(node.users), replace, is_inside=True, mark=node)
     return site
 
 
 def name_of(descriptor: Descriptor) -> str:
-    """How to call an input in a plan."""
+    """The name of an input in a plan."""
     return descriptor.fqn if isinstance(descriptor, (ParamInput, BufferInput)) else str(descriptor)
 
 
 def merge_accumulated(joint: JointGraph) -> None:
-    """Where two gradients of one parameter are only added up, exchange the sum: as after ``no_sync``, and half the bytes."""
+    """Move the marks of two gradients that are only added up to their sum: one exchange, as after ``no_sync``."""
     for node, left, right in _sums(joint, lambda node: GRADIENT_OF in node.meta):
         if left.meta[GRADIENT_OF] == right.meta[GRADIENT_OF]:
             del left.meta[GRADIENT_OF]
@@ -83,7 +83,7 @@ def merge_accumulated(joint: JointGraph) -> None:
 
 
 def merge_exchanges(joint: JointGraph, targets: Collection[Any]) -> None:
-    """The same where the gradients are exchanged by operators of their own: one operator of the sum."""
+    """Replace the sum of two exchanged gradients by one exchange of their sum; ``targets`` are the operators that exchange."""
     for node, left, right in _sums(joint, lambda node: node.target in targets):
         if left.target is right.target and left.args[1:] == right.args[1:]:
             with joint.graph.inserting_before(node):
@@ -108,7 +108,7 @@ def _sums(
 
 
 def _gradient_behind(node: torch.fx.Node, is_gradient: Callable[[torch.fx.Node], bool]) -> torch.fx.Node | None:
-    """The gradient that this is, or is nothing but an alias of, if nothing else reads it."""
+    """The gradient that a node is or detaches, if nothing else reads it."""
     while len(node.users) == 1:
         if is_gradient(node):
             return node
@@ -119,9 +119,9 @@ def _gradient_behind(node: torch.fx.Node, is_gradient: Callable[[torch.fx.Node],
 
 
 def defer_readers(joint: JointGraph, is_gradient: Callable[[torch.fx.Node], bool]) -> None:
-    """Put what reads a reduced gradient behind what does not, so that the exchange has that long to finish.
+    """Move the readers of reduced gradients behind all other nodes, so that the exchange has that long to finish.
 
-    Both keep their order, and so do operators that draw random numbers or check something among all others.
+    Otherwise nodes keep their order; operators that draw random numbers or check something keep theirs among all others.
     """
     level: dict[torch.fx.Node, int] = {}
     staying = 0

@@ -1,15 +1,14 @@
-"""Operators between a parameter of which each rank has a part, and the whole of it.
+"""Operators between the shard of a parameter that each rank has, and the whole parameter.
 
-They are what a forward records, and they run as they are, in eager too. In a graph :mod:`dovetail.distributed.partition_parameters`
-takes them apart, to exchange many tensors at once and beside the computation.
+A forward records them, and eager runs them as they are. In a graph :mod:`dovetail.distributed.sharded_pass` replaces them, to
+exchange many tensors at once and beside the computation.
 
-- ``gather(part)``: the whole, from all ranks' parts. Its derivative is
-- ``scatter(gradient)``: this rank's part of the mean (or sum) of all ranks' gradients.
+- ``gather(shard)``: the whole, from all ranks' shards. Its derivative is
+- ``scatter(gradient)``: this rank's shard of the mean (or sum) of all ranks' gradients.
 - ``replica(whole)`` and ``reduce(gradient)``: the same for a parameter that all ranks have whole.
 
-``apart`` says that gradients may leave the graph that computes them.
-
-Parts are cut along the first dimension into pieces of equal length; the last ones are filled up with zeros.
+``leaves`` says that gradients may leave the graph that computes them. Shards are cut along the first dimension into pieces of equal
+length; the last ones are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ from dovetail.errors import HigherOrderGradientError
 from dovetail.torch_private import distributed as private_distributed
 
 _library = torch.library.Library("dovetail_distributed", "FRAGMENT")
-_library.define("gather(Tensor part, int rows, bool apart, int size, str group, str reduction) -> Tensor")
+_library.define("gather(Tensor shard, int rows, bool leaves, int size, str group, str reduction) -> Tensor")
 _library.define("scatter(Tensor gradient, int size, str group, str reduction) -> Tensor")
-_library.define("replica(Tensor whole, bool apart, int size, str group, str reduction) -> Tensor")
+_library.define("replica(Tensor whole, bool leaves, int size, str group, str reduction) -> Tensor")
 _library.define("reduce(Tensor gradient, int size, str group, str reduction) -> Tensor")
 collectives = private_distributed.functional_collectives()
 
 
-def part_rows(rows: int, size: int) -> int:
-    """How many rows each rank's part has.
+def shard_rows(rows: int, size: int) -> int:
+    """The number of rows of each rank's shard.
 
-    >>> part_rows(7, 4), part_rows(8, 4), part_rows(1, 4)
+    >>> shard_rows(7, 4), shard_rows(8, 4), shard_rows(1, 4)
     (2, 2, 1)
     """
     return -(-rows // size)
 
 
 def filled_up(whole: torch.Tensor, size: int) -> torch.Tensor:
-    """A tensor with rows of zeros behind it, so that it can be cut into ``size`` equal parts."""
-    missing = part_rows(whole.shape[0], size) * size - whole.shape[0]
+    """A tensor with rows of zeros behind it, so that it can be cut into ``size`` equal shards."""
+    missing = shard_rows(whole.shape[0], size) * size - whole.shape[0]
     if not missing:
         return whole.contiguous()
     return torch.cat([whole, whole.new_zeros((missing, *whole.shape[1:]))])
 
 
-def _gather(part: torch.Tensor, rows: int, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
-    begun = collectives.all_gather_into_tensor(part.contiguous(), size, group)
+def _gather(shard: torch.Tensor, rows: int, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+    begun = collectives.all_gather_into_tensor(shard.contiguous(), size, group)
     whole: torch.Tensor = collectives.wait_tensor(begun)
     return whole if whole.shape[0] == rows else whole[:rows].clone()
 
@@ -60,7 +59,7 @@ def _scatter(gradient: torch.Tensor, size: int, group: str, reduction: str) -> t
     return found
 
 
-def _replica(whole: torch.Tensor, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+def _replica(whole: torch.Tensor, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     return whole.clone()
 
 
@@ -75,17 +74,17 @@ for _name, _kernel in (("gather", _gather), ("scatter", _scatter), ("replica", _
 
 
 @torch.library.register_fake("dovetail_distributed::gather", lib=_library)
-def _(part: torch.Tensor, rows: int, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
-    return part.new_empty((rows, *part.shape[1:]))
+def _(shard: torch.Tensor, rows: int, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+    return shard.new_empty((rows, *shard.shape[1:]))
 
 
 @torch.library.register_fake("dovetail_distributed::scatter", lib=_library)
 def _(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
-    return gradient.new_empty((part_rows(gradient.shape[0], size), *gradient.shape[1:]))
+    return gradient.new_empty((shard_rows(gradient.shape[0], size), *gradient.shape[1:]))
 
 
 @torch.library.register_fake("dovetail_distributed::replica", lib=_library)
-def _(whole: torch.Tensor, apart: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+def _(whole: torch.Tensor, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
     return whole.clone()
 
 
@@ -114,7 +113,7 @@ def _replica_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
 def _no_second(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     raise HigherOrderGradientError(
-        "the gradient of a parameter that is spread over ranks is differentiated again",
+        "the gradient of a parameter that is sharded over ranks is differentiated again",
         advice="differentiate by inputs first (torch.autograd.grad with create_graph=True), and by parameters last",
     )
 

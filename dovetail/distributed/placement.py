@@ -1,6 +1,6 @@
-"""Which values of a graph are the same on all ranks, and which are a rank's own.
+"""Tells values of a graph that are the same on all ranks from values that are a rank's own.
 
-A parameter must stay the same everywhere. So what it becomes may depend on this rank's data only through an exchange.
+A parameter must stay the same everywhere, so its new value may depend on this rank's data only through an exchange.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dovetail.aot.descriptors import BufferInput, Descriptor, MutatedInput, Para
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.errors import NotReducedError
 
-# An argument itself or an item of one: a batch. What is reached through an attribute may be an optimizer's state.
+# An argument itself or an item of one: a batch. A tensor reached through an attribute may be an optimizer's state.
 _DATA = re.compile(r"L\[[^\]]*\](\[[^\]]*\])*(\.(?!grad$|state\b)\w+(\[[^\]]*\])*)?")
 
 
 def is_data(descriptor: Descriptor) -> bool:
-    """Whether an input is this rank's own: an argument. Parameters, buffers and all else that is reached otherwise is not.
+    """Whether an input is this rank's own: an argument. Parameters, buffers and tensors reached otherwise are not.
 
     >>> is_data(UserInput("L['x']")), is_data(UserInput("L['batch']['ids']")), is_data(UserInput("G['state']['step']"))
     (True, True, False)
@@ -29,7 +29,7 @@ def is_data(descriptor: Descriptor) -> bool:
 
 
 def own_values(joint: JointGraph) -> set[torch.fx.Node]:
-    """The nodes whose values are this rank's own."""
+    """The nodes whose values are this rank's own, and not the same on all ranks."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     own = {
         node
@@ -37,7 +37,7 @@ def own_values(joint: JointGraph) -> set[torch.fx.Node]:
         if is_data(descriptor) and not _is_written(joint, descriptor)
     }
     while True:
-        _spread(joint, own)
+        _follow(joint, own)
         # A tensor outside that collects this rank's results (a running mean) is this rank's own at the next call.
         grown = [
             placeholders[item.input_index]
@@ -56,7 +56,8 @@ def _is_written(joint: JointGraph, descriptor: Descriptor) -> bool:
     return MutatedInput(descriptor) in joint.output_descriptors
 
 
-def _spread(joint: JointGraph, own: set[torch.fx.Node]) -> None:
+def _follow(joint: JointGraph, own: set[torch.fx.Node]) -> None:
+    """Add the nodes that read a value of this rank's own, or draw random numbers."""
     for node in joint.graph.nodes:
         if node.op != "call_function" or node in own:
             continue
@@ -64,7 +65,7 @@ def _spread(joint: JointGraph, own: set[torch.fx.Node]) -> None:
         if getattr(target, "namespace", "") in ("_c10d_functional", "dovetail_distributed"):
             continue
         is_random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-        # What is overwritten does not matter.
+        # The destination of a copy is overwritten.
         read = [node.args[1]] if target is torch.ops.aten.copy.default else node.all_input_nodes
         if is_random or any(argument in own for argument in read):
             own.add(node)

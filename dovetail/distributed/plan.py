@@ -1,8 +1,8 @@
-"""What a graph exchanges with the other ranks, in which order; and how the ranks find out that they mean the same.
+"""Plans: the exchanges of a graph in order, and the operators by which ranks check that they have the same plan.
 
-Ranks whose graphs differ would add up numbers that have nothing to do with each other, or wait for each other forever. So each
-phase of a graph begins with an exchange that is the same for all graphs: two numbers made from the plan, of which the maximum is
-taken. If all ranks have the same plan, the maximum is everyone's own.
+Ranks whose graphs differ would add up unrelated numbers, or wait for each other forever. So each phase of a graph begins with an
+exchange that is the same for all graphs: the maximum over the ranks of two numbers made from the plan. If all ranks have the same
+plan, the maximum is each rank's own.
 
 >>> plan = Plan("backward", ("all_reduce float32[24]: weight, bias",))
 >>> print(plan)
@@ -14,6 +14,7 @@ True
 
 from __future__ import annotations
 
+import collections
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,9 @@ import torch.distributed
 from dovetail.errors import RanksDifferError
 from dovetail.torch_private import distributed as private_distributed
 
-#: The plans of all graphs so far by fingerprint, to say in words what differs.
-_plans: dict[int, Plan] = {}
+#: Plans by fingerprint, for the words of an error. Bounded: a plan is as large as its model has parameters.
+_plans: collections.OrderedDict[int, Plan] = collections.OrderedDict()
+_MOST_PLANS = 1024
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> int:
-        """A number of 62 bits that differs where the plans do."""
+        """A number of 62 bits, different for different plans."""
         digest = hashlib.sha256(repr((self.phase, self.steps)).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
@@ -54,6 +56,9 @@ class Plan:
 def register(plan: Plan) -> int:
     """Remember a plan; returns its fingerprint."""
     _plans[plan.fingerprint] = plan
+    _plans.move_to_end(plan.fingerprint)
+    if len(_plans) > _MOST_PLANS:
+        _plans.popitem(last=False)
     return plan.fingerprint
 
 
@@ -101,7 +106,7 @@ agree = torch.ops.dovetail_distributed.agree.default
 
 
 def _difference(number: int, group: str) -> str:
-    """What differs. All ranks have found out in the same exchange, so that they can talk about it now."""
+    """The first difference in words. All ranks come here after the same exchange, so they can exchange their plans."""
     process_group = private_distributed.process_group(group)
     texts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
     torch.distributed.all_gather_object(texts, str(_plans.get(number, "unknown plan")), group=process_group)

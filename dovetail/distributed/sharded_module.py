@@ -1,4 +1,4 @@
-"""``shard``: a module of whose parameters each rank has a part."""
+"""``shard``: a module whose parameters are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from dovetail.distributed.data_parallel import broadcast, current_team, tensors_of
 from dovetail.distributed.exchange import Team
-from dovetail.distributed.operators import filled_up, gather, part_rows, replica
+from dovetail.distributed.operators import filled_up, gather, replica, shard_rows
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
@@ -21,8 +21,11 @@ from dovetail.torch_private import distributed as private_distributed
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """Where a parameter is: in which module under which name; ``rows`` of the whole (None: all ranks have it whole)."""
+class ShardedParameter:
+    """A parameter under a name of a module; ``rows`` are those of the whole (None: all ranks have it whole).
+
+    Parameters with the same ``number`` are one parameter under several names.
+    """
 
     owner: nn.Module
     name: str
@@ -41,9 +44,9 @@ def _is_captured(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs:
 
 
 class Sharded(nn.Module):
-    """A module of whose parameters this rank has a part; made by :func:`shard`.
+    """A module with this rank's shards of its parameters; made by :func:`shard`.
 
-    ``parameters()`` are the parts: an optimizer made of them has its state in parts too. ``state_dict()`` has whole tensors
+    ``parameters()`` are the shards: an optimizer made of them has its state in shards too. ``state_dict()`` has whole tensors
     under the names of the module itself, on all ranks, which have to call it together; ``load_state_dict()`` takes the same.
     """
 
@@ -54,31 +57,31 @@ class Sharded(nn.Module):
         self.rank = rank
         self.reduction = reduction
         self.eager_optimizer = eager_optimizer
-        self.places = _cut(module, team, rank)
+        self.sharded = _cut(module, team, rank)
         self.register_state_dict_post_hook(_whole_state)
         self.register_load_state_dict_pre_hook(_own_state)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, on whole parameters, which exist while it runs."""
         self._check_use()
-        parts = [place.owner._parameters[place.name] for place in self.places]
+        shards = [item.owner._parameters[item.name] for item in self.sharded]
         wholes: dict[int, torch.Tensor] = {}
-        for place, part in zip(self.places, parts, strict=True):
-            if part is not None and place.number not in wholes:
-                wholes[place.number] = self._whole(place, part)
-        for place in self.places:
-            place.owner._parameters[place.name] = wholes[place.number]  # type: ignore[assignment]
+        for item, shard in zip(self.sharded, shards, strict=True):
+            if shard is not None and item.number not in wholes:
+                wholes[item.number] = self._whole(item, shard)
+        for item in self.sharded:
+            item.owner._parameters[item.name] = wholes[item.number]  # type: ignore[assignment]
         try:
             return self.module(*args, **kwargs)
         finally:
-            for place, part in zip(self.places, parts, strict=True):
-                place.owner._parameters[place.name] = part
+            for item, shard in zip(self.sharded, shards, strict=True):
+                item.owner._parameters[item.name] = shard
 
-    def _whole(self, place: Place, part: torch.Tensor) -> torch.Tensor:
+    def _whole(self, item: ShardedParameter, shard: torch.Tensor) -> torch.Tensor:
         settings = self.eager_optimizer, self.team.size, self.team.name, self.reduction
-        if place.rows is None:
-            return replica(part, *settings)  # type: ignore[no-any-return]
-        return gather(part, place.rows, *settings)  # type: ignore[no-any-return]
+        if item.rows is None:
+            return replica(shard, *settings)  # type: ignore[no-any-return]
+        return gather(shard, item.rows, *settings)  # type: ignore[no-any-return]
 
     def _check_use(self) -> None:
         if torch.is_grad_enabled() and not self.eager_optimizer and not is_captured():
@@ -95,11 +98,11 @@ class Sharded(nn.Module):
 
 
 def shard(module: nn.Module, mesh: Any = None, *, reduction: str = "mean", eager_optimizer: bool = False) -> Sharded:
-    """Spread the parameters of a module over the ranks of a device mesh of one dimension (by default: over all ranks).
+    """Shard the parameters of a module over the ranks of a device mesh of one dimension (by default: over all ranks).
 
-    The module is changed in place: each parameter becomes this rank's part of the first rank's, cut along the first dimension;
+    The module is changed in place: each parameter becomes this rank's shard of the first rank's, cut along the first dimension;
     make the optimizer afterwards. While the module runs, whole parameters are gathered; gradients are reduced (to the "mean" or
-    the "sum" over the ranks) and only this rank's part of them is kept. ``dovetail.compile`` of a whole training step does both
+    the "sum" over the ranks) and only this rank's shard of them is kept. ``dovetail.compile`` of a whole training step does both
     in buckets, beside the computation, and sees to it that norms are those of whole tensors.
 
     With ``eager_optimizer=True`` the module may also be compiled or called by itself, with ``backward()`` and the optimizer
@@ -150,10 +153,10 @@ def _check(module: nn.Module) -> None:
                 )
 
 
-def _cut(module: nn.Module, team: Team, rank: int) -> list[Place]:
-    """Put parts in the place of the parameters; one that several modules have stays one."""
+def _cut(module: nn.Module, team: Team, rank: int) -> list[ShardedParameter]:
+    """Replace the parameters by shards; one that several modules share stays one."""
     numbers: dict[int, tuple[int, nn.Parameter, int | None]] = {}
-    places = []
+    found = []
     wholes = []
     for owner in module.modules():
         for name, whole in owner._parameters.items():
@@ -162,54 +165,54 @@ def _cut(module: nn.Module, team: Team, rank: int) -> list[Place]:
             if id(whole) not in numbers:
                 rows = whole.shape[0] if whole.dim() else None
                 wholes.append(whole)
-                numbers[id(whole)] = len(numbers), _part(whole, team, rank), rows
-            number, part, rows = numbers[id(whole)]
-            owner._parameters[name] = part
-            places.append(Place(owner, name, number, rows))
-    return places
+                numbers[id(whole)] = len(numbers), _shard_of(whole, team, rank), rows
+            number, shard, rows = numbers[id(whole)]
+            owner._parameters[name] = shard
+            found.append(ShardedParameter(owner, name, number, rows))
+    return found
 
 
 def cut(whole: torch.Tensor, size: int, rank: int) -> torch.Tensor:
-    """This rank's part of a tensor."""
-    rows = part_rows(whole.shape[0], size)
+    """This rank's shard of a tensor."""
+    rows = shard_rows(whole.shape[0], size)
     return filled_up(whole, size)[rank * rows : (rank + 1) * rows].clone()
 
 
-def _part(whole: nn.Parameter, team: Team, rank: int) -> nn.Parameter:
+def _shard_of(whole: nn.Parameter, team: Team, rank: int) -> nn.Parameter:
     if not whole.dim():
         return whole
     return nn.Parameter(cut(whole.detach(), team.size, rank), requires_grad=whole.requires_grad)
 
 
-def _named(module: Sharded) -> Iterator[tuple[str, Place]]:
+def _named(module: Sharded) -> Iterator[tuple[str, ShardedParameter]]:
     names = {id(child): name for name, child in module.module.named_modules(remove_duplicate=False)}
-    for place in module.places:
-        prefix = names[id(place.owner)]
-        yield (f"{prefix}.{place.name}" if prefix else place.name), place
+    for item in module.sharded:
+        prefix = names[id(item.owner)]
+        yield (f"{prefix}.{item.name}" if prefix else item.name), item
 
 
 def _whole_state(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """After ``state_dict``: whole tensors, under the names of the module inside."""
     assert isinstance(module, Sharded)
     inner = f"{prefix}module."
-    parts = {key.removeprefix(inner): state.pop(key) for key in list(state) if key.startswith(inner)}
-    rows = {name: place.rows for name, place in _named(module)}
-    for name, value in parts.items():
+    shards = {key.removeprefix(inner): state.pop(key) for key in list(state) if key.startswith(inner)}
+    rows = {name: item.rows for name, item in _named(module)}
+    for name, value in shards.items():
         state[prefix + name] = whole_of(module, value, rows.get(name))
 
 
-def whole_of(module: Sharded, part: torch.Tensor, rows: int | None) -> torch.Tensor:
-    """The whole of which all ranks hand over their parts; all of them have to."""
+def whole_of(module: Sharded, shard: torch.Tensor, rows: int | None) -> torch.Tensor:
+    """The whole tensor, from the shards of all ranks, which have to call this together."""
     if rows is None:
-        return part
+        return shard
     with torch.no_grad():
-        return gather(part.detach(), rows, True, module.team.size, module.team.name, module.reduction)  # type: ignore[no-any-return]
+        return gather(shard.detach(), rows, True, module.team.size, module.team.name, module.reduction)  # type: ignore[no-any-return]
 
 
 def _own_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Before ``load_state_dict``: this rank's parts of whole tensors."""
+    """Before ``load_state_dict``: this rank's shards of whole tensors."""
     assert isinstance(module, Sharded)
-    rows = {name: place.rows for name, place in _named(module)}
+    rows = {name: item.rows for name, item in _named(module)}
     names = {*rows, *(name for name, _ in module.module.named_buffers(remove_duplicate=False))}
     for key in [key for key in state if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
@@ -237,18 +240,18 @@ def load_whole_optimizer_state(module: Sharded, optimizer: torch.optim.Optimizer
 def _map_state(
     module: Sharded, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], change: Any
 ) -> dict[str, Any]:
-    """The state with each tensor that belongs to a part, element by element, changed."""
-    parts = {id(place.owner._parameters[place.name]): place for place in module.places}
+    """The state, changed at each tensor that belongs to a sharded parameter element by element."""
+    sharded = {id(item.owner._parameters[item.name]): item for item in module.sharded}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     found = dict(state["state"])
     for number, parameter in zip(numbers, parameters, strict=True):
-        place = parts.get(id(parameter))
-        if place is None or place.rows is None or number not in found:
+        item = sharded.get(id(parameter))
+        if item is None or item.rows is None or number not in found:
             continue
-        shapes = parameter.shape, torch.Size((place.rows, *parameter.shape[1:]))
+        shapes = parameter.shape, torch.Size((item.rows, *parameter.shape[1:]))
         found[number] = {
-            key: change(value, place.rows)
+            key: change(value, item.rows)
             if isinstance(value, torch.Tensor) and value.shape in shapes and value.dim()
             else value
             for key, value in found[number].items()
@@ -264,17 +267,17 @@ def clip_grad_norm_(module: Sharded, max_norm: float, norm_type: float = 2.0) ->
     if not norm_type > 0:
         raise OptionError(f"norm_type must be greater than 0, not {norm_type!r}")
     group = private_distributed.process_group(module.team.name)
-    spread: list[torch.Tensor] = []
+    sharded: list[torch.Tensor] = []
     whole: list[torch.Tensor] = []
-    for place in {place.number: place for place in module.places}.values():
-        gradient = getattr(place.owner._parameters[place.name], "grad", None)
+    for item in {item.number: item for item in module.sharded}.values():
+        gradient = getattr(item.owner._parameters[item.name], "grad", None)
         if gradient is not None:
-            (whole if place.rows is None else spread).append(gradient)
-    gradients = [*spread, *whole]
+            (whole if item.rows is None else sharded).append(gradient)
+    gradients = [*sharded, *whole]
     if not gradients:
         return torch.tensor(0.0)
     norms = torch.stack([torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients])
-    own, common = norms[: len(spread)], norms[len(spread) :]
+    own, common = norms[: len(sharded)], norms[len(sharded) :]
     if norm_type == math.inf:
         torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX, group=group)
     else:
@@ -283,6 +286,6 @@ def clip_grad_norm_(module: Sharded, max_norm: float, norm_type: float = 2.0) ->
         own = own ** (1.0 / norm_type)
     total = torch.linalg.vector_norm(torch.cat([own, common]), norm_type)
     torch.nn.utils.clip_grads_with_norm_(
-        [part for part in module.parameters() if part.grad is not None], max_norm, total
+        [shard for shard in module.parameters() if shard.grad is not None], max_norm, total
     )
     return total

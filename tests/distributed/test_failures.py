@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.distributed import ShardingOptions, data_parallel, shard, spread_parameters
+from dovetail.distributed import ShardingOptions, data_parallel, exchange_shards, shard
 from dovetail.errors import (
     CollectiveError,
     DistributedError,
@@ -170,7 +170,7 @@ def test_what_the_loss_does_not_read_has_no_gradient(way: str, bucket_bytes: int
     if way == "replicated":
         compiled = data_parallel(model, backend="aten", bucket_megabytes=bucket_bytes / 2**20)
     else:
-        passes = (spread_parameters(ShardingOptions(bucket_bytes=bucket_bytes)),)
+        passes = (exchange_shards(ShardingOptions(bucket_bytes=bucket_bytes)),)
         compiled = dovetail.compile(shard(model, eager_optimizer=True), backend="aten", fullgraph=True, passes=passes)
     x = torch.ones(2, 4)
     for forward in (reference, compiled):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.distributed import ShardingOptions, data_parallel, replicate, shard, spread_parameters, team
+from dovetail.distributed import ShardingOptions, data_parallel, exchange_shards, replicate, shard, team
 from dovetail.face.compile import compiled_function
 from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, build, make_step
@@ -70,7 +70,7 @@ def test_without_check_there_are_the_gradients_only() -> None:
 @pytest.mark.parametrize("again", [True, False])
 def test_parameters_are_gathered_ahead_of_their_use(again: bool) -> None:
     options = ShardingOptions(bucket_bytes=130, gather_again=again)
-    graph = graph_of_step(shard(wide()), backend="aten", fullgraph=True, passes=(spread_parameters(options),))
+    graph = graph_of_step(shard(wide()), backend="aten", fullgraph=True, passes=(exchange_shards(options),))
     gathered = waits_of(graph, collectives.all_gather_into_tensor.default)
     # Three buckets of two layers; those of the first two are gathered again in the backward.
     assert len(gathered) == (5 if again else 3)

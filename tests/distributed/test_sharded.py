@@ -13,9 +13,9 @@ from torch import nn
 import dovetail
 from dovetail.distributed import (
     ShardingOptions,
+    exchange_shards,
     load_whole_optimizer_state,
     shard,
-    spread_parameters,
     whole_optimizer_state,
 )
 from dovetail.errors import DistributedError, OptionError, ShardedModuleError, ShardedOperationError
@@ -30,7 +30,7 @@ def train(rank: int, size: int, name: str, optimizer: str, bucket_bytes: int | N
     model = shard(build(name, rank), mesh)
     assert sum(part.numel() for part in model.parameters()) < sum(value.numel() for value in build(name).parameters())
     rule = OPTIMIZERS[optimizer](model.parameters())
-    passes = () if bucket_bytes is None else (spread_parameters(ShardingOptions(bucket_bytes=bucket_bytes)),)
+    passes = () if bucket_bytes is None else (exchange_shards(ShardingOptions(bucket_bytes=bucket_bytes)),)
     step = dovetail.compile(make_step(model, rule), backend="aten", fullgraph=True, passes=passes)
     for x, y in batches(4, rank, size):
         step(x, y)

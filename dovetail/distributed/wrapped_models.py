@@ -1,8 +1,8 @@
-"""Modules in ``DistributedDataParallel``, in a function that is compiled.
+"""Rules for modules in ``DistributedDataParallel`` and FSDP that a compiled function calls.
 
-Its own way of finding out that a gradient is ready are hooks in C++ that a graph cannot have in it. So in a step that calls
-``backward()`` itself the wrapped module becomes part of the graph, and the gradients are exchanged by the pass of
-:mod:`dovetail.distributed.replicate`, in buckets of the size that the wrapper was given. The buffers are the first rank's.
+The data-parallel wrapper learns from hooks in C++ that a gradient is ready, and a graph cannot hold those. So in a step that calls
+``backward()`` itself the wrapped module becomes part of the graph, and the pass of :mod:`dovetail.distributed.replicate` exchanges
+the gradients, in buckets of the wrapper's size. The buffers are the first rank's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.aot.required_passes import register_required_pass
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
-from dovetail.distributed.replicate import reduce_sites, refuse_guesses
+from dovetail.distributed.replicate import Reduction, reduce_sites, refuse_assumptions
 from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
@@ -51,10 +51,9 @@ def _(tensors: list[torch.Tensor], group: str) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Replica:
-    """How a wrapped module wants its gradients exchanged."""
+    """How a wrapped module wants the gradients of its parameters, given by identity, to be exchanged."""
 
-    team: Team
-    bucket_bytes: int
+    reduction: Reduction
     members: frozenset[int]
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
@@ -62,12 +61,12 @@ class Replica:
 
 
 @rule(DistributedDataParallel.forward)
-def _forward(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _interpret_forward(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.call(_inlined, args, kwargs)
 
 
 def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the wrapper's forward does, written for the graph. It is interpreted: what it reads of the wrapper is guarded."""
+    """The wrapper's forward, written for the graph. It is interpreted, so that its reads of the wrapper are guarded."""
     reason = private_distributed.why_not_replicated(model)
     if reason:
         _refuse(reason)
@@ -104,7 +103,7 @@ def _note(model: Any, name: str) -> None:
 
 
 @rule(_refuse)
-def _break(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _break_graph(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     raise Break(
         f"DistributedDataParallel is called, and {args[0]}",
         "compile the model first: DistributedDataParallel(compile(model))",
@@ -112,7 +111,7 @@ def _break(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
 
 
 @rule(_check_devices)
-def _moved(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_inputs(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ids, *given = args
     leaves = private_trees.tree_leaves(given)
     wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
@@ -121,23 +120,23 @@ def _moved(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
 
 
 @rule(_name_of)
-def _named(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _read_name(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return _name_of(args[0])
 
 
 @rule(_note)
-def _noted(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _note_gradients(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     model, name = args
     members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
     ignored = set(model.parameters_to_ignore)
     if ignored:
         raise Break("DistributedDataParallel ignores some of the parameters", "compile the model before it is wrapped")
     team = Team(name, torch.distributed.get_world_size(model.process_group))
-    interpreter.trace.replicas.append(Replica(team, int(model.bucket_bytes_cap), members))
+    interpreter.trace.replicas.append(Replica(Reduction(team, int(model.bucket_bytes_cap)), members))
 
 
 @rule(*private_distributed.fsdp_forwards())
-def _fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _refuse_fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise ShardedModuleError(
         "a module that FSDP has spread over the ranks is called: it gathers and frees its parameters in hooks, behind the back "
         "of a graph",
@@ -147,19 +146,19 @@ def _fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[s
 
 
 def has_replicas(joint: JointGraph) -> bool:
-    """Whether a graph has gradients in it that a wrapper would exchange."""
+    """Whether a graph has gradients that a wrapper would exchange."""
     return any(EXCHANGE in node.meta for node in joint.graph.nodes)
 
 
 def reduce_replicas(joint: JointGraph) -> None:
-    """The pass that exchanges them."""
-    refuse_guesses(joint)
+    """A pass: exchange the gradients of wrapped modules."""
+    refuse_assumptions(joint)
     defer_readers(joint, is_marked)
     sites = gradient_sites(joint)
     replicas: dict[Replica, None] = {node.meta[EXCHANGE]: None for node in joint.graph.nodes if EXCHANGE in node.meta}
     for replica in replicas:
         own = [site for site in sites if site.mark is not None and site.mark.meta.get(EXCHANGE) == replica]
-        reduce_sites(joint, own, "step", replica.team, replica.bucket_bytes)
+        reduce_sites(joint, own, "step", replica.reduction)
     check_parameters(joint)
 
 

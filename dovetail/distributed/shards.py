@@ -1,7 +1,7 @@
-"""Which values of a graph are this rank's parts of spread tensors, and what may be computed from them.
+"""Finds the values of a graph that are this rank's shards, and checks what is computed from them.
 
-Element by element, anything. A norm or a sum over all elements becomes that of the whole, by an exchange. All else would be
-computed from a part as if it were the whole, and is refused.
+Element by element, anything may be. A norm or a sum over all elements becomes that of the whole, by an exchange. Any other operator
+would take a shard for the whole, and is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.distributed.exchange import Inserter, Team, collectives
+from dovetail.distributed.exchange import Inserter, Team, collectives, places
 from dovetail.distributed.operators import gather, replica, scatter
 from dovetail.errors import ShardedOperationError
 
 aten = torch.ops.aten
-#: They make something of the same shape, or nothing but its shape; the values in it are not read.
+#: Operators that read the shape of their argument, not its values.
 SHAPES = frozenset(
     {
         "zeros_like",
@@ -35,7 +35,7 @@ SHAPES = frozenset(
         "rand_like",
     }
 )
-#: Element by element, though torch does not say so.
+#: Operators that compute element by element, though torch does not tag them so.
 BY_ELEMENT = frozenset(
     {
         "detach",
@@ -50,43 +50,43 @@ BY_ELEMENT = frozenset(
         "_fused_adagrad",
     }
 )
-#: They keep a zero a zero, if all parts that they read are zero there.
+#: Operators whose result is zero where all shards that they read are zero.
 KEEP_ZERO = frozenset(
     {"detach", "alias", "clone", "_to_copy", "mul", "div", "neg", "abs", "square", "add", "sub", "sgn", "sqrt", "relu"}
 )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The nodes that are parts (or lists of parts), and those among them in which the filling is zero."""
+class Shards:
+    """The nodes that are shards (or lists of shards), and those among them that are filled up with zeros."""
 
-    parts: frozenset[torch.fx.Node]
+    nodes: frozenset[torch.fx.Node]
     zero: frozenset[torch.fx.Node]
 
 
 def team_of(node: torch.fx.Node) -> Team:
-    """The ranks that a gather or scatter is about."""
+    """The ranks of a gather or scatter."""
     size, name = node.args[-3], node.args[-2]
     assert isinstance(size, int) and isinstance(name, str)
     return Team(name, size)
 
 
-def find_parts(joint: JointGraph) -> Parts:
-    """Follow parts through the graph; raises :class:`ShardedOperationError` for an operator that needs the whole."""
+def find_shards(joint: JointGraph) -> Shards:
+    """Follow shards through the graph; raises :class:`ShardedOperationError` for an operator that needs the whole."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     sources = {_origin(node.args[0]) for node in joint.graph.find_nodes(op="call_function", target=gather)}
     while True:
-        parts, zero = set(sources), set(sources)
+        shards, zero = set(sources), set(sources)
         for node in joint.graph.nodes:
             if node.op == "call_function":
-                _follow(node, parts, zero)
+                _follow(node, shards, zero)
         grown = [
             placeholders[item.input_index]
             for item in joint.spec.mutations
-            if joint.results[item.output_index] in parts and placeholders[item.input_index] not in parts
+            if joint.results[item.output_index] in shards and placeholders[item.input_index] not in shards
         ]
         if not grown:
-            return Parts(frozenset(parts), frozenset(zero))
+            return Shards(frozenset(shards), frozenset(zero))
         sources.update(grown)
 
 
@@ -96,17 +96,18 @@ def _origin(node: Any) -> torch.fx.Node:
     return node  # type: ignore[no-any-return]
 
 
-def _follow(node: torch.fx.Node, parts: set[torch.fx.Node], zero: set[torch.fx.Node]) -> None:
+def _follow(node: torch.fx.Node, shards: set[torch.fx.Node], zero: set[torch.fx.Node]) -> None:
+    """Add a node to the shards if it is one, and to ``zero`` if its filling is."""
     if node.target is scatter:
-        parts.add(node)
+        shards.add(node)
         zero.add(node)
         return
-    read = [item for item in node.all_input_nodes if item in parts]
+    read = [item for item in node.all_input_nodes if item in shards]
     name = getattr(node.target, "_opname", "")
     if not read or node.target in (gather, replica) or name in SHAPES or is_whole_reduction(node):
         return
     if node.target is operator.getitem:
-        parts.add(node)
+        shards.add(node)
         if read[0] in zero:
             zero.add(node)
         return
@@ -114,11 +115,11 @@ def _follow(node: torch.fx.Node, parts: set[torch.fx.Node], zero: set[torch.fx.N
     by_element = name in BY_ELEMENT or torch.Tag.pointwise in getattr(node.target, "tags", ())
     if not (by_element or same_view or (name.startswith("_foreach_") and "norm" not in name and name[9:] != "max")):
         raise refusal(node)
-    parts.add(node)
+    shards.add(node)
     if same_view or name in KEEP_ZERO or _is_power(node):
         tensors = [item for item in node.all_input_nodes if _shape(item) == _shape(node)]
-        by_part = name == "div" and (len(tensors) > 1 or node.args[0] not in tensors)
-        if tensors and all(item in zero for item in tensors) and not by_part and not _adds_number(node):
+        by_shard = name == "div" and (len(tensors) > 1 or node.args[0] not in tensors)
+        if tensors and all(item in zero for item in tensors) and not by_shard and not _adds_number(node):
             zero.add(node)
 
 
@@ -132,14 +133,14 @@ def _is_power(node: torch.fx.Node) -> bool:
 
 
 def _adds_number(node: torch.fx.Node) -> bool:
-    """Whether a sum has another term than the parts: a number, or a tensor that is spread over the shape."""
+    """Whether a sum has another term than shards: a number, or a tensor that is broadcast."""
     if getattr(node.target, "_opname", "") not in ("add", "sub"):
         return False
     return not all(isinstance(item, torch.fx.Node) and _shape(item) == _shape(node) for item in node.args[:2])
 
 
 def refusal(node: torch.fx.Node) -> ShardedOperationError:
-    """The error for an operator that would take a part for the whole."""
+    """The error for an operator that would take a shard for the whole."""
     return ShardedOperationError(
         f"{node.target} reads a parameter, a gradient or optimizer state of which this rank has only a part",
         where=node.meta.get("user_line"),
@@ -156,23 +157,23 @@ def is_whole_reduction(node: torch.fx.Node) -> bool:
 
 
 def reduce_wholes(joint: JointGraph, team: Team) -> list[str]:
-    """Make norms and sums of parts those of the whole; returns the exchanges that this takes, for the plan."""
-    _take_lists_apart(joint)
-    found = find_parts(joint)
+    """Turn norms and sums of shards into those of the whole; returns a line for the plan for each exchange that it takes."""
+    _split_list_norms(joint)
+    found = find_shards(joint)
     nodes = [
         node
         for node in joint.graph.nodes
-        if node.op == "call_function" and is_whole_reduction(node) and node.all_input_nodes[0] in found.parts
+        if node.op == "call_function" and is_whole_reduction(node) and node.all_input_nodes[0] in found.nodes
     ]
     for node in nodes:
         if node.all_input_nodes[0] not in found.zero:
             raise refusal(node)
-    order = {node: place for place, node in enumerate(joint.graph.nodes)}
+    order = places(joint)
     steps = []
     while nodes:
         together = [nodes.pop(0)]
         key = _kind(together[0])
-        # One exchange for all that are known before the first of them is read.
+        # One exchange for all that are computed before the first of them is read.
         while nodes and _kind(nodes[0]) == key:
             readers = [order[reader] for item in together for reader in item.users]
             if min(readers, default=len(order)) < order[nodes[0]]:
@@ -213,8 +214,8 @@ def _reduce_together(joint: JointGraph, nodes: list[torch.fx.Node], team: Team, 
         node.replace_all_uses_with(whole, delete_user_cb=readers[node].__contains__)
 
 
-def _take_lists_apart(joint: JointGraph) -> None:
-    """A norm of each of a list of tensors: one norm each."""
+def _split_list_norms(joint: JointGraph) -> None:
+    """Replace an operator for the norms of a list of tensors by one operator for each tensor."""
     for node in joint.graph.find_nodes(op="call_function", target=aten._foreach_norm.Scalar):
         tensors: Any = node.args[0]
         exponent = node.args[1] if len(node.args) > 1 else 2

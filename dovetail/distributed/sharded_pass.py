@@ -1,0 +1,292 @@
+"""The pass of sharded training: parameters are gathered in buckets ahead of their use, gradients scattered early.
+
+A graph gets this pass by itself where it holds the operators of :mod:`dovetail.distributed.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph, must_stay
+from dovetail.aot.required_passes import register_required_pass
+from dovetail.distributed.buckets import Bucket, Phase, make_buckets
+from dovetail.distributed.exchange import Call, Team, collectives, describe, element_bytes, places
+from dovetail.distributed.gradients import GradientSite, defer_readers, merge_exchanges
+from dovetail.distributed.operators import gather, reduce, replica, scatter
+from dovetail.distributed.placement import check_parameters
+from dovetail.distributed.plan import Plan
+from dovetail.distributed.replicate import refuse_assumptions
+from dovetail.distributed.shards import reduce_wholes, team_of
+from dovetail.errors import DistributedError
+from dovetail.torch_private import sizes as private_sizes
+
+aten = torch.ops.aten
+VIEWS = frozenset(
+    {"t", "transpose", "permute", "view", "_unsafe_view", "detach", "alias", "expand", "unsqueeze", "squeeze"}
+)
+
+
+@dataclass(frozen=True)
+class ShardingOptions:
+    """``bucket_bytes``: how many bytes are exchanged together. ``gather_again``: parameters are not kept for the backward, but
+    gathered again in it (except those of the last bucket). ``check``: ranks make sure that they exchange the same things.
+    """
+
+    bucket_bytes: int = 25 << 20
+    gather_again: bool = True
+    check: bool = True
+
+
+def is_sharded(joint: JointGraph) -> bool:
+    """Whether a graph reads parameters that are sharded over ranks."""
+    return any(node.target in (gather, scatter, replica, reduce) for node in joint.graph.nodes)
+
+
+def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGraph], None]:
+    """A pass: the exchanges of a sharded module are put together in buckets and run beside the computation."""
+    chosen = options if options is not None else ShardingOptions()
+
+    def lower(joint: JointGraph) -> None:
+        refuse_assumptions(joint)
+        nodes = [node for node in joint.graph.nodes if node.target in (gather, scatter, replica, reduce)]
+        teams = {(team_of(node), str(node.args[-1])): None for node in nodes}
+        if len(teams) > 1:
+            raise DistributedError(
+                "modules that are sharded in different ways meet in one graph", advice="compile a step for each of them"
+            )
+        for node in nodes:
+            if private_sizes.has_symbols(node.meta["val"]):
+                raise DistributedError(
+                    "a sharded parameter has no fixed size", advice="keep the sizes of parameters fixed"
+                )
+        must_not_leave = any(node.target in (gather, replica) and not node.args[-4] for node in nodes)
+        leaves = must_not_leave and _gradients_leave(joint, nodes)
+        if teams:
+            _Lowering(joint, *next(iter(teams)), chosen).run()
+        if leaves:
+            raise DistributedError(
+                "gradients of a sharded module leave the graph, and what is computed from them elsewhere (a norm, say) is not "
+                "that of the whole",
+                advice="compile the whole step as one graph (fullgraph=True), or say shard(..., eager_optimizer=True)",
+            )
+        check_parameters(joint)
+
+    return lower
+
+
+def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
+    """Whether gradients are computed in this graph and used outside of it, where they cannot be watched."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    shards = {node.args[0] for node in nodes if node.target in (gather, replica)}
+    is_updated = any(placeholders[item.input_index] in shards for item in joint.spec.mutations)
+    is_broken = getattr(joint.capture, "resume_point", None) is not None
+    return any(node.target in (scatter, reduce) for node in nodes) and (is_broken or not is_updated)
+
+
+register_required_pass(is_sharded, exchange_shards())
+
+
+@dataclass
+class _Gathering:
+    """Parameters that are gathered together; ``reader`` is the first node that reads one of them."""
+
+    reader: torch.fx.Node
+    wholes: list[torch.fx.Node] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def shards(self) -> list[torch.fx.Node]:
+        """This rank's shards of them."""
+        return [node.args[0] for node in self.wholes]  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return "all_gather " + ", ".join(describe(node.meta["val"]) for node in self.wholes)
+
+
+class _Lowering:
+    """One run of the pass. The calling tree::
+
+    run
+    +-- merge_exchanges, reduce_wholes     fewer exchanges of gradients; norms and sums of the whole
+    +-- _gathers                           buckets of parameters for the forward, and again for the backward
+    |   +-- _gather_again
+    +-- _sites                             buckets of gradients
+    +-- _phase                             asks whether all ranks have the plan
+    +-- _gather                            each bucket begins when the one before is first read
+    +-- Phase.exchange                     gradients
+    """
+
+    def __init__(self, joint: JointGraph, team: Team, reduction: str, options: ShardingOptions) -> None:
+        self.joint = joint
+        self.team = team
+        self.reduction = reduction
+        self.options = options
+        self.has_backward = len(joint.input_descriptors) > joint.num_primals
+
+    def run(self) -> None:
+        """Replace the operators by collectives."""
+        joint = self.joint
+        joint.graph.eliminate_dead_code(is_impure_node=must_stay)
+        for node in joint.graph.find_nodes(op="call_function", target=replica):
+            # The whole is there already; the operator was needed for its derivative.
+            node.target, node.args = aten.clone.default, node.args[:1]
+        merge_exchanges(joint, (scatter, reduce))
+        if not self.has_backward:
+            defer_readers(joint, lambda node: node.target in (scatter, reduce))
+        norms = reduce_wholes(joint, self.team)
+        forward, backward = self._gathers()
+        gradients = [*self._sites(scatter, "reduce_scatter"), *self._sites(reduce, "all_reduce")]
+        if self.has_backward:
+            self._gather(forward, self._phase("forward", [*forward, *norms]))
+            phase = self._phase("backward", [*backward, *gradients])
+            self._gather(self._bucketed(node for item in backward for node in item.wholes), phase)
+        else:
+            last_forward = forward[-1].reader if forward else None
+            phase = self._phase("step", [*forward, *backward, *gradients, *norms])
+            self._gather(forward, phase)
+            self._gather(self._bucketed(node for item in backward for node in item.wholes), phase, last_forward)
+        phase.exchange(gradients)
+
+    def _phase(self, name: str, steps: Iterable[Any]) -> Phase:
+        plan = Plan(name, tuple(map(str, steps))) if self.options.check else None
+        device = self.joint.graph.find_nodes(op="placeholder")[-1].meta["val"].device
+        return Phase(self.joint, name, self.team, self.reduction, plan, device)
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
+
+    def _gathers(self) -> tuple[list[_Gathering], list[_Gathering]]:
+        """The parameters that are gathered for the forward, and those that are gathered again for the backward."""
+        first: dict[Any, torch.fx.Node] = {}
+        for node in self.joint.graph.find_nodes(op="call_function", target=gather):
+            same = first.setdefault(node.args, node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                self.joint.graph.erase_node(node)
+        forward = self._bucketed(first.values())
+        if not self.options.gather_again:
+            return forward, []
+        order = places(self.joint)
+        boundary = order[forward[-1].reader] if forward else 0
+        dependent = self._dependent()
+        again = []
+        for bucket in forward[:-1]:
+            for whole in bucket.wholes:
+                is_late = dependent.__contains__ if self.has_backward else lambda node: order.get(node, -1) > boundary
+                copy = self._gather_again(whole, is_late)
+                again += [copy] if copy is not None else []
+        return forward, self._bucketed(again)
+
+    def _dependent(self) -> set[torch.fx.Node]:
+        """The nodes of the backward."""
+        found = set(self.joint.graph.find_nodes(op="placeholder")[self.joint.num_primals :])
+        for node in self.joint.graph.nodes:
+            if node.op == "call_function" and (
+                node.meta.get(IN_BACKWARD) or any(argument in found for argument in node.all_input_nodes)
+            ):
+                found.add(node)
+        return found
+
+    def _gather_again(self, whole: torch.fx.Node, is_late: Callable[[torch.fx.Node], bool]) -> torch.fx.Node | None:
+        """A second gather for late readers of a parameter or of a view of it; None if there are none."""
+        early = [whole]
+        for node in early:
+            early += [user for user in node.users if getattr(user.target, "_opname", "") in VIEWS and not is_late(user)]
+        order = places(self.joint)
+        known = set(early)
+        readers = {user for node in early for user in node.users if user not in known and is_late(user)}
+        late = sorted((reader for reader in readers if reader.op != "output"), key=order.__getitem__)
+        if not late:
+            return None
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+        def copy(node: torch.fx.Node) -> torch.fx.Node:
+            """The gather or view of it, again, in front of the late readers."""
+            if node not in copies:
+                given = (node.args, node.kwargs)
+                if node is not whole:
+                    given = torch.fx.node.map_arg(given, lambda item: copy(item) if item in known else item)  # type: ignore[assignment]
+                with self.joint.graph.inserting_before(late[0]):
+                    copies[node] = self.joint.graph.call_function(node.target, *given)  # type: ignore[arg-type]
+                copies[node].meta = {**node.meta, "phase": "backward"}
+                if self.has_backward:
+                    copies[node].meta[IN_BACKWARD] = True
+                copies[node].meta.pop("signature", None)
+            return copies[node]
+
+        second = copy(whole)
+        for reader in late:
+            for argument in reader.all_input_nodes:
+                if argument in known:
+                    reader.replace_input_with(argument, copy(argument))
+        return second
+
+    def _bucketed(self, nodes: Iterable[torch.fx.Node]) -> list[_Gathering]:
+        """Put gathers together by their first readers; no shard may be computed behind the first reader of its bucket."""
+        order = places(self.joint)
+        firsts = {node: min(node.users, key=order.__getitem__) for node in nodes}
+        buckets: list[_Gathering] = []
+        last: dict[Any, _Gathering] = {}
+        for node in sorted(firsts, key=lambda node: order[firsts[node]]):
+            value = node.meta["val"]
+            shard: Any = node.args[0]
+            key = value.dtype, value.device
+            bucket = last.get(key)
+            too_late = bucket is not None and shard.op != "placeholder" and order[shard] >= order[bucket.reader]
+            if bucket is None or too_late or bucket.size + element_bytes(value) > self.options.bucket_bytes:
+                bucket = last[key] = _Gathering(firsts[node])
+                buckets.append(bucket)
+            bucket.wholes.append(node)
+            bucket.size += element_bytes(value)
+        return buckets
+
+    def _gather(self, buckets: list[_Gathering], phase: Phase, earliest: torch.fx.Node | None = None) -> None:
+        """Begin each bucket when the one before is first read, and wait where it is first read itself."""
+        order = places(self.joint)
+        for place, bucket in enumerate(buckets):
+            start = buckets[place - 1].reader if place else earliest
+            newest = max(bucket.shards, key=order.__getitem__)
+            if newest.op != "placeholder" and (start is None or order[newest] >= order[start]):
+                begin = phase.insert.after(newest)
+            elif start is not None:
+                begin = phase.insert.before(start)
+            else:
+                begin = phase.insert.after(phase.start)
+            self._gather_bucket(bucket, phase, begin, phase.insert.before(bucket.reader))
+
+    def _gather_bucket(self, bucket: _Gathering, phase: Phase, begin: Call, ahead: Call) -> None:
+        shards = bucket.shards
+        flat_shards = [begin(aten.view.default, shard, [shard.meta["val"].numel()]) for shard in shards]
+        tokens = phase.tokens(begin, shards[0].meta["val"].dtype)
+        flat = begin(aten.cat.default, [*flat_shards, *tokens])
+        begun = begin(collectives.all_gather_into_tensor.default, flat, self.team.size, self.team.name)
+        done = ahead(collectives.wait_tensor.default, begun)
+        table = ahead(aten.view.default, done, [self.team.size, flat.meta["val"].numel()])
+        start = 0
+        for node, shard in zip(bucket.wholes, shards, strict=True):
+            value = node.meta["val"]
+            length = shard.meta["val"].numel()
+            piece = ahead(aten.slice.Tensor, table, 1, start, start + length)
+            start += length
+            if len(shards) > 1:
+                piece = ahead(aten.clone.default, piece, memory_format=torch.contiguous_format)
+            rows = shard.meta["val"].shape[0] * self.team.size
+            whole = ahead(aten.view.default, piece, [rows, *value.shape[1:]])
+            if rows != value.shape[0]:
+                whole = ahead(aten.slice.Tensor, whole, 0, 0, value.shape[0])
+            node.replace_all_uses_with(whole)
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def _sites(self, target: Any, collective: str) -> list[Bucket]:
+        """Buckets of the gradients that an operator exchanges."""
+        sites = []
+        for node in self.joint.graph.find_nodes(op="call_function", target=target):
+            source: Any = node.args[0]
+            sites.append(GradientSite("", source, tuple(node.users), node.replace_all_uses_with, is_inside=True))
+        order = places(self.joint)
+        sites.sort(key=lambda site: order[site.node])
+        return make_buckets(self.joint, sites, self.options.bucket_bytes, collective)
