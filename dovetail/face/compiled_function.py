@@ -38,6 +38,7 @@ from dovetail.errors import (
     UninitialisedError,
 )
 from dovetail.events import EventLog
+from dovetail.face.loading import load_rules
 from dovetail.frontend import native_errors
 from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter, names_after_break, names_made_at_break
 from dovetail.frontend.capture import Capture
@@ -73,6 +74,7 @@ _FROM_THE_START: tuple[int, ...] = (-1,)
 
 
 def _bytecode_frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
+    load_rules()
     return run_frontend(trace, GuardSet(), function, args, kwargs)
 
 
@@ -441,6 +443,7 @@ class CompiledFunction:
         settings: CaptureSettings,
     ) -> Entry:
         def frontend(trace: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Capture:
+            load_rules()
             return run_frontend(trace, guards, function, args, kwargs)
 
         with private_state.preserved_rng_state(), self.events.span("compile"):

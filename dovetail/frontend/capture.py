@@ -22,9 +22,10 @@ from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.effects.finalizers import check_let_go
 from dovetail.frontend.interpreter.attributes import class_attribute
 from dovetail.frontend.interpreter.interpreter import Interpreter
+from dovetail.frontend.rules import KINDS, kind_of
 from dovetail.frontend.values.aliases import guard_distinct
 from dovetail.frontend.values.class_guards import guard_classes
-from dovetail.frontend.values.values import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.guards import (
     AmbientChange,
     AmbientState,
@@ -33,19 +34,13 @@ from dovetail.guards import (
     CalleeSource,
     GuardSet,
     Identity,
-    InnerSource,
     InstanceDictSource,
     ItemSource,
     KeywordSource,
     Source,
     TypeIs,
-    WrapperMaker,
     autocast_nesting,
-    inner_tensor,
-    redeem,
 )
-from dovetail.rules.sizes.size_list import SizeList
-from dovetail.rules.sparse.value import SparseValue
 from dovetail.rules.torch.whole_functions import number_as_tensor
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
@@ -60,7 +55,6 @@ from dovetail.runtime.recipe import (
 )
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, Trace
 
@@ -178,16 +172,15 @@ class _Outputs:
 
     def _classify(self, value: Any) -> Recipe | None:
         values = self._interpreter.values
-        if type(value) is SizeList:
-            value.refuse()
-        if type(value) is SparseValue:
-            source = values.source_of(value)
-            return SourceItem(source.fetch) if source is not None else self.builder.made(value, redeem, [value.ticket])
         if isinstance(value, torch.Tensor):
             value = values.wrap(value)
-            if private_tensors.is_wrapper(value):
-                source = values.wrapper_source(value)
-                return SourceItem(source.fetch) if source is not None else self._wrapper(value)
+        kind = kind_of(value)
+        if kind is not None:
+            known = values.stood_for(value)
+            if known is not None:
+                return SourceItem(known.source.fetch)
+            return kind.leave(self._interpreter, self.builder, value)
+        if isinstance(value, torch.Tensor):
             if getattr(value, "_is_param", False) and self._interpreter.trace.input_of(value) is None:
                 raise CaptureError(
                     "a parameter is made inside and leaves the function",
@@ -237,28 +230,6 @@ class _Outputs:
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
             return ConstantItem(value)
         return None
-
-    def _wrapper(self, value: torch.Tensor) -> Recipe:
-        """A tensor subclass that was computed: its inner tensors leave the graph, and it is built again outside."""
-        if value.requires_grad and value.is_leaf:
-            raise CaptureError(
-                f"a {type(value).__name__} that the function makes with requires_grad is returned",
-                where=self._interpreter.locate(),
-                advice="make it outside of the function",
-            )
-        maker = WrapperMaker.of(value)
-        inner = [inner_tensor(value, name) for name in maker.names]
-        known = {private_tensors.storage_key(item.value.untyped_storage()) for item in self._interpreter.trace.inputs}
-        if value._base is not None or any(
-            not private_tensors.is_wrapper(item) and private_tensors.storage_key(item.untyped_storage()) in known
-            for item in inner
-        ):
-            raise CaptureError(
-                f"a {type(value).__name__} that shares memory with another tensor is returned",
-                where=self._interpreter.locate(),
-                advice="return a clone of it",
-            )
-        return self.builder.made(value, maker, inner)
 
 
 def _refuse_traced_errors(stop: Stop) -> None:
@@ -335,8 +306,7 @@ def capture(
         check_let_go(interpreter.effects.let_go())
         effects = []
         dropped = interpreter.gradients.dropped()
-        waiting = interpreter.waiting.effects(interpreter.effects)
-        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects(), *waiting):
+        for effect in (*interpreter.effects.collect(), *interpreter.gradients.effects(), *interpreter.effects.late()):
             recipe = outputs.builder.build(effect.values)
             effects.append(EffectRecipe(effect.source, effect.kind, recipe, effect.deleted))
         result_recipe = outputs.builder.build(result)
@@ -347,14 +317,11 @@ def capture(
             raise Break(
                 f"the function changes the state of torch: {change.differences[0]}", "change it outside of the function"
             )
+        for kind in KINDS:
+            kind.finish(interpreter)
         for traced in trace.inputs:
             if traced.leaf.is_leaf and traced.leaf.grad is not None and not interpreter.gradients.is_known(traced):
                 raise Break("native code calls .backward()", "return the loss and call .backward() outside")
-            if (
-                isinstance(guards.tensor_source(traced.index), InnerSource)
-                and trace.node_of(traced.value) is not traced.node
-            ):
-                raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
             if private_autograd.has_hooks(traced.value):
                 raise Break(
                     f"a hook is registered on {traced.name}, which existed before the call",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import collections
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from dovetail.errors import UserLocation
     from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
-    from dovetail.frontend.effects.effects import Effects
     from dovetail.frontend.effects.gradients import Gradients
+    from dovetail.frontend.effects.journal import EffectJournal
     from dovetail.frontend.values.values import Values
     from dovetail.trace import Trace
+
+
+State = TypeVar("State")
 
 
 class FrameRunner(Protocol):
@@ -145,7 +148,7 @@ class TracingInterpreter(FrameRunner, Protocol):
     #: Where objects came from, and the guards that reading them needs.
     values: Values
     #: Writes to objects that existed before the capture.
-    effects: Effects
+    effects: EffectJournal
     #: ``.grad`` of the inputs.
     gradients: Gradients
     #: Calls that give messages, to be made when the capture has succeeded.
@@ -155,6 +158,9 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def locate(self) -> UserLocation | None:
         """The innermost line outside of torch."""
+
+    def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
+        """The object of a class that a rule keeps for the length of this capture; made when it is first asked for."""
 
     def is_created(self, value: Any) -> bool:
         """Whether an object was made by the program while it was traced."""
@@ -190,12 +196,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of a list, dictionary or set, journalled and guarded."""
 
-    def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """``template.format(...)``, with the objects' own methods interpreted."""
-
-    def format_percent(self, template: Any, values: Any) -> Any:
-        """``template % values``, with the objects' own methods interpreted."""
-
     def call_plain_module(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
@@ -203,6 +203,9 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``type.__call__``."""
+
+    def make_class(self, metaclass: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do the work of ``type.__call__`` for a metaclass."""
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -226,9 +229,6 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The result of a pure function of numbers as a symbolic number."""
-
-    def follows_branches(self) -> bool:
-        """Whether the code that runs is an optimizer's, whose branches on its state get guards of their own."""
 
     # --- guards -------------------------------------------------------------------------------------------------------
 

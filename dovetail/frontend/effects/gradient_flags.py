@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.effects import Effect
+from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.values.values import Values
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import TracedInput

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.effects import Effect
 from dovetail.frontend.effects.gradient_flags import GradientFlags
+from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.effects.node_hooks import LeafNodeHooks
 from dovetail.frontend.values.values import Values
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource

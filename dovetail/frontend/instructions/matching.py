@@ -7,7 +7,6 @@ from typing import Any
 from dovetail.frontend.code.frame import Frame, Instruction
 from dovetail.frontend.instructions.shared import handles, pop_many
 from dovetail.frontend.protocol import FrameRunner
-from dovetail.rules.sizes.size_list import SizeList
 
 SEQUENCE_FLAG = 1 << 5
 MAPPING_FLAG = 1 << 6
@@ -21,8 +20,6 @@ def match_mapping(interpreter: FrameRunner, frame: Frame, instruction: Instructi
 
 @handles("MATCH_SEQUENCE")
 def match_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    if type(frame.stack[-1]) is SizeList:
-        frame.stack[-1].refuse()
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & SEQUENCE_FLAG))
 
 

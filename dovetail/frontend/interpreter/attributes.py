@@ -15,7 +15,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.gradients import HOOK_TABLES
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
+from dovetail.frontend.rules import STAND_INS
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     Answers,
     AttributeSource,
@@ -30,9 +31,6 @@ from dovetail.guards import (
     class_order,
     is_heap_type,
 )
-from dovetail.rules.sizes.size_list import SizeList
-from dovetail.rules.sparse.calls import refuse_sparse_target, sparse_attribute
-from dovetail.rules.sparse.value import SparseValue
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 
@@ -87,10 +85,8 @@ class Attributes(TracingInterpreter):
         """``target.name``; raises AttributeError as Python does."""
         if isinstance(target, torch.Tensor):
             return self._load_tensor_attribute(target, name)
-        if type(target) is SparseValue:
-            return sparse_attribute(target, name)
-        if type(target) is SizeList:
-            return list if name == "__class__" else target.refuse()
+        if type(target) in STAND_INS:
+            return STAND_INS[type(target)].attribute(target, name)
         if private_sizes.is_symbolic(target):
             # A program sees a plain number: its class, and its methods.
             return self.call(type, (target,), {}) if name == "__class__" else getattr(plain_numbers(target), name)
@@ -476,7 +472,9 @@ class Attributes(TracingInterpreter):
 
     def store_attribute(self, target: Any, name: str, value: Any) -> None:
         """``target.name = value``."""
-        refuse_sparse_target(target, name)
+        if type(target) in STAND_INS:
+            setattr(target, name, value)
+            return
         if isinstance(target, torch.Tensor):
             if name == "data" and value is target:
                 # What Module.to does where nothing is to be moved.
@@ -594,7 +592,9 @@ class Attributes(TracingInterpreter):
 
     def delete_attribute(self, target: Any, name: str) -> None:
         """``del target.name``."""
-        refuse_sparse_target(target, name)
+        if type(target) in STAND_INS:
+            delattr(target, name)
+            return
         deleter, _ = class_attribute(type(target), "__delattr__")
         attributes = instance_dict(target)
         found, owner = class_attribute(type(target), name)

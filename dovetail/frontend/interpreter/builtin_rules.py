@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import abc
-import builtins
 import collections
 import copy
-import enum
 import functools
 import operator
 import sys
@@ -20,24 +17,18 @@ from dovetail.frontend.instructions.shared import BINARY
 from dovetail.frontend.interpreter.attributes import class_attribute
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
+from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.operators import python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, method_rule, rule
+from dovetail.frontend.rules import CALLS, INSTANCES, OPERATORS, kind_of, method_rule, rule
 from dovetail.frontend.sizes.number_tensors import number_of
-from dovetail.frontend.sizes.numbers import gives_a_float, is_exact_only_in_python, sum_of
+from dovetail.frontend.sizes.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.values.aliases import guard_hash
-from dovetail.frontend.values.values import plain_numbers
-from dovetail.guards import WrapperMaker
+from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.quirks.eigenvectors import phases_checked
 from dovetail.quirks.exact import use_exact_formulas
-from dovetail.rules.python.classes import build_class, call_metaclass, new_class
-from dovetail.rules.python.protocols import is_protocol, look_for_members
-from dovetail.rules.python.standard_library import shown_type
-from dovetail.rules.sizes.size_list import SizeList
-from dovetail.rules.sparse.value import SparseValue
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 
@@ -74,15 +65,14 @@ def _delattr(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dic
 @rule(isinstance)
 def _isinstance(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     value, kinds = args
-    if type(value) is SparseValue:
-        return isinstance(value.example, kinds)
-    if type(value) is SizeList:
-        return isinstance([], kinds)
     if isinstance(kinds, tuple):
         interpreter.values.whole_deep(kinds)
         return any(_isinstance(interpreter, (value, kind), {}) for kind in kinds)
     if private_sizes.is_symbolic(value):
         return isinstance(_plain_example(value), kinds)
+    stands_for = kind_of(value)
+    if stands_for is not None:
+        return isinstance(stands_for.example(interpreter.values, value), kinds)
     if isinstance(value, torch.Tensor) and isinstance(kinds, type) and issubclass(kinds, torch.Tensor):
         traced = interpreter.values.trace.input_of(value)
         if traced is not None and kinds is torch.nn.Buffer:
@@ -92,8 +82,6 @@ def _isinstance(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: 
             return isinstance(traced.real, kinds)
         if kinds is torch.Tensor:
             return True
-        if private_tensors.is_wrapper(value):
-            return isinstance(interpreter.values.real_wrapper(value), kinds)
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
@@ -102,8 +90,9 @@ def _isinstance(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: 
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
-        if is_protocol(kinds):
-            look_for_members(interpreter, value, kinds)
+        handler = INSTANCES.get(type(kinds))
+        if handler is not None:
+            handler(interpreter, value, kinds)
         else:
             interpreter.guard_registration(type(value), kinds)
     if isinstance(kinds, type) and shown_type(value) is not type(value):
@@ -148,29 +137,18 @@ def _callable(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: di
 @rule(type)
 def _type(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1:
-        return call_metaclass(interpreter, type, args, kwargs)
-    if type(args[0]) is SparseValue:
-        return type(args[0].example)
-    if type(args[0]) is SizeList:
-        return list
+        return interpreter.make_class(type, args, kwargs)
     if private_sizes.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
+    stands_for = kind_of(args[0])
+    if stands_for is not None:
+        return type(stands_for.example(interpreter.values, args[0]))
     if isinstance(args[0], torch.Tensor):
         traced = interpreter.values.trace.input_of(args[0])
         if traced is not None:
             return type(traced.real)
-        if private_tensors.is_wrapper(args[0]):
-            return type(args[0])
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return shown_type(args[0])
-
-
-@rule(WrapperMaker.build)
-def _build_wrapper(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    # The edge of another graph, in a captured backward. A class says itself how it is built of inner tensors: as with those
-    # that are inputs, its code is not looked into.
-    maker, inner = args
-    return maker.build(inner)  # type: ignore[no-any-return]
 
 
 @rule(super)
@@ -191,8 +169,6 @@ def _len(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[st
     (value,) = args
     if isinstance(value, torch.Tensor) and value.dim():
         return value.shape[0]
-    if type(value) is SizeList:
-        return value.length
     method, _ = class_attribute(type(value), "__len__")
     if isinstance(method, types.FunctionType) and not isinstance(value, torch.Tensor):
         return interpreter.called_length(method, value)  # type: ignore[no-any-return]
@@ -277,8 +253,6 @@ for _function, _method in (
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kind is list and len(args) == 1 and type(args[0]) is SizeList:
-            return SizeList(args[0].runs)
         items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
@@ -302,29 +276,23 @@ def _dict(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[s
     return dict(pairs, **kwargs)
 
 
-def extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
-    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented. An optimizer's is chosen by
-    branches with guards.
-    """
-    if not any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
-        return NotImplemented
-    is_arithmetic = is_exact_only_in_python(function, numbers)
-    if not interpreter.follows_branches() or (is_arithmetic and gives_a_float(function, numbers)):
-        return interpreter.derive(function, numbers) if is_arithmetic else NotImplemented
-    chosen, *rest = numbers
-    for number in rest:
-        chosen = number if interpreter.truth(interpreter.operate(_ORDERS[function], number, chosen)) else chosen
-    return chosen
-
-
-_ORDERS = {max: operator.gt, min: operator.lt}
+def _extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
+    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented."""
+    if any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
+        for handler in OPERATORS.get(function, ()):
+            chosen = handler(interpreter, function, numbers)
+            if chosen is not NotImplemented:
+                return chosen
+        if is_exact_only_in_python(function, numbers):
+            return interpreter.derive(function, numbers)
+    return NotImplemented
 
 
 def _iterating(function: Any, first: int) -> Any:
     def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         converted = list(args)
         if function in (min, max) and len(args) > 1 and not kwargs:
-            chosen = extreme(interpreter, function, args)
+            chosen = _extreme(interpreter, function, args)
             if chosen is not NotImplemented:
                 return chosen
         for position in range(first, len(args) if function in (zip, map) else min(len(args), first + 1)):
@@ -505,19 +473,6 @@ def _module_call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs:
 @rule(type.__call__)
 def _type_call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interpreter.make_instance(args[0], args[1:], kwargs)
-
-
-@rule(builtins.__build_class__)
-def _build_class(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return build_class(interpreter, args, kwargs)
-
-
-def _class_maker(maker: Any) -> Any:
-    return lambda interpreter, args, kwargs: new_class(interpreter, maker, args, kwargs)
-
-
-for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
-    CALLS[_maker] = _class_maker(_maker)
 
 
 def _has_torch_function(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import decimal
 import functools
 import inspect
@@ -110,6 +111,7 @@ IMPURE_BUILTINS: dict[Any, str] = {
     exec: "exec runs code from a string",
     eval: "eval runs code from a string",
     compile: "compile makes code",
+    builtins.__build_class__: "a class is defined",
     globals: "globals() hands out the module's dictionary",
     locals: "locals() hands out the frame's variables",
     dir: "dir() lists what nobody guards",

@@ -18,7 +18,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import runs_natively
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 
 #: Special methods that no native code calls because it is handed an object: they make it, or are asked for by name.
 _OTHERS = frozenset(

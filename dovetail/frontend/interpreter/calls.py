@@ -6,8 +6,6 @@ import enum
 import functools
 import types
 import typing
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.finalizers import check_made
 from dovetail.frontend.interpreter.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.interpreter.call_tables import (
-    CACHE_KEYS,
     INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     OWN_MODULES,
@@ -24,41 +21,23 @@ from dovetail.frontend.interpreter.call_tables import (
     calls_user_code,
     check_loading,
     is_method_of_users_class,
-    is_of_library,
     is_overridable,
     runs_natively,
     wraps_user_code,
 )
 from dovetail.frontend.interpreter.native_calls import NativeCalls
 from dovetail.frontend.interpreter.shown_names import shown_name
-from dovetail.frontend.rules import CALLS
-from dovetail.frontend.values.values import is_leaf_value, plain_numbers
+from dovetail.frontend.rules import CALLABLES, CALLS, FORMATS
 from dovetail.guards import (
-    Answers,
     AttributeSource,
     Identity,
     Length,
     NoHooks,
-    ReferentSource,
 )
-from dovetail.rules.python.classes import call_metaclass
-from dovetail.rules.python.getters import GETTERS, get
-from dovetail.rules.python.log_messages import told_number
 from dovetail.runtime.recipe import interpreted_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private import trees as private_trees
-
-
-def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """What a function with a cache returns today.
-
-    >>> cached_result(functools.cache(max), (1, 2), ())
-    2
-    """
-    return function(*args, **dict(kwargs))
 
 
 class Calls(NativeCalls):
@@ -112,17 +91,15 @@ class Calls(NativeCalls):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
             return self.call_native(function, args, kwargs)
-        if isinstance(function, functools._lru_cache_wrapper):
-            return self._call_cached(function, args, kwargs)
         if isinstance(function, (private_operators.OpOverload, private_operators.OpOverloadPacket)) or (
             kind.__module__.startswith("torch.")
             and runs_natively(kind.__module__)
             and not isinstance(function, torch.Tensor)
         ):
             return self.call_torch(function, args, kwargs)
-        if kind is weakref.ReferenceType:
-            source = self.values.source_of(function)
-            return self.values.read(function(), None if source is None else ReferentSource(source))
+        handler = CALLABLES.get(kind)
+        if handler is not None:
+            return handler(self, function, args, kwargs)
         caller, _ = class_attribute(kind, "__call__")
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
@@ -132,49 +109,18 @@ class Calls(NativeCalls):
             source = self.values.source_of(function)
             if source is not None:
                 self.values.guard(source, Identity(function), f"{source.name} was called")
-            if kind is typing.NewType and len(args) == 1 and not kwargs:
-                return args[0]
-            if kind in GETTERS and len(args) == 1 and not kwargs:
-                return get(self, function, args[0])
             return self.call_native(function, args, kwargs)
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 
     def formatted(self, frame: Any, value: Any, specification: str) -> str:
         """``format(value, specification)``, which is pushed next."""
-        value = told_number(frame, value)
+        if private_sizes.is_symbolic(value):
+            for handler in FORMATS:
+                found = handler(self, frame, value)
+                if found is not NotImplemented:
+                    value = found
+                    break
         return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
-
-    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function with a cache: for constants ask the cache, which may hold what nobody would compute today."""
-        given = [*args, *kwargs.values()]
-        if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
-            return self.call(function.__wrapped__, args, kwargs)
-        has_library_code = is_of_library(function.__wrapped__)
-        if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
-            return self.call(function.__wrapped__, args, kwargs)
-        given = [plain_numbers(item) for item in given]
-        if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
-            if has_library_code:
-                return self.call(function.__wrapped__, args, kwargs)
-            raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
-        with private_tracing.disable_current_modes():
-            result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-        if is_leaf_value(result):
-            wrapped = function.__wrapped__
-            if not has_library_code and interpreted_of(wrapped) is wrapped and not self.values.is_created(wrapped):
-                # Whoever clears the cache has it computed again: asking it again is what eager would do.
-                asked = Answers(
-                    cached_result,
-                    (tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))),
-                    result,
-                )
-                source = self.values.pin(function, function.__qualname__)
-                self.values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
-            return result
-        if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
-            # The object in the cache itself: what is read from it is guarded.
-            return self.values.read(result, self.values.pin(result, f"result of {function.__qualname__}"))
-        raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__
@@ -257,7 +203,7 @@ class Calls(NativeCalls):
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``type.__call__`` does."""
         if issubclass(kind, type):
-            return call_metaclass(self, kind, args, kwargs)
+            return self.make_class(kind, args, kwargs)
         module = kind.__module__ or ""
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
@@ -293,3 +239,13 @@ class Calls(NativeCalls):
         elif starter_owner is not object:
             self.call_native(starter, (instance, *args), kwargs)
         return instance
+
+    def make_class(self, metaclass: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do the work of ``type.__call__`` for a metaclass."""
+        maker, _ = class_attribute(metaclass, "__new__")
+        made = self.call(maker.__func__ if isinstance(maker, staticmethod) else maker, (metaclass, *args), kwargs)
+        if isinstance(made, metaclass):
+            starter, _ = class_attribute(metaclass, "__init__")
+            if isinstance(starter, types.FunctionType):
+                self.call(starter, (made, *args), kwargs)
+        return made

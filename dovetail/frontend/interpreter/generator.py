@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections.abc
 import itertools
 import sys
+import types
 from dataclasses import dataclass
-from types import CellType
 from typing import Any
 
 from dovetail.errors import Interruption
@@ -167,6 +167,11 @@ class RestoreGenerator:
         return InterpretedGenerator(Machine(), frame, self.started)
 
 
+def shown_type(value: Any) -> type:
+    """The type that the program sees: a generator that the interpreter runs is a generator."""
+    return types.GeneratorType if type(value) is InterpretedGenerator else type(value)
+
+
 def cleans_up(value: object) -> bool:
     """Whether a live value is, or holds, a generator that runs code of its own once nobody refers to it any more.
 
@@ -185,6 +190,6 @@ def cleans_up(value: object) -> bool:
             stack += item[:_MOST_LOOKED_AT]  # type: ignore[index]
         elif type(item) is dict:
             stack += itertools.islice(item.values(), _MOST_LOOKED_AT)
-        elif type(item) is CellType and is_bound(item):
+        elif type(item) is types.CellType and is_bound(item):
             stack.append(item.cell_contents)
     return False

@@ -14,31 +14,15 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-import dovetail.rules.optim.loss_scaling
-import dovetail.rules.optim.optimizers
-import dovetail.rules.python.standard_library
-import dovetail.rules.sizes.counted_loops
-import dovetail.rules.sizes.interpolation
-import dovetail.rules.sizes.overlapping_views
-import dovetail.rules.sizes.parts_loops
-import dovetail.rules.sizes.plain_size_calls
-import dovetail.rules.sizes.plain_size_formulas
-import dovetail.rules.sizes.plain_size_selections
-import dovetail.rules.sizes.recurrent_cells
-import dovetail.rules.sizes.recurrent_networks
-import dovetail.rules.sizes.scans
-import dovetail.rules.sizes.spectra
-import dovetail.rules.sizes.tensor_sizes  # noqa: F401  (their rules)
 from dovetail.errors import CaptureError, DovetailError, Interruption, UserLocation
 from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
 from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Unread, Yield, unknown_instruction
 from dovetail.frontend.code.points import is_bound
-from dovetail.frontend.effects.effects import Effects
 from dovetail.frontend.effects.gradients import Gradients
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.instructions import instruction_set
@@ -51,10 +35,12 @@ from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.operators import OLD_CONTAINERS, Operators, python_method
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.shown_names import tell_shown_names
+from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import CODES
 from dovetail.frontend.sizes.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.values.aliases import guard_comparison, guard_key
-from dovetail.frontend.values.values import Values, is_leaf_value, is_trusted, may_be_switched, plain_numbers
+from dovetail.frontend.values.leaves import is_leaf_value, is_trusted, may_be_switched, plain_numbers
+from dovetail.frontend.values.values import Values
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -67,14 +53,12 @@ from dovetail.guards import (
     Unbound,
 )
 from dovetail.guards.source import plain_keys, plain_length, read_item
-from dovetail.rules.optim.schedules import Waiting
-from dovetail.rules.python.texts import format_braces, format_percent
-from dovetail.rules.torch.checks import Checks
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import CaptureSettings, Retry, Trace
 
 MAXIMUM_DEPTH = 400
+State = TypeVar("State")
 
 
 # What a program raises on purpose or looks for, and a symbol does not cause.
@@ -103,7 +87,7 @@ def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
     return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
 
 
-class Interpreter(Attributes, Calls, Checks, Operators):
+class Interpreter(Attributes, Calls, Operators):
     """Runs bytecode under an open trace."""
 
     def __init__(self, trace: Trace, guards: GuardSet) -> None:
@@ -113,11 +97,8 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self.loops: collections.Counter[tuple[types.CodeType, int]] = collections.Counter()
         self.stop_before = trace.settings.stop_before
         self.values = Values(trace, guards)
-        self.effects = Effects(self.values.source_of)
-        self.effects.read_items = self.values.read_items
-        self.values.effects = self.effects
+        self.effects = self.values.journal
         self.gradients = Gradients(self.values, self.native)
-        self.waiting = self.values.waiting = Waiting(self.values)
         self.left_open = LeftOpen()
         self.frames: list[Frame] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
@@ -129,11 +110,10 @@ class Interpreter(Attributes, Calls, Checks, Operators):
         self._function_classes: dict[type, type] = {}
         self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
-        self._created: dict[int, Any] = {}
+        self._states: dict[Any, Any] = {}
         self._cells: dict[int, Source] = {}
         self._seen_globals: dict[tuple[int, str], Any] = {}
-        self._seen_functions: set[int] = set()
-        self.values.is_created = self.is_created
+        self._seen_functions: dict[int, types.FunctionType] = {}
         trace.locate = self.locate
 
     # --- where --------------------------------------------------------------------------------------------------------
@@ -153,11 +133,17 @@ class Interpreter(Attributes, Calls, Checks, Operators):
 
     def created(self, value: Any) -> None:
         """Remember that an object was made by the trace."""
-        self._created[id(value)] = value
+        self.values.note_created(value)
 
     def is_created(self, value: Any) -> bool:
         """Whether an object was made by the trace."""
-        return id(value) in self._created
+        return self.values.is_created(value)
+
+    def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
+        """The object of a class that a rule keeps for the length of this capture; made when it is first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind(self)
+        return self._states[kind]  # type: ignore[no-any-return]
 
     # --- frames -------------------------------------------------------------------------------------------------------
 
@@ -195,10 +181,9 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             self._guard_function(function)
 
     def _guard_function(self, function: types.FunctionType) -> None:
-        self._seen_functions.add(id(function))
+        self._seen_functions[id(function)] = function
         if self.is_created(function):
             return
-        self._created.setdefault(-id(function), function)  # keeps the function alive as long as its id is in the set
         if not is_trusted(function.__globals__.get("__name__")):
             source = self.values.pin(function, function.__qualname__)
             self.values.guard(AttributeSource(source, "__code__"), Identity(function.__code__), "the function's code")
@@ -571,14 +556,6 @@ class Interpreter(Attributes, Calls, Checks, Operators):
             self.effects.delete_item(target, self.as_key(key, target))
         else:
             raise Break(f"an item of a {type(target).__name__} is deleted")
-
-    def format_text(self, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """``template.format(...)``, with the objects' own methods interpreted."""
-        return format_braces(self, template, args, kwargs)
-
-    def format_percent(self, template: Any, values: Any) -> Any:
-        """``template % values``, with the objects' own methods interpreted."""
-        return format_percent(self, template, values)
 
     # --- iteration ----------------------------------------------------------------------------------------------------
 

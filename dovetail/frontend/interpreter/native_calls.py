@@ -43,10 +43,11 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.interpreter.shown_names import tell_shown_names
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import METHODS
+from dovetail.frontend.rules import CALLS, DATA, LAYOUTS, METHODS, kind_among
 from dovetail.frontend.sizes.numbers import is_exact_only_in_python
 from dovetail.frontend.values.aliases import guard_equality
-from dovetail.frontend.values.values import (
+from dovetail.frontend.values.leaves import (
+    LEAF_TYPES,
     is_array_number,
     is_bound_builtin,
     is_extension_record,
@@ -60,10 +61,6 @@ from dovetail.guards import (
     InstanceDictSource,
     ItemSource,
 )
-from dovetail.rules.sizes.size_list import SizeList
-from dovetail.rules.sparse.calls import call_sparse, given_sparse
-from dovetail.rules.torch.storage_offsets import ASKS_FOR_PLACES, check_place
-from dovetail.rules.torch.whole_functions import call_whole, stays_whole, with_known_values
 from dovetail.runtime.recipe import interpreted_of, stands_for
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -126,12 +123,14 @@ class NativeCalls(TracingInterpreter):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function, method or class of torch, under the trace's modes."""
-        if given_sparse(args, kwargs):
-            return call_sparse(self.values.trace, function, args, kwargs)
+        given = (*args, *kwargs.values())
+        kind = kind_among(given)
+        if kind is not None:
+            found = kind.call(self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
-        if name in ASKS_FOR_PLACES:
-            check_place(self, function, args, kwargs)
         for handler in METHODS.get(name, ()):
             found = handler(self, function, args, kwargs)
             if found is not NotImplemented:
@@ -146,14 +145,12 @@ class NativeCalls(TracingInterpreter):
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
-        if name in MAKES_COMPRESSED or any(
-            item in COMPRESSED_LAYOUTS for item in (*args, *kwargs.values()) if isinstance(item, torch.layout)
-        ):
-            return call_sparse(self.values.trace, function, args, kwargs)
-        if stays_whole(function, args, kwargs, self.values.trace.settings.exact):
-            for item in (*args, *kwargs.values()):
-                self._check_opaque(function, item)
-            return self.values.wrap(call_whole(self.values.trace, function, args, kwargs))
+        layouts = [item for item in given if type(item) is torch.layout]
+        for layout in layouts:
+            if layout in LAYOUTS:
+                return LAYOUTS[layout](self, function, args, kwargs)
+        if name in MAKES_COMPRESSED or not COMPRESSED_LAYOUTS.isdisjoint(layouts):
+            raise Break(f"{name} makes a compressed sparse tensor", "make it outside of the function")
         return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,8 +187,9 @@ class NativeCalls(TracingInterpreter):
             return self.call_torch(function, args, kwargs)
         if isinstance(owner, (list, dict, set)):
             return self.call_container_method(owner, function, args, kwargs)
-        if type(owner) is str and name == "format":
-            return self.format_text(owner, args, kwargs)
+        handler = CALLS.get(type(owner).__dict__.get(name)) if type(owner) in LEAF_TYPES else None
+        if handler is not None:
+            return handler(self, (owner, *args), kwargs)
         if isinstance(owner, types.GeneratorType):
             raise Break("a generator that existed before the call is advanced", "make a list of it first")
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
@@ -437,7 +435,7 @@ class NativeCalls(TracingInterpreter):
                     "keep the value in a tensor, or do this outside of the compiled function",
                 ) from error
             trace.forgive_data_symbols(data_symbols)
-            result = self._call_untraceable(function, arguments, keywords)
+            result = self._with_data(function, arguments, keywords, NotImplemented)
         except (LayoutChangeError, OverlapError) as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
@@ -448,7 +446,7 @@ class NativeCalls(TracingInterpreter):
                 native_errors.mark_native(error)
                 raise
             trace.forgive_data_symbols(data_symbols)
-            result = self._call_untraceable(function, arguments, keywords)
+            result = self._with_data(function, arguments, keywords, NotImplemented)
         except (IndexError, TypeError, ValueError) as error:
             tell_shown_names(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
@@ -458,11 +456,11 @@ class NativeCalls(TracingInterpreter):
         if getattr(function, "__name__", "") in _FILLING and isinstance(result, torch.Tensor):
             self._check_filled(result, (*arguments, *keywords.values()))
         if trace.settings.one_graph and any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
-            # A view whose place depends on data cannot leave the graph; with the numbers known it is a plain one.
-            known = with_known_values(self.values, arguments, keywords, f"{function.__name__} was given it")
-            if known is not None:
+            # A view that lies where data says cannot leave the graph.
+            found = self._with_data(function, arguments, keywords, result)
+            if found is not result:
                 trace.forgive_data_symbols(data_symbols)
-                result = function(*known[0], **known[1])
+                result = found
         self.left_open.called(function, arguments, result)
         data_sizes = self.values.trace.settings.shapes.data_sizes
         if data_sizes != "keep" and self.values.trace.has_unbacked_sizes():
@@ -485,15 +483,21 @@ class NativeCalls(TracingInterpreter):
                 "use a number that fits, or a tensor of float64",
             )
 
-    def _call_untraceable(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function that needs the values of tensors: as one operator, or for the values that small inputs have now."""
-        try:
-            return call_whole(self.values.trace, function, args, kwargs)
-        except Break:
-            known = with_known_values(self.values, args, kwargs, f"{function.__name__} was given it")
-            if known is None:
-                raise
-            return function(*known[0], **known[1])
+    def _with_data(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Ask the rules for a call that needs the data of tensors."""
+        refusal: Break | None = None
+        for handler in DATA:
+            try:
+                found = handler(self, function, args, kwargs, result)
+            except Break as stop:
+                refusal = refusal or stop
+                continue
+            if found is not NotImplemented:
+                return found
+        if result is NotImplemented:
+            name = getattr(function, "__name__", str(function))
+            raise refusal or Break(f"{name} needs the values of a tensor", "keep the value in a tensor")
+        return result
 
     def _guard_settings(self, value: Any) -> None:
         """An object of torch's own, such as ``torch.autocast(...)``, made before the call: its settings are guarded."""
@@ -508,10 +512,6 @@ class NativeCalls(TracingInterpreter):
 
     def _check_opaque(self, function: Any, value: Any) -> None:
         """An object of the user's with a source must not reach native code that could read it unguarded."""
-        if type(value) is SizeList:
-            is_formula = function is operator.add or getattr(function, "__module__", None) == SizeList.__module__
-            if not is_formula:
-                value.refuse()
         if type(value).__module__.startswith("torch.") and not isinstance(
             value, (torch.nn.Module, torch.Tensor, type, enum.Enum)
         ):

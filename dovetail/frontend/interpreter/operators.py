@@ -10,18 +10,16 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break
+from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.attributes import MISSING, class_attribute
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.interpreter.shown_names import shown_name
+from dovetail.frontend.rules import BRANCHES, OPERATORS, Jump, kind_among
 from dovetail.frontend.sizes.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values.aliases import guard_equality
-from dovetail.frontend.values.values import is_leaf_value, plain_numbers
+from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Length
 from dovetail.guards.source import plain_length
-from dovetail.rules.optim.branches import followed_branch, is_followed
-from dovetail.rules.sparse.calls import SPARSE_OPERATORS, call_sparse, given_sparse
-from dovetail.rules.torch.known_truth import known_truth
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -111,12 +109,17 @@ class Operators(Numbers):
             if is_exact_only_in_python(function, operands):
                 return self.derive(function, operands)
             return self.native(function, operands, {})
-        if function in SPARSE_OPERATORS and given_sparse(operands, {}):
-            return call_sparse(self.values.trace, function, operands, {})
+        kind = kind_among(operands)
+        if kind is not None:
+            result = kind.call(self, function, operands, {})
+            if result is not NotImplemented:
+                return result
+        for handler in OPERATORS.get(function, ()):
+            result = handler(self, function, operands)
+            if result is not NotImplemented:
+                return result
         if function is operator.contains:
             return self._contains(*operands)
-        if function in (operator.mod, operator.imod) and type(operands[0]) is str and not is_leaf_value(operands[1]):
-            return self.format_percent(*operands)
         handled, result = self._operate_python(function, operands)
         if handled:
             return result
@@ -298,34 +301,40 @@ class Operators(Numbers):
         """``bool(value)``; the truth of a tensor is not known while tracing."""
         if value is True or value is False or value is None:
             return bool(value)
+        if isinstance(value, torch.Tensor) or private_sizes.is_data_number(value):
+            return self._truth_of_data(value, None)
+        return self._truth_of_object(value)
+
+    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
+        """The truth of a value for a jump to ``target`` where it is ``wanted``."""
+        if isinstance(value, torch.Tensor) or private_sizes.is_data_number(value):
+            return self._truth_of_data(value, Jump(frame, target, wanted))
+        return self.truth(value)
+
+    def _truth_of_data(self, value: Any, jump: Jump | None) -> bool:
+        trace = self.values.trace
+        error: BaseException | None = None
         if isinstance(value, torch.Tensor):
-            trace = self.values.trace
-            data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
+            data_symbols = trace.data_symbols()
             _check_truth(value)
             try:
+                # A constant tensor knows its truth.
                 return bool(value)
-            except private_tracing.DATA_DEPENDENT_ERRORS as error:
-                # The user's own branch can be written in another way, an optimizer's depends on the step: with a guard on values
-                # each would be compiled at every call. So there the branch itself is guarded.
-                module = str(self.frames[-1].globals.get("__name__")) if self.frames else ""
-                is_layers = module.startswith("torch.nn.")
-                known = known_truth(self.values, value) if trace.settings.one_graph and is_layers else None
-                if known is None and self.follows_branches():
-                    known = followed_branch(self.values, value)
-                if known is not None:
-                    trace.forgive_data_symbols(data_symbols)
-                    return known
-                raise Break(
-                    "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
-                ) from error
-        if private_sizes.is_data_number(value) and self.follows_branches():
-            known = followed_branch(self.values, value)
-            if known is not None:
-                return known
-        if private_sizes.is_made_of_data_float(value):
-            raise Break(
-                "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
-            )
+            except private_tracing.DATA_DEPENDENT_ERRORS as raised:
+                # The question itself has made a number out of data.
+                trace.forgive_data_symbols(data_symbols)
+                error = raised
+        for handler in BRANCHES:
+            known = handler(self, value, jump)
+            if known is not NotImplemented:
+                return bool(known)
+        if error is None and not private_sizes.is_made_of_data_float(value):
+            return bool(value)
+        raise Break(
+            "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
+        ) from error
+
+    def _truth_of_object(self, value: Any) -> bool:
         kind = type(value)
         for name in ("__bool__", "__len__"):
             method, _ = class_attribute(kind, name)
@@ -351,10 +360,6 @@ class Operators(Numbers):
                 "ask for it outside of the function, or keep the items in a list or dictionary",
             )
         return bool(value)
-
-    def follows_branches(self) -> bool:
-        """Whether the code that runs is an optimizer's, whose branches on its state get guards of their own."""
-        return bool(self.frames) and is_followed(self.frames[-1].globals.get("__name__"))
 
     def called_length(self, method: types.FunctionType, value: Any) -> Any:
         """What a class's own ``__len__`` says, which may be symbolic; raises what ``len`` raises for what is no length."""

@@ -15,7 +15,6 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
-from dovetail.rules.sizes.size_list import SizeList
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.known_numbers import known_number
 
@@ -34,10 +33,6 @@ def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
     rest = {
         name: value for name, value in kwargs.items() if name != "data" and value is not None and value is not False
     }
-    if type(data) is SizeList and data.runs and not rest.keys() - {"device", "dtype"}:
-        dtype = rest.pop("dtype", torch.int64)
-        result = list_as_tensor(interpreter, data, rest)
-        return result if dtype == torch.int64 else interpreter.call_torch(torch.Tensor.to, (result, dtype), {})
     shape: list[int] = []
     numbers = _numbers(data, shape, 0)
     dtype = rest.pop("dtype", None)
@@ -60,17 +55,6 @@ def make_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any,
         result = interpreter.call_torch(torch.stack, (made,), {})
         result = interpreter.call_torch(torch.reshape, (result, tuple(shape)), {}) if len(shape) > 1 else result
     return result if dtype == exact else interpreter.call_torch(torch.Tensor.to, (result, dtype), {})
-
-
-def list_as_tensor(interpreter: TracingInterpreter, numbers: SizeList, settings: dict[str, Any]) -> torch.Tensor:
-    """A list over symbolic sizes as a tensor of whole numbers."""
-    settings = {"dtype": torch.int64, **settings}
-    made = [
-        interpreter.call_torch(torch.arange, (run.start, run.item(run.count), run.step), settings)
-        for run in numbers.runs
-    ]
-    result: torch.Tensor = made[0] if len(made) == 1 else interpreter.call_torch(torch.cat, (made,), {})
-    return result
 
 
 def _numbers(data: Any, shape: list[int], depth: int) -> list[Any] | None:
@@ -140,11 +124,9 @@ def number_of(interpreter: TracingInterpreter, value: Any) -> Any:
 
 
 def with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
-    """An index of a tensor with the known number in the place of each tensor that bounds a slice, and lists as tensors."""
+    """An index of a tensor with the known number in the place of each tensor that bounds a slice."""
     if type(key) is tuple:
         return tuple(with_numbers_in_slices(interpreter, item) for item in key)
-    if type(key) is SizeList:
-        return list_as_tensor(interpreter, key, {})
     if type(key) is not slice:
         return key
     parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]

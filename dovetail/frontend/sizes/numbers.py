@@ -20,7 +20,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import plain_numbers
+from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing

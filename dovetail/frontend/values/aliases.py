@@ -16,15 +16,15 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import class_attribute, instance_dict
-from dovetail.frontend.values.values import IDENTITY_TYPES, LEAF_TYPES, is_leaf_value
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, LEAF_TYPES, is_leaf_value
 from dovetail.guards import AttributeSource, Distinct, Identity, InstanceDictSource, Source
 
 if TYPE_CHECKING:
-    from dovetail.frontend.effects.effects import Effects
+    from dovetail.frontend.effects.journal import EffectJournal
     from dovetail.frontend.values.values import Values
 
 
-def guard_distinct(values: Values, effects: Effects) -> None:
+def guard_distinct(values: Values, effects: EffectJournal) -> None:
     """Guard that what was written to, or compared by identity, is none of the other objects of its type that were met."""
     kinds: dict[type, str] = {}
     for container, source in effects.written_containers():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail.frontend.values.values import is_trusted
+from dovetail.frontend.values.leaves import is_trusted
 from dovetail.guards import (
     AttributeSource,
     ClassBody,

@@ -16,24 +16,23 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.guards import Identity
+from dovetail.rules.torch.branches_on_data import assert_in_graph, follows_branches, may_assert
 from dovetail.torch_private import calls as private_calls
-from dovetail.trace import ASSUMPTION, CaptureSettings, Retry
-
-_MESSAGE = f"{ASSUMPTION}the gradients that GradScaler has looked at are finite"
+from dovetail.trace import CaptureSettings, Retry
 
 
 @rule(private_calls.scaled_optimizer_step)
 def _step_if_finite(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _, optimizer, state, *rest = args
     trace = interpreter.trace
-    if trace.phase != "forward" or trace.settings.shapes.data_sizes == "break" or interpreter.values.in_backward:
+    if not may_assert(interpreter):
         raise Break("GradScaler reads back whether a gradient is infinite", "call its step() outside of the function")
     if trace.settings.shapes.data_sizes == "ask":
         raise Retry("GradScaler reads back whether a gradient is infinite", change=CaptureSettings.with_data_sizes)
     found = interpreter.drain(interpreter.load_item(state, "found_inf_per_device").values())
     with private_calls.no_torch_function(), torch.no_grad():
         is_finite = functools.reduce(torch.logical_and, [item.detach().to("cpu") == 0 for item in found])
-        torch.ops.aten._assert_async.msg(is_finite, _MESSAGE)
+    assert_in_graph(is_finite, "the gradients that GradScaler has looked at are finite")
     return interpreter.call(interpreter.load_attribute(optimizer, "step"), tuple(rest), kwargs)
 
 
@@ -43,7 +42,7 @@ def _identity(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: di
     value = args[0] if len(args) == 1 else None
     source = interpreter.values.source_of(value)
     is_lasting = not isinstance(value, torch.Tensor) and not interpreter.is_created(value)
-    if source is None or not is_lasting or not interpreter.follows_branches():
+    if source is None or not is_lasting or not follows_branches(interpreter):
         return interpreter.call_native(id, args, kwargs)
     interpreter.values.guard(source, Identity(value), "its id() was asked")
     return id(value)

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 from dovetail.aot.partition import memory_of
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.effects import Effect
+from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.guards import ComputedSource, Equals, ItemSource, Source
@@ -98,8 +98,11 @@ def _is_rate(value: Any) -> bool:
 class Waiting:
     """The calls of schedules that wait for the end of one capture."""
 
-    def __init__(self, values: Any) -> None:
-        self._values = values
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self._values = interpreter.values
+        self._journal = interpreter.effects
+        interpreter.values.watch(self)
+        interpreter.effects.defer(self._effects)
         self._calls: list[tuple[Source, Any]] = []
         self._objects: list[Any] = []
         self._containers: list[Any] = []
@@ -125,10 +128,10 @@ class Waiting:
             stack += [user for user in node.users if memory_of(user) == memory_of(node)]  # its views
         return frozenset(found)
 
-    def was_written(self, schedule: Any, effects: Any) -> bool:
+    def was_written(self, schedule: Any) -> bool:
         """Whether the program itself has written to what a schedule reads or writes."""
         owners = [item for part in _parts(schedule) for item in (vars(part), *part.optimizer.param_groups)]
-        return any(map(effects.written, owners))
+        return any(map(self._journal.written, owners))
 
     def check_read(self, source: Source) -> None:
         """Refuse to read what is not written yet."""
@@ -148,9 +151,9 @@ class Waiting:
         if self._calls and any(value is item for item in (*self._objects, *self._containers)):
             raise _read_too_early("native code gets a schedule after its step()")
 
-    def effects(self, journal: Any) -> list[Effect]:
+    def _effects(self) -> list[Effect]:
         """The calls, in their order."""
-        if self._calls and any(map(journal.written, self._containers)):
+        if self._calls and any(map(self._journal.written, self._containers)):
             raise _read_too_early("what a schedule has written is written again after its step()")
         if any(self._readers(rate) - before for rate, before in self._filled):
             raise _read_too_early("a rate is read after the step() of a schedule")
@@ -174,7 +177,7 @@ def _register(function: types.FunctionType) -> None:
             or getattr(type(schedule), "step", None) is not function
             or not all(map(_is_plain, given))
             or not can_wait(schedule)
-            or values.waiting.was_written(schedule, interpreter.effects)
+            or interpreter.state(Waiting).was_written(schedule)
         ):
             if function is lr_scheduler.ReduceLROnPlateau.step and any(
                 isinstance(item, torch.Tensor) for item in given
@@ -189,7 +192,7 @@ def _register(function: types.FunctionType) -> None:
             Equals(True),
             "the step() of a schedule is called behind the graph",
         )
-        values.waiting.add(source, schedule, function, args[1:], kwargs)
+        interpreter.state(Waiting).add(source, schedule, function, args[1:], kwargs)
         return None
 
 

@@ -6,6 +6,8 @@ The class is made by the real metaclass. Hooks of Python code that ``type.__new_
 
 from __future__ import annotations
 
+import abc
+import builtins
 import enum
 import sys
 import types
@@ -13,9 +15,7 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
+from dovetail.frontend.rules import Arguments, Keywords, rule
 
 
 def _class_attribute(kind: type, name: str) -> Any:
@@ -25,6 +25,7 @@ def _class_attribute(kind: type, name: str) -> Any:
     return None
 
 
+@rule(builtins.__build_class__)
 def build_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """``builtins.__build_class__(body, name, *bases, metaclass=..., **kwargs)``."""
     body, name, *given = args
@@ -90,19 +91,7 @@ def _most_derived(metaclass: type, bases: tuple[Any, ...]) -> type:
     return metaclass
 
 
-def call_metaclass(interpreter: TracingInterpreter, metaclass: type, args: Arguments, kwargs: Keywords) -> Any:
-    """What ``type.__call__`` does for a metaclass."""
-    maker = _class_attribute(metaclass, "__new__")
-    maker = maker.__func__ if isinstance(maker, staticmethod) else maker
-    made = interpreter.call(maker, (metaclass, *args), kwargs)
-    if isinstance(made, metaclass):
-        starter = _class_attribute(metaclass, "__init__")
-        if isinstance(starter, types.FunctionType):
-            interpreter.call(starter, (made, *args), kwargs)
-    return made
-
-
-def new_class(interpreter: TracingInterpreter, maker: Any, args: Arguments, kwargs: Keywords) -> Any:
+def _new_class(interpreter: TracingInterpreter, maker: Any, args: Arguments, kwargs: Keywords) -> Any:
     """``maker(metaclass, name, bases, namespace)`` for the ``__new__`` of ``type`` or of a metaclass of the standard library."""
     if len(args) != 4:
         return maker(*args, **kwargs)
@@ -169,3 +158,13 @@ def _check_enum(name: str, bases: Any, namespace: Any, named: Any) -> None:
 
 def _enum_break(name: str) -> Break:
     return Break(f"the enum {name}, whose members run code of its own, is defined", "define it outside of the function")
+
+
+def _register(maker: Any) -> None:
+    @rule(maker)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        return _new_class(interpreter, maker, args, kwargs)
+
+
+for _maker in (type.__new__, abc.ABCMeta.__new__, enum.EnumMeta.__new__):
+    _register(_maker)

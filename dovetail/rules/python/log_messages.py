@@ -14,11 +14,11 @@ import types
 import warnings
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL
+from dovetail.frontend.code.frame import NULL, Frame
 from dovetail.frontend.interpreter.shown_frames import call_later
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import rule
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.rules import format_rule, rule
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
 _LEVELS = ("debug", "info", "warning", "warn", "error", "critical", "exception")
@@ -90,10 +90,11 @@ def is_only_told(frame: Any, pushed: int) -> bool:
     return False
 
 
-def told_number(frame: Any, value: Any) -> Any:
-    """A symbolic number that is about to be pushed as text: as it is in this call where the text is for a message alone."""
+@format_rule
+def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any) -> Any:
+    """A symbolic number as it is in this call, where the text is for a message alone."""
     number = _as_it_is(value)
-    return number if number is not value and is_only_told(frame, len(frame.stack) + 1) else value
+    return number if number is not value and is_only_told(frame, len(frame.stack) + 1) else NotImplemented
 
 
 def _as_it_is(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import MISSING, class_attribute, instance_dict
 from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import instance_rule
 from dovetail.guards import Answers
 
 
@@ -26,8 +27,12 @@ def _members(protocol: type) -> set[str]:
     return set(typing._get_protocol_attrs(protocol))  # type: ignore[attr-defined]
 
 
+@instance_rule(type(typing.Protocol))
 def look_for_members(interpreter: TracingInterpreter, value: Any, protocol: type) -> None:
     """Guard everything that decides whether an object has the members of a protocol."""
+    if not is_protocol(protocol):
+        interpreter.guard_registration(type(value), protocol)
+        return
     kind = type(value)
     for name in sorted(_members(protocol)):
         found, _ = class_attribute(kind, name)

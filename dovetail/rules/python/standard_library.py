@@ -18,18 +18,10 @@ import warnings
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.generator import InterpretedGenerator
+from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import code_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, code_rule, rule
 from dovetail.guards import Answers
-
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
-
-
-def shown_type(value: Any) -> type:
-    """The type that the user's code is to see: a generator that the interpreter runs is a generator."""
-    return types.GeneratorType if type(value) is InterpretedGenerator else type(value)
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:

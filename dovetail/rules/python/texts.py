@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from typing import Any
 
@@ -11,11 +12,9 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import class_attribute
 from dovetail.frontend.interpreter.operators import python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import rule
-from dovetail.frontend.values.values import is_leaf_value, plain_numbers
+from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -106,8 +105,11 @@ def for_text(interpreter: TracingInterpreter, value: Any) -> Any:
     return value if is_leaf_value(value) else TextProxy(interpreter, value)
 
 
-def format_percent(interpreter: TracingInterpreter, template: Any, values: Any) -> Any:
-    """``template % values``."""
+@operator_rule(operator.mod, operator.imod)
+def _format_percent(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    template, values = operands
+    if type(template) is not str or is_leaf_value(values):
+        return NotImplemented
     if type(values) is tuple:
         return template % tuple(for_text(interpreter, item) for item in values)
     if isinstance(values, dict):
@@ -118,9 +120,10 @@ def format_percent(interpreter: TracingInterpreter, template: Any, values: Any) 
     return template % (for_text(interpreter, values),)
 
 
-def format_braces(interpreter: TracingInterpreter, template: str, args: Arguments, kwargs: Keywords) -> str:
-    """``template.format(*args, **kwargs)``."""
-    values = [for_text(interpreter, item) for item in args]
+@rule(str.format)
+def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
+    template, *values = args
+    values = [for_text(interpreter, item) for item in values]
     return template.format(*values, **{key: for_text(interpreter, item) for key, item in kwargs.items()})
 
 

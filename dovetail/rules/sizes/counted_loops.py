@@ -16,7 +16,6 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.rules.sizes.size_list import SIZE_LISTS, Run, SizeList
 from dovetail.rules.sizes.whole_loops import run_loop_whole
 from dovetail.rules.sizes.whole_regions import Rounds, run_region_whole
 from dovetail.torch_private import sizes as private_sizes
@@ -28,9 +27,7 @@ def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
     whole = bool(args) and len(args) < 4 and not kwargs and all(type(item) in (int, torch.SymInt) for item in args)
     frame = interpreter.frames[-1]
     following = frame.decoded.instructions[frame.position + 1]
-    takes_one = following.opname in ("PRECALL", "CALL") and following.arg == 1
-    is_list = takes_one and any(item is list for item in frame.stack[-2:])
-    if not whole or not (following.opname == "GET_ITER" or is_list):
+    if not whole or following.opname != "GET_ITER":
         return interpreter.call_native(range, args, kwargs)
     if any(map(private_sizes.is_data_number, args)):
         return interpreter.call_native(range, args, kwargs)
@@ -38,10 +35,6 @@ def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
     start, stop = (0, args[0]) if len(args) == 1 else args[:2]
     step = args[2] if len(args) == 3 else 1
     is_symbolic = any(type(item) is torch.SymInt for item in args)
-    if is_list:
-        if not is_symbolic or not settings.allows(SIZE_LISTS):
-            return interpreter.call_native(range, args, kwargs)
-        return SizeList((Run(start, step, _rounds(start, stop, step)),))
     if is_symbolic and run_loop_whole(interpreter, frame, start, stop, step):
         return interpreter.call_native(range, (0,), {})
     count = _rounds(start, stop, step) if is_symbolic else len(range(*args))

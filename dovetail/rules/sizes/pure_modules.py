@@ -20,7 +20,7 @@ import torch
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import Length, NoHooks
 from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.torch_private import calls as private_calls

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.frontend.code.frame import NULL
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
 

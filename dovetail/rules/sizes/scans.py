@@ -16,7 +16,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state

@@ -24,7 +24,7 @@ from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
 from dovetail.frontend.interpreter.machine import Machine
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state

@@ -23,7 +23,7 @@ from dovetail.frontend.code.frame import NULL, Frame
 from dovetail.frontend.instructions.shared import read_variable
 from dovetail.frontend.interpreter.machine import Machine
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.values import is_leaf_value
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.rules.sizes.pure_modules import Reader
 from dovetail.rules.sizes.recurrent_networks import SizedFunction, call_sized
 from dovetail.rules.sizes.region_code import Region, is_comprehension, read_attributes, regions

@@ -18,14 +18,22 @@ class SparseValue:
     It is no tensor itself. Whatever reaches it but a call of torch breaks the graph.
     """
 
+    ticket: torch.Tensor
+    example: torch.Tensor
+
     def __init__(self, ticket: torch.Tensor, example: torch.Tensor) -> None:
-        self.ticket = ticket
-        self.example = example
+        self.__dict__.update(ticket=ticket, example=example)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         name = getattr(function, "__name__", str(function))
         raise Break(f"{name} is given a sparse tensor inside of a function of torch", "call it with a dense tensor")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Break(f".{name} of a sparse tensor is written", "write it outside of the function")
+
+    def __delattr__(self, name: str) -> None:
+        raise Break(f".{name} of a sparse tensor is written", "write it outside of the function")
 
     def _refuse(self, *others: Any) -> NoReturn:
         raise Break("a sparse tensor is an operand", "use a function of torch, such as torch.sparse.mm")

@@ -12,6 +12,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, method_rule
 from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
@@ -19,12 +20,16 @@ from dovetail.trace import TracedInput
 
 _STRIDED = {"as_strided": 0, "as_strided_": 0, "as_strided_copy": 0, "as_strided_scatter": 1}
 _TOLD = frozenset({"is_set_to", "is_shared", "share_memory_", "is_pinned", "_is_view", "_is_alias_of"})
-ASKS_FOR_PLACES = frozenset({*_STRIDED, *_TOLD, "storage_offset"})
-"""Names of the functions of torch that are to be checked with :func:`check_place`."""
 
 
-def check_place(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@method_rule(*_STRIDED, *_TOLD, "storage_offset")
+def _check_place(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Guard the storage offset of the inputs that a call reads it of; :class:`Break` where it reads more than that."""
+    _guard_place(interpreter, function, args, kwargs)
+    return NotImplemented
+
+
+def _guard_place(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> None:
     name = function.__name__
     owner = getattr(function, "__self__", None)
     given = (owner, *args) if isinstance(owner, torch.Tensor) else args

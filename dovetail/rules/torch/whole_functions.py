@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.values.values import is_leaf_value
-from dovetail.guards import Elements
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, data_rule, rule
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private import trees as private_trees
+from dovetail.torch_private.trees import TreeSpec, tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import example_of, opaque
 from dovetail.trace.trace import open_trace
@@ -34,18 +34,13 @@ _CROSS_ENTROPY = _named("cross_entropy", "linear_cross_entropy")
 _MULTILABEL = _named("multilabel_margin_loss")
 
 
-def stays_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_exact: bool) -> bool:
+def _stays_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_exact: bool) -> bool:
     """Whether a call traced into operators would not be eager's. Found by running torch's module database bitwise.
 
     Weighted cross entropy with label smoothing: the mean divides by a sum over the targets that count, which without a
     dispatch mode are selected and with one are masked, so that the last bit differs. Multi-label margin loss of one vector:
     its shape on fake tensors is not that of its result.
     """
-    if not isinstance(function, types.FunctionType):
-        # An object that is called need not have a hash.
-        return False
-    if function not in _CROSS_ENTROPY and function not in _MULTILABEL:
-        return False
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
@@ -59,6 +54,18 @@ def stays_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is
         return reduction == "none" and source.dim() < 2
     smooth = given.get("label_smoothing", 0.0) > 0 and given.get("weight") is not None
     return is_exact and reduction == "mean" and smooth and not target.is_floating_point()
+
+
+def _register(function: Any) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if _stays_whole(function, args, kwargs, interpreter.trace.settings.exact):
+            return interpreter.values.wrap(call_whole(interpreter.trace, function, args, kwargs))
+        return interpreter.call_torch(function, args, kwargs)
+
+
+for _function in (*_CROSS_ENTROPY, *_MULTILABEL):
+    _register(_function)
 
 
 def _is_settings(value: Any) -> bool:
@@ -76,7 +83,7 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
     argument that it writes to is written to by the graph.
     """
     name = getattr(function, "__name__", str(function))
-    leaves, structure = private_trees.tree_flatten((args, kwargs))
+    leaves, structure = tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} cannot be kept whole under autocast")
     tensors: dict[int, torch.Tensor] = {}
@@ -90,15 +97,15 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
         elif not is_leaf_value(leaf) and not _is_settings(leaf):
             raise Break(f"{name} cannot be kept whole: an argument of it is an object")
     constants = [None if at in tensors else leaf for at, leaf in enumerate(leaves)]
-    returned: list[private_trees.TreeSpec] = []
+    returned: list[TreeSpec] = []
     made_numbers: list[bool] = []
 
     def plain(given: Sequence[torch.Tensor]) -> list[Any]:
         values = list(constants)
         for at, tensor in zip(tensors, given, strict=True):
             values[at] = tensor.item() if at in numbers else tensor
-        arguments, keywords = private_trees.tree_unflatten(values, structure)
-        results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
+        arguments, keywords = tree_unflatten(values, structure)
+        results, spec = tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
             made_numbers.extend(type(item) in (bool, int, float) for item in results)
@@ -123,43 +130,14 @@ def call_whole(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[
             kept = [_number(trace, item) if flag else item for item, flag in zip(kept, made_numbers, strict=True)]
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
-    result = private_trees.tree_unflatten(kept, returned[0])
+    result = tree_unflatten(kept, returned[0])
     recorder.record(WholeCall(function), args, kwargs, result)
     return result
 
 
-_MOST_ELEMENTS = 64
-
-
-def with_known_values(
-    values: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments with plain numbers for small tensors of whole numbers that are inputs, which guards then hold to these
-    numbers; None where there is no such tensor.
-    """
-    trace: Trace = values.trace
-    found = False
-
-    def plain(leaf: Any) -> Any:
-        nonlocal found
-        item = trace.input_of(leaf) if isinstance(leaf, torch.Tensor) else None
-        if item is None or trace.node_of(item.value) is not item.original_node:
-            return leaf
-        real = item.real
-        if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype == torch.bool or real.dim() > 1:
-            return leaf
-        if real.device.type != "cpu" or real.numel() > _MOST_ELEMENTS:
-            return leaf
-        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
-            numbers = real.tolist()
-        elements = (numbers,) if real.dim() == 0 else tuple(numbers)
-        values.guard(values.guards.tensor_source(item.index), Elements(elements), reason)
-        found = True
-        return numbers if real.dim() == 0 else elements
-
-    leaves, structure = private_trees.tree_flatten((args, kwargs))
-    result = private_trees.tree_unflatten([plain(leaf) for leaf in leaves], structure)
-    return result if found else None
+@data_rule
+def _whole(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, result: Any) -> Any:
+    return call_whole(interpreter.trace, function, args, kwargs) if result is NotImplemented else NotImplemented
 
 
 class WholeCall:

@@ -10,19 +10,27 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.values.values import is_leaf_value
-from dovetail.rules.sparse.value import SparseValue
+from dovetail.frontend.interpreter.call_tables import COMPRESSED_LAYOUTS, MAKES_COMPRESSED
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule, method_rule, value_kind
+from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.frontend.values.values import Values
+from dovetail.guards import Source
+from dovetail.rules.sparse.handles import SPARSE_LAYOUTS, SparseMatch, TicketSource, redeem
+from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
+from dovetail.runtime.recipe import Recipe, RecipeBuilder
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
-from dovetail.torch_private import trees as private_trees
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private.trees import tree_flatten, tree_unflatten
 from dovetail.trace import Trace
 from dovetail.trace.opaque import carried_example, is_traced_ticket, opaque
 
@@ -73,15 +81,7 @@ _STATE = frozenset(
 )
 
 
-def given_sparse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is given a sparse tensor, as an argument or in a list or tuple of them."""
-    return any(
-        type(item) is SparseValue or (type(item) in (list, tuple) and any(type(one) is SparseValue for one in item))
-        for item in (*args, *kwargs.values())
-    )
-
-
-def sparse_attribute(value: SparseValue, name: str) -> Any:
+def _attribute(value: SparseValue, name: str) -> Any:
     """``value.name`` for what is guarded of a sparse tensor, or a method of it."""
     method = inspect.getattr_static(type(value.example), name, None)
     if isinstance(method, (types.MethodDescriptorType, types.FunctionType)):
@@ -95,18 +95,62 @@ def sparse_attribute(value: SparseValue, name: str) -> Any:
     return getattr(value.example, name)
 
 
+class SparseKind(ValueKind):
+    """Sparse tensors and jagged ones: a graph has handles for them, which calls that stay whole read."""
+
+    def claims(self, real: torch.Tensor) -> bool:
+        """Whether this is a tensor of a sparse layout."""
+        return real.layout in SPARSE_LAYOUTS and type(real) in SPARSE_TYPES
+
+    def holds(self, value: Any) -> bool:
+        """Whether this is a stand-in."""
+        return type(value) is SparseValue
+
+    def stand_in(self, values: Values, real: torch.Tensor, source: Source) -> SparseValue:
+        """A stand-in with a traced handle."""
+        if values.in_backward:
+            raise Break(f"a hook or the backward of a custom autograd.Function reads {source.name}, a sparse tensor")
+        values.guard(source, SparseMatch.of(real), f"{source.name} was read")
+        with private_tracing.disable_current_modes():
+            at = TicketSource(source)
+            ticket = at.read(real)
+        return SparseValue(values.read(ticket, at), real)
+
+    def example(self, values: Values, value: Any) -> torch.Tensor:
+        """A sparse tensor like it."""
+        example: torch.Tensor = value.example
+        return example
+
+    def leave(self, interpreter: TracingInterpreter, builder: RecipeBuilder, value: Any) -> Recipe:
+        """The tensor that the handle carries when the graph has run."""
+        return builder.made(value, redeem, [value.ticket])
+
+    def attribute(self, value: Any, name: str) -> Any:
+        """An attribute that the guards hold to what it is, or a method."""
+        return _attribute(value, name)
+
+    def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """A call of torch, which stays whole. Operators that would write are not among those that are calls."""
+        if getattr(function, "__module__", None) == "_operator" and function not in SPARSE_OPERATORS:
+            return NotImplemented
+        return _call(interpreter.trace, function, args, kwargs)
+
+
+@layout_rule(*COMPRESSED_LAYOUTS)
+@method_rule(*MAKES_COMPRESSED)
+def _compressed(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    return _call(interpreter.trace, function, args, kwargs)
+
+
+value_kind(SparseKind(), SparseValue)
+
+
 def _check_size(value: SparseValue) -> None:
     if value.example.layout is torch.jagged:
         raise Break("the size of a jagged tensor is asked for", "read it outside of the function")
 
 
-def refuse_sparse_target(target: object, name: str) -> None:
-    """Raises :class:`Break` where an attribute of a sparse tensor is written."""
-    if type(target) is SparseValue:
-        raise Break(f".{name} of a sparse tensor is written", "write it outside of the function")
-
-
-def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function that is given a sparse tensor, as one node. Raises :class:`Break` for one that cannot be one."""
     name = getattr(function, "__name__", str(function))
     owner = getattr(function, "__self__", None)
@@ -119,7 +163,7 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     if name in _NUMBERS and type(args[0]) is SparseValue and not any(type(item) is SparseValue for item in args[1:]):
         _check_size(args[0])
         return function(args[0].example, *args[1:], **kwargs)
-    leaves, structure = private_trees.tree_flatten((args, kwargs))
+    leaves, structure = tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} is given a sparse tensor under autocast")
     tensors: dict[int, torch.Tensor] = {}
@@ -139,8 +183,8 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
         values = list(constants)
         for at, tensor in zip(tensors, given, strict=True):
             values[at] = tensor
-        arguments, keywords = private_trees.tree_unflatten(values, structure)
-        results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
+        arguments, keywords = tree_unflatten(values, structure)
+        results, spec = tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
         if not all(isinstance(item, torch.Tensor) for item in results):
@@ -160,4 +204,4 @@ def call_sparse(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in made:
         if isinstance(item, torch.Tensor):
             trace.recorder.number(item)
-    return private_trees.tree_unflatten(made, returned[0])
+    return tree_unflatten(made, returned[0])

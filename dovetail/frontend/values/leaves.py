@@ -1,0 +1,163 @@
+"""What kinds of plain Python value there are: leaves that are guarded by what they hold, and things guarded by identity."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import re
+import sys
+import types
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.torch_private.operators import OpOverload
+
+LEAF_TYPES: frozenset[type] = frozenset(
+    {
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bool,
+        type(None),
+        type(Ellipsis),
+        type(NotImplemented),
+        torch.dtype,
+        torch.device,
+        torch.memory_format,
+        torch.layout,
+        range,
+    }
+)
+IDENTITY_TYPES = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ModuleType,
+    types.CodeType,
+    functools._lru_cache_wrapper,
+    type,
+    OpOverload,
+    # Immutable, and what native code makes of them depends on all that they hold.
+    re.Pattern,
+    re.Match,
+    types.GenericAlias,
+    types.UnionType,
+    type(functools.cmp_to_key(operator.sub)),
+)
+TRUSTED_PREFIXES = (
+    "torch",
+    "builtins",
+    "math",
+    "operator",
+    "functools",
+    "itertools",
+    "collections",
+    "contextlib",
+    "typing",
+)
+
+
+_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
+
+
+def is_array_number(value: object) -> bool:
+    """Whether a value is a number of NumPy's, such as ``numpy.float64(0.5)``: immutable, and known by what it holds."""
+    kind = type(value)
+    if kind.__module__ != "numpy":
+        return False
+    base = getattr(sys.modules.get("numpy"), "number", None)
+    return base is not None and isinstance(value, base) and array_number(value) is not None
+
+
+def array_number(value: Any) -> int | float | complex | None:
+    """What a number of NumPy's holds; None for one that Python has no number for."""
+    found = value.item() if hasattr(value, "item") else None
+    return found if type(found) in (int, float, complex) else None
+
+
+def is_bound_builtin(value: object) -> bool:
+    """Whether a value is a method of a builtin object, such as ``items.append``."""
+    if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return False
+    owner = value.__self__
+    return not is_extension_record(owner) and not isinstance(owner, (types.ModuleType, type, types.NoneType))
+
+
+def is_extension_record(owner: object) -> bool:
+    """Whether this is what pybind11 binds the functions of an extension to; it knows nothing of them."""
+    return type(owner).__module__.startswith("pybind11")
+
+
+def is_impostor(value: object) -> bool:
+    """Whether an object's ``__class__`` is not its type: ``isinstance`` believes it, and C++ would read its memory as such."""
+    kind = type(value)
+    if kind in LEAF_TYPES or kind is torch.Tensor:
+        return False
+    try:
+        return value.__class__ is not kind
+    except Exception:  # noqa: BLE001  (any error of the object's own __class__ says enough)
+        return True
+
+
+def impostor_break(value: object) -> Break:
+    """The :class:`Break` at an object for which :func:`is_impostor` holds."""
+    return Break(
+        f"a {type(value).__qualname__} object says by __class__ that it is something else",
+        "hand over what it stands for, or keep such objects outside of the function",
+    )
+
+
+def is_leaf_value(value: object) -> bool:
+    """Whether a value is an immutable leaf, or a tuple or frozenset of them."""
+    kind = type(value)
+    if kind in LEAF_TYPES or isinstance(value, enum.Enum):
+        return True
+    if kind is tuple or kind is frozenset or kind is torch.Size:
+        return all(is_leaf_value(item) for item in value)  # type: ignore[attr-defined]
+    if kind is slice:
+        return all(is_leaf_value(item) for item in (value.start, value.stop, value.step))  # type: ignore[attr-defined]
+    return False
+
+
+def plain_numbers(value: Any) -> Any:
+    """Symbolic numbers as they are in this call, in containers too: code that wants plain ones then holds for these only."""
+    kind = type(value)
+    if kind is torch.SymInt:
+        return int(value)
+    if kind is torch.SymFloat:
+        return float(value)
+    if kind is torch.SymBool:
+        return bool(value)
+    if kind is tuple or kind is torch.Size:
+        items = [plain_numbers(item) for item in value]
+        return value if all(one is other for one, other in zip(items, value, strict=True)) else kind(items)
+    if kind is list:
+        items = [plain_numbers(item) for item in value]
+        return value if all(one is other for one, other in zip(items, value, strict=True)) else items
+    if kind is slice:
+        return slice(plain_numbers(value.start), plain_numbers(value.stop), plain_numbers(value.step))
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def is_trusted(module_name: str | None) -> bool:
+    """Whether a module's own globals and classes are taken as fixed: torch and the parts of the standard library we call."""
+    return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
+
+
+def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
+    """Whether a global of a trusted module is a switch of torch's, or a table of hooks for all modules or optimizers.
+
+    >>> may_be_switched("torch.backends.mha", "_is_fastpath_enabled", True), may_be_switched("math", "pi", 3.14)
+    (True, False)
+    """
+    if module_name is None or module_name.split(".", 1)[0] != "torch":
+        return False
+    return (type(value) is bool and not name.isupper()) or name.startswith("_global_")

@@ -1,0 +1,109 @@
+"""Objects of the standard library that are called: caches, weak references, getters, new types."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import typing
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import CACHE_KEYS, is_of_library, runs_natively
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule
+from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
+from dovetail.guards import Answers, Identity, ReferentSource
+from dovetail.runtime.recipe import interpreted_of
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
+
+
+@callable_rule(weakref.ReferenceType)
+def _reference(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    source = interpreter.values.source_of(function)
+    return interpreter.values.read(function(), None if source is None else ReferentSource(source))
+
+
+@callable_rule(typing.NewType)
+def _new_type(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    return args[0] if len(args) == 1 and not kwargs else function(*args, **kwargs)
+
+
+# --- getters ----------------------------------------------------------------------------------------------------------
+
+GETTERS: tuple[type, ...] = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+
+
+@callable_rule(*GETTERS)
+def _get(interpreter: TracingInterpreter, getter: Any, args: Arguments, kwargs: Keywords) -> Any:
+    source = interpreter.values.source_of(getter)
+    if source is not None:
+        interpreter.values.guard(source, Identity(getter), f"{source.name} was called")
+    maker, items = getter.__reduce__()
+    # A method called with keywords: they are in a partial function.
+    name, keywords = (maker.args[0], maker.keywords) if maker not in GETTERS else (items[0], {})
+    if len(args) != 1 or kwargs or not all(map(is_leaf_value, (*items, *keywords.values()))):
+        return interpreter.call_native(getter, args, kwargs)
+    (target,) = args
+    if type(getter) is operator.methodcaller:
+        given = items if keywords else items[1:]
+        return interpreter.call(interpreter.load_attribute(target, name), given, dict(keywords))
+    found = tuple(_get_one(interpreter, type(getter), target, item) for item in items)
+    return found if len(found) > 1 else found[0]
+
+
+def _get_one(interpreter: TracingInterpreter, kind: type, target: Any, item: Any) -> Any:
+    if kind is operator.itemgetter:
+        return interpreter.load_item(target, item)
+    for name in item.split("."):
+        target = interpreter.load_attribute(target, name)
+    return target
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    """What a function with a cache returns today.
+
+    >>> cached_result(functools.cache(max), (1, 2), ())
+    2
+    """
+    return function(*args, **dict(kwargs))
+
+
+@callable_rule(functools._lru_cache_wrapper)
+def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """A function with a cache: for constants the cache is asked, which may hold what nobody would compute today."""
+    given = [*args, *kwargs.values()]
+    if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
+        return interpreter.call(function.__wrapped__, args, kwargs)
+    has_library_code = is_of_library(function.__wrapped__)
+    if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
+        return interpreter.call(function.__wrapped__, args, kwargs)
+    given = [plain_numbers(item) for item in given]
+    if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
+        if has_library_code:
+            return interpreter.call(function.__wrapped__, args, kwargs)
+        raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
+    positional, keywords = tuple(given[: len(args)]), tuple(zip(kwargs, given[len(args) :], strict=True))
+    with private_tracing.disable_current_modes():
+        result = cached_result(function, positional, keywords)
+    values = interpreter.values
+    if is_leaf_value(result):
+        wrapped = function.__wrapped__
+        if not has_library_code and interpreted_of(wrapped) is wrapped and not values.is_created(wrapped):
+            # Whoever clears the cache has it computed again: asking it again is what eager would do.
+            asked = Answers(cached_result, (positional, keywords), result)
+            source = values.pin(function, function.__qualname__)
+            values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
+        return result
+    if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
+        # The object in the cache itself: what is read from it is guarded.
+        return values.read(result, values.pin(result, f"result of {function.__qualname__}"))
+    raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")

@@ -1,0 +1,92 @@
+"""Tensor subclasses that wrap other tensors: their inner tensors are inputs, and a wrapper of traced ones stands in for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, rule, value_kind
+from dovetail.frontend.values.values import Values
+from dovetail.guards import GradientForm, InnerSource, Source, TypeIs, WrapperMaker, WrapperMatch, inner_tensor
+from dovetail.runtime.recipe import Recipe, RecipeBuilder
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace import CaptureSettings, Retry
+
+
+class SubclassKind(ValueKind):
+    """Tensors of classes that say themselves how they are taken apart and built."""
+
+    def claims(self, real: torch.Tensor) -> bool:
+        """Whether a tensor wraps others."""
+        return private_tensors.is_wrapper(real)
+
+    def holds(self, value: Any) -> bool:
+        """Whether a tensor wraps others."""
+        return isinstance(value, torch.Tensor) and private_tensors.is_wrapper(value)
+
+    def stand_in(self, values: Values, real: torch.Tensor, source: Source) -> torch.Tensor:
+        """A wrapper of the same class around traced tensors."""
+        values.guard(source, TypeIs(type(real)), f"{source.name} was read")
+        with private_tracing.disable_current_modes():
+            maker = WrapperMaker.of(real)
+            form = GradientForm()
+            inner = {name: inner_tensor(real, name, form) for name in maker.names}
+        values.guard(source, WrapperMatch(maker, real.requires_grad), f"{source.name} was read")
+        parts = [values.read(item, InnerSource(source, name, form)) for name, item in inner.items()]
+        traced: torch.Tensor = maker(*parts, form=form)
+        if private_sizes.has_symbols(traced):
+            reason = f"{source.name} is a tensor subclass of a symbolic size"
+            raise Retry(reason, change=CaptureSettings.with_fewer_symbols)
+        return traced
+
+    def example(self, values: Values, value: Any) -> torch.Tensor:
+        """The tensor that was read, or the wrapper itself."""
+        known = values.stood_for(value)
+        return value if known is None else known.real  # type: ignore[no-any-return]
+
+    def leave(self, interpreter: TracingInterpreter, builder: RecipeBuilder, value: Any) -> Recipe:
+        """Its inner tensors leave the graph, and it is built again outside."""
+        if value.requires_grad and value.is_leaf:
+            raise CaptureError(
+                f"a {type(value).__name__} that the function makes with requires_grad is returned",
+                where=interpreter.locate(),
+                advice="make it outside of the function",
+            )
+        maker = WrapperMaker.of(value)
+        inner = [inner_tensor(value, name) for name in maker.names]
+        known = {private_tensors.storage_key(item.value.untyped_storage()) for item in interpreter.trace.inputs}
+        if value._base is not None or any(
+            not private_tensors.is_wrapper(item) and private_tensors.storage_key(item.untyped_storage()) in known
+            for item in inner
+        ):
+            raise CaptureError(
+                f"a {type(value).__name__} that shares memory with another tensor is returned",
+                where=interpreter.locate(),
+                advice="return a clone of it",
+            )
+        return builder.made(value, maker, inner)
+
+    def finish(self, interpreter: TracingInterpreter) -> None:
+        """Refuse writes to inner tensors: the wrapper might keep other things that follow from them."""
+        trace, guards = interpreter.trace, interpreter.values.guards
+        for traced in trace.inputs:
+            is_part = isinstance(guards.tensor_source(traced.index), InnerSource)
+            if is_part and trace.node_of(traced.value) is not traced.node:
+                raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
+
+
+@rule(WrapperMaker.build)
+def _build(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> torch.Tensor:
+    # The edge of another graph, in a captured backward. A class says itself how it is built of inner tensors: as with those
+    # that are inputs, its code is not looked into.
+    maker, inner = args
+    return maker.build(inner)  # type: ignore[no-any-return]
+
+
+value_kind(SubclassKind())
