@@ -19,7 +19,7 @@ LEFT: dict[str, int] = {
     "trace -> quirks": 4,
     "runtime -> higher_order": 4,
     "frontend -> quirks": 4,
-    "face -> rules": 3,
+    "frontend -> rules": 1,
     "aot -> higher_order": 3,
     "aot -> artefacts": 3,
     "face -> higher_order": 2,

@@ -62,44 +62,14 @@ INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
 OWN_MODULES = ("dovetail.frontend.", "dovetail.rules.")
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
-    "re",
-    "inspect",
-    "typing",
-    "warnings",
-    "logging",
-    "abc",
-    "copyreg",
-    "importlib",
-    "weakref",
-    "textwrap",
-    "enum",
-    "numbers",
+    *("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap"),
+    *("enum", "numbers"),
 )
 PURE_MODULES = frozenset(
     {
-        "builtins",
-        "math",
-        "cmath",
-        "_operator",
-        "operator",
-        "itertools",
-        "_functools",
-        "functools",
-        "_collections",
-        "collections",
-        "_abc",
-        "abc",
-        "typing",
-        "types",
-        "re",
-        "_struct",
-        "numbers",
-        "enum",
-        "string",
-        "_string",
-        "copy",
-        "inspect",
-        "_typing",
+        *("builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools"),
+        *("_collections", "collections", "_abc", "abc", "typing", "types", "re", "_struct", "numbers", "enum"),
+        *("string", "_string", "copy", "inspect", "_typing"),
     }
 )
 # Hashed by identity, and no state of theirs is what a cached result depends on.
@@ -122,32 +92,11 @@ IMPURE_BUILTINS: dict[Any, str] = {
 }
 IMPURE_TORCH = frozenset(
     {
-        "manual_seed",
-        "seed",
-        "set_rng_state",
-        "get_rng_state",
-        "initial_seed",
-        "get_num_threads",
-        "get_num_interop_threads",
-        "set_default_dtype",
-        "set_default_device",
-        "set_default_tensor_type",
-        "save",
-        "load",
-        "set_num_threads",
-        "use_deterministic_algorithms",
-        "set_printoptions",
-        "synchronize",
-        "compile",
-        "from_numpy",
-        "from_file",
-        "frombuffer",
-        "set_float32_matmul_precision",
-        "fork_rng",
-        "backward",
-        "retain_grad",
-        "Generator",
-        "swap_tensors",
+        *("manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "get_num_threads"),
+        *("get_num_interop_threads", "set_default_dtype", "set_default_device", "set_default_tensor_type", "save"),
+        *("load", "set_num_threads", "use_deterministic_algorithms", "set_printoptions", "synchronize", "compile"),
+        *("from_numpy", "from_file", "frombuffer", "set_float32_matmul_precision", "fork_rng", "backward"),
+        *("retain_grad", "Generator", "swap_tensors"),
     }
 )
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -167,54 +116,22 @@ MAKES_COMPRESSED = frozenset(
 SYMBOLIC_FUNCTIONS = frozenset({math.floor, math.ceil, math.trunc, operator.index, slice})
 LIST_WRITERS = frozenset(
     {
-        "append",
-        "extend",
-        "insert",
-        "pop",
-        "remove",
-        "clear",
-        "sort",
-        "reverse",
-        "__setitem__",
-        "__delitem__",
-        "__iadd__",
-        "__imul__",
-        "__init__",
+        *("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__"),
+        *("__iadd__", "__imul__", "__init__"),
     }
 )
 # Methods of lists and tuples that compare their items.
 SEARCHES = frozenset({"count", "index", "remove"})
 DICT_WRITERS = frozenset(
     {
-        "update",
-        "pop",
-        "popitem",
-        "clear",
-        "setdefault",
-        "__setitem__",
-        "__delitem__",
-        "move_to_end",
-        "__ior__",
-        "__init__",
-        "__missing__",
+        *("update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__", "move_to_end"),
+        *("__ior__", "__init__", "__missing__"),
     }
 )
 SET_WRITERS = frozenset(
     {
-        "add",
-        "remove",
-        "discard",
-        "pop",
-        "clear",
-        "update",
-        "difference_update",
-        "intersection_update",
-        "symmetric_difference_update",
-        "__ior__",
-        "__iand__",
-        "__isub__",
-        "__ixor__",
-        "__init__",
+        *("add", "remove", "discard", "pop", "clear", "update", "difference_update", "intersection_update"),
+        *("symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__", "__init__"),
     }
 )
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
