@@ -1,8 +1,8 @@
-"""The operators that an artefact may name. What is not on this list is refused when it is written and when it is read.
+"""The operators that an artefact may name; others are refused when it is written and when it is read.
 
-An artefact comes from somewhere. Its operators must be pure functions of tensors and numbers: no files, no streams, no writes to
-their arguments, no handles that a kernel takes on trust. Public ATen operators are on the list by that rule; the private ones that
-captures produce are named one by one.
+An artefact may come from anywhere, so its operators must be pure functions of tensors and numbers: no files, no streams, no writes
+to their arguments, no handles that a kernel does not check. Public ATen operators are on the list by that rule; the private ones
+that captures produce are named one by one.
 
 >>> operator_by_name("aten::mul.Tensor")
 <OpOverload(op='aten.mul', overload='Tensor')>
@@ -25,7 +25,7 @@ from dovetail.torch_private import operators as private_operators
 
 NAMESPACES = ("aten", "prims")
 _NAME = re.compile(r"(aten|prims)::([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
-# Read or write files, hand out memory or handles, or act on something that is no value.
+# They read or write files, hand out memory or handles, or act on something that is not a value.
 FORBIDDEN = re.compile(
     r"from_file|set_data|data|record_stream|resize.*|set|set_.*|storage.*|pin_memory|is_pinned|retain_grad|requires_grad|rename"
     r"|backward|output_nr|_.*|.*fbgemm.*|.*mkldnn.*|mkl_.*|.*cudnn.*|.*miopen.*|quantize.*|quantized.*|.*_per_tensor_.*"
@@ -83,7 +83,7 @@ def is_allowed(found: Any) -> bool:
 
 
 def name_of_operator(target: Any) -> str:
-    """How an artefact names an operator. Raises :class:`ArtefactError` for one that is not on the list."""
+    """The name of an operator in an artefact. Raises :class:`ArtefactError` for one that is not on the list."""
     for name, function in _PYTHON.items():
         if function is target:
             return name
@@ -96,7 +96,7 @@ def name_of_operator(target: Any) -> str:
 
 
 def operator_by_name(name: str) -> Callable[..., Any]:
-    """The operator of this name; it is looked up only if it has the form of a name. Raises :class:`ArtefactError`."""
+    """The operator with a name, which is looked up only if it has the form of a name. Raises :class:`ArtefactError`."""
     if name in _PYTHON:
         return _PYTHON[name]
     match = _NAME.fullmatch(name)

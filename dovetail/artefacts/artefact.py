@@ -1,7 +1,6 @@
-"""The format of artefacts on disk: one folder with ``graph.json`` and ``tensors.safetensors``; data only, never code.
+"""The files of an artefact: a folder with ``graph.json`` and ``tensors.safetensors``, which hold data and no code.
 
-Loading looks operators up by name in torch's own operator registry; a name outside the allowed namespaces, an unknown field,
-a checksum that does not fit or another format version is refused with :class:`ArtefactError`, and nothing is executed.
+A damaged file, an unknown field, a checksum that does not fit, or another format version raises :class:`ArtefactError`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAXIMUM_GRAPH_BYTES = 1 << 28
 def write_artefact(
     path: str | os.PathLike[str], payload: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> Path:
-    """Write an artefact folder: to a temporary name first, then renamed, so that a reader never sees half of it."""
+    """Write an artefact folder under a temporary name, then rename it, so that no reader sees half of it."""
     target = Path(path)
     if target.exists():
         raise ArtefactError(f"{target} exists already", advice="choose another path, or remove it first")
@@ -56,11 +55,11 @@ def write_artefact(
 
 
 def read_artefact(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Read and check an artefact folder; raises :class:`ArtefactError` for anything that is not as it was written."""
+    """Read and check an artefact folder; raises :class:`ArtefactError` where it is not as it was written."""
     source = Path(path)
     try:
         for name in (GRAPH_FILE, TENSOR_FILE):
-            # A device or a pipe could be read for ever.
+            # Reading a device or a pipe might never end.
             if not stat.S_ISREG((source / name).lstat().st_mode):
                 raise ArtefactError(f"{source / name} is not a plain file", advice="export it again")
         if (source / GRAPH_FILE).stat().st_size > MAXIMUM_GRAPH_BYTES:

@@ -1,8 +1,7 @@
 """The JSON schema of an artefact's graph, and a check of a document against it.
 
-The schema is written in the vocabulary of JSON Schema, so that other programs can use it as it is (``make_schema()`` gives the
-whole of it); :func:`validate` knows the words that it uses, and refuses everything that it does not describe: an unknown field is
-an error, not something to skip.
+The schema is written in the vocabulary of JSON Schema, so that other programs can use it as it is: ``make_schema()`` returns all of
+it. :func:`validate` knows the words that it uses. An unknown field is an error.
 
 >>> validate({"a": 1}, {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
 """
@@ -17,7 +16,15 @@ from dovetail.errors import ArtefactError
 
 _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,255}$"}
 _TEXT = {"type": "string", "maxLength": 4096}
-_COUNT = {"type": "integer", "minimum": 0, "maximum": 1 << 40}
+_LARGEST = 1 << 40
+_COUNT = {"type": "integer", "minimum": 0, "maximum": _LARGEST}
+_NUMBER = {"type": "integer", "minimum": -_LARGEST, "maximum": _LARGEST}
+_FLAG = {"type": "boolean"}
+_NULL = {"type": "null"}
+_SIZE = {"$ref": "size"}
+_DESCRIPTOR = {"$ref": "descriptor"}
+_ARGUMENT = {"$ref": "argument"}
+_RESULT = {"$ref": "result"}
 _TYPES: dict[str, Any] = {
     "object": dict,
     "array": list,
@@ -33,155 +40,125 @@ def _record(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "required": list(fields), "properties": fields}
 
 
+def _list(items: Any, length: int | None = None) -> dict[str, Any]:
+    return {"type": "array", "items": items} if length is None else {"type": "array", "items": items, "length": length}
+
+
+def _any(*choices: Any) -> dict[str, Any]:
+    return {"anyOf": list(choices)}
+
+
+def _word(*words: str) -> dict[str, Any]:
+    return {"enum": list(words)}
+
+
 def make_schema() -> dict[str, Any]:
     """The schema of ``graph`` in ``graph.json``, format version 4."""
-    size = {"$ref": "size"}
-    descriptor = {"$ref": "descriptor"}
-    optional_descriptor = {"anyOf": [{"type": "null"}, descriptor]}
-    optional_integer = {"anyOf": [{"type": "null"}, _COUNT]}
-    place = _record(input=_COUNT, kind={"enum": ["size", "stride", "offset"]}, dim=_COUNT)
-    node = {
-        "anyOf": [
-            _record(
-                op={"enum": ["placeholder"]},
-                name=_NAME,
-                shape={"type": "array", "items": size},
-                stride={"type": "array", "items": size},
-                dtype=_TEXT,
-                device=_TEXT,
-            ),
-            _record(
-                op={"enum": ["call_function"]},
-                name=_NAME,
-                target=_TEXT,
-                args={"type": "array", "items": {"$ref": "argument"}},
-                kwargs={"type": "array", "items": {"type": "array", "items": {"$ref": "argument"}, "length": 2}},
-                phase={"enum": ["forward", "backward"]},
-            ),
-            _record(op={"enum": ["get_attr"]}, name=_NAME, target=_NAME),
-        ]
-    }
-    output = {
-        "anyOf": [
-            _record(kind={"enum": ["fresh"]}, index=_COUNT, is_leaf={"type": "boolean"}, is_freed={"type": "boolean"}),
-            _record(kind={"enum": ["input"]}, index=_COUNT),
-            _record(
-                kind={"enum": ["view"]},
-                of={"enum": ["fresh", "input"]},
-                index=_COUNT,
-                is_leaf={"type": "boolean"},
-                is_freed={"type": "boolean"},
-                size={"type": "array", "items": _COUNT},
-                stride={"type": "array", "items": _COUNT},
-                offset={"type": "integer", "minimum": -(1 << 40), "maximum": 1 << 40},
-                differentiable={"type": "boolean"},
-                requires_grad={"type": "boolean"},
-            ),
-        ]
-    }
-    flags = {"type": "array", "items": {"type": "boolean"}}
-    counts = {"type": "array", "items": _COUNT}
-    whole: dict[str, Any] = _record(
-        nodes={"type": "array", "items": node},
-        results={"type": "array", "items": {"anyOf": [{"type": "null"}, _NAME]}},
-        inputs={"type": "array", "items": descriptor},
-        outputs={"type": "array", "items": optional_descriptor},
+    whole = _record(
+        nodes=_list(_node()),
+        results=_list(_any(_NULL, _NAME)),
+        inputs=_list(_DESCRIPTOR),
+        outputs=_list(_any(_NULL, _DESCRIPTOR)),
         num_primals=_COUNT,
         num_forward_outputs=_COUNT,
         derivative_order={"type": "integer", "minimum": 0, "maximum": 16},
-        symbols={
-            "type": "array",
-            "items": _record(
-                place=place,
-                hint={"type": "integer", "minimum": 2, "maximum": 1 << 40},
-                low=_COUNT,
-                high=optional_integer,
-            ),
-        },
-        guards={"type": "array", "items": size},
-        spec=_record(
-            input_requires_grad=flags,
-            output_differentiable=flags,
-            outputs={"type": "array", "items": output},
-            mutations={
-                "type": "array",
-                "items": _record(
-                    input_index=_COUNT,
-                    output_index=_COUNT,
-                    differentiable={"type": "boolean"},
-                    counted={"type": "boolean"},
-                ),
-            },
-            feeding=counts,
-            ties={"type": "array", "items": _record(output=_COUNT, results=counts, inputs=counts)},
-            freed_together={"anyOf": [{"type": "null"}, {"type": "array", "items": counts}]},
-            arrangement=counts,
-        ),
-        result={"$ref": "result"},
-        state={"type": "array", "items": {"type": "array", "items": _TEXT, "length": 2}},
-        provenance={"type": "array", "items": _TEXT},
-        inexact={"type": "array", "items": _TEXT},
+        symbols=_list(_symbol()),
+        guards=_list(_SIZE),
+        spec=_spec(),
+        result=_RESULT,
+        state=_list(_list(_TEXT, 2)),
+        provenance=_list(_TEXT),
+        inexact=_list(_TEXT),
         torch=_TEXT,
     )
-    kinds = ["parameter", "buffer", "input", "output"]
-    wrapping = ["mutated", "tangent", "gradient"]
-    whole["$defs"] = {
-        "size": {
-            "anyOf": [
-                {"type": "integer", "minimum": -(1 << 40), "maximum": 1 << 40},
-                _record(symbol=_COUNT),
-                _record(call=_NAME, args={"type": "array", "items": size}),
-            ]
-        },
-        "descriptor": {
-            "anyOf": [
-                _record(kind={"enum": kinds}, name=_TEXT),
-                _record(kind={"enum": ["base"]}, index=_COUNT),
-                _record(kind={"enum": wrapping}, of=descriptor),
-            ]
-        },
-        "argument": {
-            "anyOf": [
-                {"type": "null"},
-                {"type": "boolean"},
-                {"type": "integer"},
-                {"type": "string", "maxLength": 4096},
-                {"type": "array", "items": {"$ref": "argument"}},
-                _record(node=_NAME),
-                _record(float=_TEXT),
-                _record(complex={"type": "array", "items": _TEXT, "length": 2}),
-                _record(dtype=_TEXT),
-                _record(layout=_TEXT),
-                _record(memory_format=_TEXT),
-                _record(device=_TEXT),
-            ]
-        },
-        "result": {
-            "anyOf": [
-                {"type": "null"},
-                {"type": "boolean"},
-                {"type": "integer"},
-                {"type": "string", "maxLength": 4096},
-                _record(float=_TEXT),
-                _record(tensor=_COUNT),
-                _record(tuple={"type": "array", "items": {"$ref": "result"}}),
-                _record(list={"type": "array", "items": {"$ref": "result"}}),
-                _record(dict={"type": "array", "items": {"type": "array", "items": {"$ref": "result"}, "length": 2}}),
-            ]
-        },
+    return {
+        **whole,
+        "$defs": {"size": _size(), "descriptor": _descriptor(), "argument": _argument(), "result": _result()},
     }
-    return whole
+
+
+def _node() -> dict[str, Any]:
+    sizes = _list(_SIZE)
+    return _any(
+        _record(op=_word("placeholder"), name=_NAME, shape=sizes, stride=sizes, dtype=_TEXT, device=_TEXT),
+        _record(
+            op=_word("call_function"),
+            name=_NAME,
+            target=_TEXT,
+            args=_list(_ARGUMENT),
+            kwargs=_list(_list(_ARGUMENT, 2)),
+            phase=_word("forward", "backward"),
+        ),
+        _record(op=_word("get_attr"), name=_NAME, target=_NAME),
+    )
+
+
+def _symbol() -> dict[str, Any]:
+    place = _record(input=_COUNT, kind=_word("size", "stride", "offset"), dim=_COUNT)
+    hint = {"type": "integer", "minimum": 2, "maximum": _LARGEST}
+    return _record(place=place, hint=hint, low=_COUNT, high=_any(_NULL, _COUNT))
+
+
+def _spec() -> dict[str, Any]:
+    """How the graph's inputs and outputs become those of a call, see :class:`dovetail.runtime.spec.RuntimeSpec`."""
+    fresh = _record(kind=_word("fresh"), index=_COUNT, is_leaf=_FLAG, is_freed=_FLAG)
+    view = _record(
+        kind=_word("view"),
+        of=_word("fresh", "input"),
+        index=_COUNT,
+        is_leaf=_FLAG,
+        is_freed=_FLAG,
+        size=_list(_COUNT),
+        stride=_list(_COUNT),
+        offset=_NUMBER,
+        differentiable=_FLAG,
+        requires_grad=_FLAG,
+    )
+    counts = _list(_COUNT)
+    return _record(
+        input_requires_grad=_list(_FLAG),
+        output_differentiable=_list(_FLAG),
+        outputs=_list(_any(fresh, _record(kind=_word("input"), index=_COUNT), view)),
+        mutations=_list(_record(input_index=_COUNT, output_index=_COUNT, differentiable=_FLAG, counted=_FLAG)),
+        feeding=counts,
+        ties=_list(_record(output=_COUNT, results=counts, inputs=counts)),
+        freed_together=_any(_NULL, _list(counts)),
+        arrangement=counts,
+    )
+
+
+def _size() -> dict[str, Any]:
+    return _any(_NUMBER, _record(symbol=_COUNT), _record(call=_NAME, args=_list(_SIZE)))
+
+
+def _descriptor() -> dict[str, Any]:
+    return _any(
+        _record(kind=_word("parameter", "buffer", "input", "output"), name=_TEXT),
+        _record(kind=_word("base"), index=_COUNT),
+        _record(kind=_word("mutated", "tangent", "gradient"), of=_DESCRIPTOR),
+    )
+
+
+def _argument() -> dict[str, Any]:
+    named = [_record(**{kind: _TEXT}) for kind in ("dtype", "layout", "memory_format", "device")]
+    numbers = [_record(float=_TEXT), _record(complex=_list(_TEXT, 2))]
+    return _any(_NULL, _FLAG, {"type": "integer"}, _TEXT, _list(_ARGUMENT), _record(node=_NAME), *numbers, *named)
+
+
+def _result() -> dict[str, Any]:
+    items = [_record(tuple=_list(_RESULT)), _record(list=_list(_RESULT)), _record(dict=_list(_list(_RESULT, 2)))]
+    return _any(_NULL, _FLAG, {"type": "integer"}, _TEXT, _record(float=_TEXT), _record(tensor=_COUNT), *items)
 
 
 def validate(value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise :class:`ArtefactError` unless ``value`` is as the schema says, with nothing beside it."""
+    """Raise :class:`ArtefactError` unless ``value`` is as the schema says, with no further fields."""
     problem = _problem(value, schema, schema.get("$defs", {}), "graph")
     if problem:
         raise ArtefactError(f"the artefact does not have the format that it should have: {problem}")
 
 
 def _problem(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any], where: str) -> str:
-    """What is wrong, or nothing."""
+    """The first thing that is wrong, in words; empty if nothing is."""
     if "$ref" in schema:
         return _problem(value, definitions[schema["$ref"]], definitions, where)
     if "anyOf" in schema:

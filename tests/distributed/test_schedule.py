@@ -10,6 +10,8 @@ from torch import nn
 
 import dovetail
 from dovetail.distributed import ShardingOptions, data_parallel, exchange_shards, replicate, shard, team
+from dovetail.distributed import plan as plans
+from dovetail.distributed.plan import Plan
 from dovetail.face.compile import compiled_function
 from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, build, make_step
@@ -99,3 +101,11 @@ def test_explain_and_events_see_through() -> None:
         compiled(x)
         assert "hit" in str(dovetail.explain(compiled)(x))
         assert dovetail.events_of(compiled).events
+
+
+def test_plans_are_kept_for_messages_and_not_for_ever() -> None:
+    first = plans.register(Plan("step", ("all_reduce first",)))
+    for number in range(plans._MOST_PLANS):
+        last = plans.register(Plan("step", (f"all_reduce {number}",)))
+    assert first not in plans._plans
+    assert str(plans._plans[last]).endswith(f"all_reduce {number}")
