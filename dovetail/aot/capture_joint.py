@@ -16,12 +16,12 @@ from dovetail.aot.state import AOTState, FrontendResult
 from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
-from dovetail.guards import is_ticket, parts_of_ticket
 from dovetail.guards.ambient import without_autocast
 from dovetail.quirks.eigenvectors import phases_checked
 from dovetail.quirks.exact import differing_nodes, use_exact_formulas
 from dovetail.quirks.overlap import may_overlap_itself
 from dovetail.rules.sparse.deferred import deferred_call
+from dovetail.rules.sparse.handles import is_ticket, parts_of_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes

@@ -36,8 +36,9 @@ RULES = (
     "dovetail.rules.torch.storage_offsets",
     "dovetail.rules.torch.whole_functions",
     "dovetail.rules.torch.known_values",
+    "dovetail.fast_guards",
 )
-"""Modules with rules and quirks, in the order in which they are asked."""
+"""Modules with rules and quirks, in the order in which they are asked, and wings that plug into every capture."""
 
 
 @functools.cache

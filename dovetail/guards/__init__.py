@@ -1,34 +1,39 @@
-"""Guards: where a value is found again, what must hold for it, the generated check, and the sentence for a miss."""
+"""Guards: where a value is found again, what must hold for it, the generated check, and the sentence for a miss.
+
+**How a guard stays sound.** An entry may be used for a call if every value that its capture read would be read again. So
+
+- whoever reads a value during a capture adds a guard on its *source* (:mod:`~dovetail.guards.source`): a *predicate*
+  (:mod:`~dovetail.guards.predicate`) that holds for all values with which the capture would have gone the same way. Reading without
+  a guard is the one way to make a wrong entry;
+- checking runs none of the program's code and changes nothing (:mod:`~dovetail.guards.reading`); a value that can no longer be read
+  that way is a miss, never an error;
+- the generated check (:mod:`~dovetail.guards.generator`) and the slow one (:meth:`Checker.explain`) answer the same: both are
+  made of the same sources and predicates, and the tests compare them;
+- a shortcut in generated code relies only on guards that have passed before it (:mod:`~dovetail.guards.tree`);
+- objects that are compared by identity are held, so that no other object gets their address: weakly where the program may let go of
+  them, and a weak reference that is dead matches nothing.
+
+Sources, predicates and the two helpers that make checks of them are offered here; everything else is imported from its module.
+"""
 
 from dovetail.guards.ambient import AmbientState
 from dovetail.guards.ambient_change import AmbientChange, autocast_nesting
 from dovetail.guards.checker import Checker, compile_checker
-from dovetail.guards.guard import FrozenGuards, Guard, GuardFailure, GuardSet, TensorInput, are_decided_by, root_of
+from dovetail.guards.container_predicate import ClassBody, DictKeys, HasNoKey, Length, NoHooks, SetEquals
+from dovetail.guards.guard import FrozenGuards, Guard, are_decided_by
+from dovetail.guards.guard_set import GuardSet
 from dovetail.guards.predicate import (
     Answers,
-    ClassBody,
-    DictKeys,
     Distinct,
-    Elements,
     Equals,
-    HasNoKey,
     HasNoSlot,
     Identity,
-    Leafness,
-    Length,
-    NoHooks,
     Predicate,
-    SameElements,
     SameObject,
-    SetEquals,
-    StorageOffset,
-    TensorFacts,
-    TensorMatch,
     TypeIs,
     Unbound,
 )
 from dovetail.guards.source import (
-    FETCH_ERRORS,
     ArgumentSource,
     AttributeSource,
     CalleeSource,
@@ -38,7 +43,6 @@ from dovetail.guards.source import (
     GradSource,
     InstanceDictSource,
     ItemSource,
-    KeySource,
     KeywordSource,
     NumberSource,
     Pinned,
@@ -46,104 +50,6 @@ from dovetail.guards.source import (
     ReferentSource,
     SizeSource,
     Source,
-    TypeSource,
-    class_dict,
-    class_order,
-    constant_key,
-    is_heap_type,
+    Step,
 )
-from dovetail.guards.wrappers import (
-    GradientForm,
-    InnerSource,
-    WrapperMaker,
-    WrapperMatch,
-    check_versions,
-    inner_tensor,
-    wrappers_of,
-)
-from dovetail.rules.sparse.handles import (
-    SPARSE_LAYOUTS,
-    SparseMatch,
-    TicketSource,
-    carried_by,
-    components_of,
-    is_ticket,
-    make_ticket,
-    parts_of_ticket,
-    redeem,
-)
-
-__all__ = [
-    "SPARSE_LAYOUTS",
-    "SparseMatch",
-    "TicketSource",
-    "are_decided_by",
-    "carried_by",
-    "components_of",
-    "parts_of_ticket",
-    "is_ticket",
-    "make_ticket",
-    "redeem",
-    "AmbientState",
-    "AmbientChange",
-    "autocast_nesting",
-    "Checker",
-    "compile_checker",
-    "GuardSet",
-    "FrozenGuards",
-    "Guard",
-    "GuardFailure",
-    "TensorFacts",
-    "TensorInput",
-    "Predicate",
-    "ClassBody",
-    "DictKeys",
-    "Distinct",
-    "Elements",
-    "SameElements",
-    "Equals",
-    "HasNoKey",
-    "HasNoSlot",
-    "Answers",
-    "Identity",
-    "Leafness",
-    "Length",
-    "NoHooks",
-    "SameObject",
-    "SetEquals",
-    "StorageOffset",
-    "TensorMatch",
-    "TypeIs",
-    "Unbound",
-    "Source",
-    "ArgumentSource",
-    "AttributeSource",
-    "CalleeSource",
-    "CellSource",
-    "GradSource",
-    "InstanceDictSource",
-    "ItemSource",
-    "KeySource",
-    "KeywordSource",
-    "ComputedSource",
-    "FloatSource",
-    "NumberSource",
-    "SizeSource",
-    "Pinned",
-    "PinnedSource",
-    "ReferentSource",
-    "TypeSource",
-    "FETCH_ERRORS",
-    "constant_key",
-    "GradientForm",
-    "InnerSource",
-    "WrapperMaker",
-    "WrapperMatch",
-    "check_versions",
-    "inner_tensor",
-    "wrappers_of",
-    "class_order",
-    "class_dict",
-    "is_heap_type",
-    "root_of",
-]
+from dovetail.guards.tensor_predicate import Elements, Leafness, SameElements, TensorFacts, TensorMatch

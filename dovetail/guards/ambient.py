@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -21,10 +22,24 @@ from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 
+#: The device types whose autocast state is watched.
 AUTOCAST_DEVICES = tuple(
     name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)
 )
-"""The device types whose autocast state is watched."""
+# State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled; in the
+# order in which :meth:`AmbientState.matcher` lists the expected values.
+_READERS: tuple[Callable[[], Any], ...] = (
+    torch.is_inference_mode_enabled,
+    private_state.function_mode_count,
+    private_state.dispatch_mode_count,
+    private_state.functorch_level,
+    private_state.forward_ad_level,
+    private_state.is_jit_tracing,
+    torch.compiler.is_compiling,
+    torch.is_anomaly_enabled,
+    torch.is_anomaly_check_nan_enabled,
+    *(functools.partial(torch.get_autocast_dtype, name) for name in AUTOCAST_DEVICES),
+)
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
@@ -52,9 +67,9 @@ def without_autocast() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AmbientState:
-    """What capture and guards must know of the state of torch. The number of threads is not part of it.
+    """The state of torch on which a capture depends; the number of threads is not part of it.
 
-    Taken inside of an open trace, it leaves out what the trace itself turns on: its modes and the compiling flag.
+    Taken inside of an open trace, it leaves out the modes and the compiling flag of the trace itself.
     """
 
     grad_mode: bool = field(metadata={"label": "grad mode"})
@@ -143,14 +158,10 @@ class AmbientState:
 
     def matches(self) -> bool:
         """Whether the state now is this one."""
-        return self.same_as(AmbientState.snapshot())
-
-    def same_as(self, other: AmbientState) -> bool:
-        """Whether two states are the same; an unknown autocast cache matches both."""
-        return self == other or not self.differing(other)
+        return self == AmbientState.snapshot()
 
     def differences(self) -> list[str]:
-        """Sentences on what is another way now."""
+        """Sentences on the parts of the state that differ now."""
         now = AmbientState.snapshot()
         sentences: list[str] = []
         for name in self.differing(now):
@@ -159,51 +170,33 @@ class AmbientState:
 
     def matcher(self) -> Callable[[], bool]:
         """A fast form of :meth:`matches`, for a check that runs at every call."""
+        expected = [
+            self.inference_mode,
+            len(self.function_modes),
+            len(self.dispatch_modes),
+            self.functorch_level,
+            self.forward_ad_level,
+            self.jit_tracing,
+            self.compiling,
+            *self.anomaly,
+            *(dtype for _, _, dtype in self.autocast),
+        ]
+        flags, has_hooks = self.kernel_flags, self.saved_tensor_hooks
+        kernel_flags, saved_tensor_hooks = private_state.kernel_flags, private_autograd.saved_tensor_hooks
+        readers, has_modes = _READERS, bool(self.function_modes)
         fast: Callable[[], bool] | None = None
-        inference = self.inference_mode
-        compiling = self.compiling
-        level = self.functorch_level
-        forward_level = self.forward_ad_level
-        hooks = self.saved_tensor_hooks
-        flags = self.kernel_flags
-        modes = len(self.function_modes)
-        dispatch = len(self.dispatch_modes)
-        is_inference = torch.is_inference_mode_enabled
-        is_compiling = torch.compiler.is_compiling
-        functorch_level = private_state.functorch_level
-        forward_ad_level = private_state.forward_ad_level
-        saved_hooks = private_autograd.saved_tensor_hooks
-        function_mode_count = private_state.function_mode_count
-        dispatch_mode_count = private_state.dispatch_mode_count
-        kernel_flags = private_state.kernel_flags
-        is_jit_tracing = private_state.is_jit_tracing
-        dtypes = [dtype for _, _, dtype in self.autocast]
-        autocast_dtype = torch.get_autocast_dtype
-        jit_tracing = self.jit_tracing
-        anomaly, checks_nan = self.anomaly
-        is_anomaly, is_checking_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
 
         def matches() -> bool:
             nonlocal fast
             if (
-                is_inference() is not inference
-                or function_mode_count() != modes
-                or dispatch_mode_count() != dispatch
-                or functorch_level() != level
-                or (saved_hooks() is not None) is not hooks
+                [read() for read in readers] != expected
                 or kernel_flags() != flags
-                or is_compiling() is not compiling
-                or forward_ad_level() != forward_level
-                or is_jit_tracing() is not jit_tracing
-                or is_anomaly() is not anomaly
-                or (anomaly and is_checking_nan() is not checks_nan)
-                # The C++ check overlooks the type that autocast will use once it is enabled.
-                or [*map(autocast_dtype, AUTOCAST_DEVICES)] != dtypes
+                or (saved_tensor_hooks() is not None) is not has_hooks
             ):
                 return False
-            if fast is not None and modes == 0 and fast():
+            if fast is not None and not has_modes and fast():
                 return True
-            # The C++ check also wants the same number of threads: what differs is found slowly, the check renewed.
+            # The C++ check also wants the same number of threads: what differs is found slowly, and the check is made anew.
             if not self.matches():
                 return False
             fast = private_state.global_state_check()

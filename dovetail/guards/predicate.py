@@ -1,79 +1,91 @@
-"""Predicates: what a guard asks of a value, checked without running the user's code.
+"""Predicates: the questions that guards ask of values, answered without running any of the program's code.
 
->>> Equals(0.0).holds(-0.0), Equals(1).holds(True), Length(2).holds([1, 2])
+A predicate is data. It answers in three ways that must agree: :meth:`Predicate.holds` on a value, :meth:`Predicate.condition` as
+Python in a generated check, :meth:`Predicate.failures` as sentences. A rule that needs a question of its own derives a class that
+implements ``holds``, ``describe`` and ``failure``; the other methods have defaults that are right for every predicate.
+
+>>> Equals(0.0).holds(-0.0), Equals(1).holds(True), TypeIs(list).holds([1, 2])
 (False, False, True)
 """
 
 from __future__ import annotations
 
 import enum
-import operator
+import math
 import types
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from dovetail.guards.source import (
-    Source,
-    constant_key,
-    instance_dict,
-    item_key,
-    plain_contains,
-    plain_keys,
-    plain_length,
-    read_item,
+from dovetail.guards.reading import Holder, constant_key, reference, short
+from dovetail.guards.source import Source
+
+if TYPE_CHECKING:
+    from dovetail.guards.tensor_predicate import TensorFacts
+    from dovetail.guards.writer import Writer
+
+
+_SIMPLE_TYPES = frozenset({int, str, bytes, torch.device})
+_SINGLETON_TYPES = frozenset(
+    {bool, type(None), type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format}
 )
-from dovetail.torch_private import tensors as private_tensors
-
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""The tables of ``nn.Module`` that hold hooks of one module."""
-
-_HEAP_TYPE = 1 << 9
+#: Tuples up to this length are compared item by item in a generated check.
+_INLINED_ITEMS = 8
 
 
-def short(value: object) -> str:
-    """A value as a sentence shows it, without running the user's ``__repr__``."""
-    try:
-        constant_key(value)
-    except TypeError:
-        if isinstance(value, type):
-            return f"the class {value.__qualname__}"
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-            return f"the function {value.__qualname__}"
-        if isinstance(value, types.ModuleType):
-            return f"the module {value.__name__}"
-        return f"a {type(value).__qualname__} object"
-    if isinstance(value, enum.Enum):
-        text = f"{type(value).__qualname__}.{instance_dict(value).get('_name_', '?')}"
-    else:
-        text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+@dataclass(frozen=True)
+class Call:
+    """A call that is checked: the callee, its arguments, and the facts of all tensor inputs at capture."""
+
+    callee: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    facts: tuple[TensorFacts, ...]
+
+    def fetch(self, source: Source) -> Any:
+        """The value at a source now."""
+        return source.fetch(self.callee, self.args, self.kwargs)
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """What a guard asks of the value at its source."""
+    """A question that a guard asks of the value at its source."""
+
+    #: Whether it is asked before the other guards of the same value, which may rely on the answer.
+    asked_first: ClassVar[bool] = False
 
     def holds(self, value: Any) -> bool:
         """Whether the value passes; runs none of the user's code."""
         raise NotImplementedError
 
     def describe(self, name: str) -> str:
-        """What is asked, as a sentence."""
+        """The question as a statement about the value called ``name``."""
         raise NotImplementedError
 
     def failure(self, name: str, value: Any) -> str:
-        """What is wrong with a value that did not pass."""
+        """A sentence on a value that did not pass."""
         raise NotImplementedError
+
+    def condition(self, writer: Writer, source: Source, variable: str) -> str:
+        """Python that is true if the value in ``variable``, which is from ``source``, passes."""
+        return f"{writer.constant(self.holds, 'holds_')}({variable})"
+
+    def failures(self, source: Source, call: Call) -> list[str]:
+        """Sentences on why the value at ``source`` does not pass in this call; empty if it does."""
+        value = call.fetch(source)
+        return [] if self.holds(value) else [self.failure(source.name, value)]
+
+
+# --- one object -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TypeIs(Predicate):
     """The type is exactly this one."""
 
+    asked_first: ClassVar[bool] = True
     cls: type
 
     def holds(self, value: Any) -> bool:
@@ -85,9 +97,12 @@ class TypeIs(Predicate):
     def failure(self, name: str, value: Any) -> str:
         return f"type of `{name}` was {self.cls.__qualname__}, is {type(value).__qualname__}"
 
+    def condition(self, writer: Writer, source: Source, variable: str) -> str:
+        return f"type({variable}) is {writer.constant(self.cls, 'type_')}"
+
 
 class Identity(Predicate):
-    """The value is this very object: held strongly, but an instance of the user's class (or a module) weakly.
+    """The value is this very object: an instance of the user's class (or a module) is held weakly, everything else strongly.
 
     >>> Identity(len).holds(len)
     True
@@ -95,21 +110,15 @@ class Identity(Predicate):
 
     __slots__ = ("address", "display", "read")
 
+    asked_first: ClassVar[bool] = True
     address: int
     display: str
     read: Callable[[], Any]
 
     def __init__(self, value: Any) -> None:
-        read: Callable[[], Any] | None = None
-        kind = type(value)
-        if kind.__flags__ & _HEAP_TYPE and not issubclass(kind, type):
-            try:
-                read = weakref.ref(value)
-            except TypeError:
-                pass
         object.__setattr__(self, "address", id(value))
         object.__setattr__(self, "display", short(value))
-        object.__setattr__(self, "read", read if read is not None else _Holder(value))
+        object.__setattr__(self, "read", reference(value))
 
     def __eq__(self, other: object) -> bool:
         # A dead weak reference leaves an address that another object may get.
@@ -124,7 +133,12 @@ class Identity(Predicate):
     @property
     def is_weak(self) -> bool:
         """Whether the object may go away."""
-        return not isinstance(self.read, _Holder)
+        return not isinstance(self.read, Holder)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the object has gone away, so that no value can pass any more."""
+        return self.is_weak and self.read() is None
 
     def holds(self, value: Any) -> bool:
         return self.read() is value and (value is not None or not self.is_weak)
@@ -136,17 +150,10 @@ class Identity(Predicate):
         now = short(value)
         return f"`{name}` was {self.display}, is {f'another one ({now})' if now == self.display else now}"
 
-
-class _Holder:
-    """Gives back one object when it is called."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        return self.value
+    def condition(self, writer: Writer, source: Source, variable: str) -> str:
+        if self.is_weak:
+            return f"{variable} is not None and {writer.constant(self.read, 'object_')}() is {variable}"
+        return f"{variable} is {_written_object(writer, self.read())}"
 
 
 @dataclass(frozen=True)
@@ -178,99 +185,43 @@ class Equals(Predicate):
             return f"`{name}` was {then}, is {now} of type {type(value).__qualname__}"
         return f"`{name}` was {then}, is {now}"
 
-
-@dataclass(frozen=True)
-class Length(Predicate):
-    """A container has this many items."""
-
-    length: int
-
-    def holds(self, value: Any) -> bool:
-        return plain_length(value) == self.length
-
-    def describe(self, name: str) -> str:
-        return f"len({name}) is {self.length}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`len({name})` was {self.length}, is {plain_length(value)}"
+    def condition(self, writer: Writer, source: Source, variable: str) -> str:
+        return _written_comparison(writer, self.value, variable)
 
 
-@dataclass(frozen=True)
-class DictKeys(Predicate):
-    """A dictionary has these keys in this order; a key is compared as a constant if it is one, else by identity."""
-
-    keys: tuple[Any, ...] = field(compare=False)
-    compared_keys: tuple[Any, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compared_keys", tuple([item_key(key) for key in self.keys]))
-
-    def holds(self, value: Any) -> bool:
-        if dict.__len__(value) != len(self.keys):
-            return False
-        for key, expected, compared in zip(plain_keys(value), self.keys, self.compared_keys):
-            if key is not expected and item_key(key) != compared:
-                return False
-        return True
-
-    def describe(self, name: str) -> str:
-        return f"list({name}) is [{', '.join(map(short, self.keys))}]"
-
-    def failure(self, name: str, value: Any) -> str:
-        now = list(plain_keys(value))
-        then_keys, now_keys = set(self.compared_keys), {item_key(key) for key in now}
-        new = [short(key) for key in now if item_key(key) not in then_keys]
-        gone = [short(key) for key, compared in zip(self.keys, self.compared_keys) if compared not in now_keys]
-        changes = [f"new: {', '.join(new[:5])}"] if new else []
-        changes += [f"gone: {', '.join(gone[:5])}"] if gone else []
-        return f"the keys of `{name}` changed ({'; '.join(changes) or 'another order'})"
+def _written_object(writer: Writer, value: Any) -> str:
+    """None, True and False as they are, every other object by name."""
+    return repr(value) if value is None or type(value) is bool else writer.constant(value, "object_")
 
 
-@dataclass(frozen=True)
-class HasNoKey(Predicate):
-    """A dictionary or set does not have this key."""
+def _written_comparison(writer: Writer, value: Any, variable: str) -> str:
+    """A comparison with a constant that runs no code but that of built-in types."""
+    kind = type(value)
+    if kind in _SINGLETON_TYPES or issubclass(kind, enum.Enum):
+        return f"{variable} is {_written_object(writer, value)}"
+    same_type = f"type({variable}) is {writer.constant(kind, 'type_')}"
+    if kind in _SIMPLE_TYPES:
+        return f"{same_type} and {variable} == {writer.literal(value)}"
+    if kind is float:
+        if math.isnan(value):
+            return f"{same_type} and {variable} != {variable}"
+        if value != 0.0:
+            return f"{same_type} and {variable} == {writer.constant(value)}"
+    if (kind is tuple or kind is torch.Size) and len(value) <= _INLINED_ITEMS:
+        items = [_written_comparison(writer, item, f"{variable}[{position}]") for position, item in enumerate(value)]
+        return " and ".join([same_type, f"len({variable}) == {len(value)}", *items])
+    return f"{writer.constant(_has_key, 'has_key_')}({variable}, {writer.constant(constant_key(value), 'key_')})"
 
-    key: Any = field(compare=False)
-    compared_key: tuple[Any, ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compared_key", item_key(self.key))
-
-    def holds(self, value: Any) -> bool:
-        return not plain_contains(value, self.key)
-
-    def describe(self, name: str) -> str:
-        return f"{short(self.key)} not in {name}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` had no key {short(self.key)}, and has one now"
-
-
-@dataclass(frozen=True)
-class HasNoSlot(Predicate):
-    """An object's slot is empty; ``slot`` is the descriptor in its class."""
-
-    slot: types.MemberDescriptorType | types.GetSetDescriptorType
-
-    def holds(self, value: Any) -> bool:
-        try:
-            self.slot.__get__(value)
-        except AttributeError:
-            return True
-        return False
-
-    def describe(self, name: str) -> str:
-        return f"{name} has no {self.slot.__name__}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` had no {self.slot.__name__}, and has one now"
+def _has_key(value: Any, key: tuple[Any, ...]) -> bool:
+    return constant_key(value) == key
 
 
 @dataclass(frozen=True)
 class Answers(Predicate):
-    """What a function says of the value: ``function(value, *arguments)`` is this constant.
+    """A function answers this constant about the value: ``function(value, *arguments) == answer``.
 
-    For state that only the function itself can read: who was registered as a subclass, from which level on a logger writes.
+    For state that only the function itself can read: the classes registered as subclasses, the level from which a logger writes.
 
     >>> Answers(issubclass, (int,), True).holds(bool)
     True
@@ -294,103 +245,29 @@ class Answers(Predicate):
         return f"`{self._call(name)}` was {short(self.answer)}, is {now}"
 
 
-_CLASS_DATA = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
-
-
 @dataclass(frozen=True)
-class ClassBody(Predicate):
-    """A class's own dictionary has the same names in the same order, and under them the same methods and other descriptors.
+class HasNoSlot(Predicate):
+    """An object's slot is empty; ``slot`` is the descriptor in its class."""
 
-    >>> class Pair:
-    ...     kind = "plain"
-    ...     def __len__(self): return 2
-    >>> body = ClassBody.of(Pair.__dict__)
-    >>> Pair.kind = "changed"
-    >>> still = body.holds(Pair.__dict__)
-    >>> Pair.__len__ = lambda self: 3
-    >>> still, body.holds(Pair.__dict__)
-    (True, False)
-    """
-
-    names: tuple[str, ...]
-    methods: tuple[str, ...]
-    values: tuple[Any, ...] = field(compare=False, repr=False)
-    identities: tuple[int, ...]
-
-    @staticmethod
-    def of(table: Mapping[str, Any]) -> ClassBody:
-        """The predicate that holds of this dictionary now."""
-        methods = {
-            name: value
-            for name, value in table.items()
-            if name not in _CLASS_DATA and (name[:2] == name[-2:] == "__" or hasattr(type(value), "__get__"))
-        }
-        return ClassBody(tuple(table), tuple(methods), tuple(methods.values()), tuple(map(id, methods.values())))
+    slot: types.MemberDescriptorType | types.GetSetDescriptorType
 
     def holds(self, value: Any) -> bool:
-        return (*value,) == self.names and all(map(operator.is_, map(value.__getitem__, self.methods), self.values))
+        try:
+            self.slot.__get__(value)
+        except AttributeError:
+            return True
+        return False
 
     def describe(self, name: str) -> str:
-        return f"{name} has the same {len(self.names)} names and {len(self.methods)} methods"
+        return f"{name} has no {self.slot.__name__}"
 
     def failure(self, name: str, value: Any) -> str:
-        changes = [f"new: {key}" for key in value if key not in self.names]
-        changes += [f"gone: {key}" for key in self.names if key not in value]
-        changes += [
-            f"changed: {key}"
-            for key, method in zip(self.methods, self.values, strict=True)
-            if key in value and value[key] is not method
-        ]
-        return f"`{name}` changed ({'; '.join(changes[:5]) or 'another order'})"
-
-
-@dataclass(frozen=True)
-class SetEquals(Predicate):
-    """A set or frozenset has exactly these items, compared as constants if they are, else by identity.
-
-    In the same order: what goes through a set can see it, and equal sets may have different ones.
-    """
-
-    items: Iterable[Any] = field(compare=False)
-    compared_items: tuple[Any, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(self.items))
-        object.__setattr__(self, "compared_items", tuple([item_key(item) for item in self.items]))
-
-    def holds(self, value: Any) -> bool:
-        if plain_length(value) != len(self.compared_items):
-            return False
-        walk = set.__iter__ if issubclass(type(value), set) else frozenset.__iter__
-        return all(item_key(item) == key for item, key in zip(walk(value), self.compared_items, strict=True))
-
-    def describe(self, name: str) -> str:
-        return f"{name} has the same {len(self.compared_items)} items"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the items of the set `{name}` changed"
-
-
-@dataclass(frozen=True)
-class NoHooks(Predicate):
-    """An ``nn.Module`` has no forward or backward hooks of its own."""
-
-    def holds(self, value: Any) -> bool:
-        table = object.__getattribute__(value, "__dict__")
-        return all(plain_length(read_item(table, name)) == 0 for name in HOOK_TABLES)
-
-    def describe(self, name: str) -> str:
-        return f"{name} has no hooks"
-
-    def failure(self, name: str, value: Any) -> str:
-        table = object.__getattribute__(value, "__dict__")
-        found = [hooks.strip("_") for hooks in HOOK_TABLES if plain_length(read_item(table, hooks))]
-        return f"`{name}` had no hooks, and has {', '.join(found)} now"
+        return f"`{name}` had no {self.slot.__name__}, and has one now"
 
 
 @dataclass(frozen=True)
 class Unbound(Predicate):
-    """A closure cell is empty. On a :class:`CellSource` the cell itself is asked, not its content."""
+    """A closure cell is empty; see :attr:`CellSource.cell`."""
 
     def holds(self, value: Any) -> bool:
         try:
@@ -406,14 +283,40 @@ class Unbound(Predicate):
         return f"`{name}` was unbound, and has a value now"
 
 
-@dataclass(frozen=True)
-class SameObject(Predicate):
-    """The value is the same object as the one at another source; checked with both in hand."""
+# --- several objects --------------------------------------------------------------------------------------------------
 
-    other: Source
+
+@dataclass(frozen=True)
+class Relation(Predicate):
+    """A predicate on the value and those at other sources, checked with all in hand."""
+
+    #: Whether all values are one object; else they are all different ones.
+    is_same: ClassVar[bool]
+
+    @property
+    def others(self) -> tuple[Source, ...]:
+        """The other sources."""
+        raise NotImplementedError
 
     def holds(self, value: Any) -> bool:
-        raise TypeError("SameObject needs the value at the other source")
+        raise TypeError("a relation needs the values at all of its sources")
+
+    def failures(self, source: Source, call: Call) -> list[str]:
+        values = [call.fetch(source), *map(call.fetch, self.others)]
+        holds = len({*map(id, values)}) == (1 if self.is_same else len(values))
+        return [] if holds else [self.failure(source.name, values[0])]
+
+
+@dataclass(frozen=True)
+class SameObject(Relation):
+    """The value is the same object as the one at another source."""
+
+    is_same: ClassVar[bool] = True
+    other: Source
+
+    @property
+    def others(self) -> tuple[Source, ...]:
+        return (self.other,)
 
     def describe(self, name: str) -> str:
         return f"{name} is {self.other.name}"
@@ -423,13 +326,15 @@ class SameObject(Predicate):
 
 
 @dataclass(frozen=True)
-class Distinct(Predicate):
-    """The value and those at other sources are objects of their own; checked with all in hand."""
+class Distinct(Relation):
+    """The value and those at other sources are objects of their own."""
 
-    others: tuple[Source, ...]
+    is_same: ClassVar[bool] = False
+    distinct_from: tuple[Source, ...]
 
-    def holds(self, value: Any) -> bool:
-        raise TypeError("Distinct needs the values at the other sources")
+    @property
+    def others(self) -> tuple[Source, ...]:
+        return self.distinct_from
 
     def describe(self, name: str) -> str:
         return f"{name} is none of {', '.join(other.name for other in self.others)}"
@@ -437,167 +342,3 @@ class Distinct(Predicate):
     def failure(self, name: str, value: Any) -> str:
         listed = ", ".join(f"`{other.name}`" for other in self.others)
         return f"`{name}` and {listed} were different objects, and two of them are one now"
-
-
-RELATIONS = (SameObject, Distinct)
-"""Predicates on the objects at several sources."""
-
-
-@dataclass(frozen=True)
-class TensorMatch(Predicate):
-    """The value is a tensor with the metadata recorded under ``index``; checked for all tensors at once in C++."""
-
-    index: int
-
-    def holds(self, value: Any) -> bool:
-        raise TypeError("TensorMatch needs the recorded metadata")
-
-    def describe(self, name: str) -> str:
-        return f"{name} is a tensor like input {self.index}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the tensor `{name}` changed"
-
-
-@dataclass(frozen=True)
-class Leafness(Predicate):
-    """Whether a tensor is a leaf of autograd's graph."""
-
-    is_leaf: bool
-
-    def holds(self, value: Any) -> bool:
-        return bool(value.is_leaf) is self.is_leaf
-
-    def describe(self, name: str) -> str:
-        return f"{name} is {'a' if self.is_leaf else 'no'} leaf"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}.is_leaf` was {self.is_leaf}, is {not self.is_leaf}"
-
-
-@dataclass(frozen=True)
-class StorageOffset(Predicate):
-    """A tensor starts at this element of its storage."""
-
-    offset: int
-
-    def holds(self, value: Any) -> bool:
-        return value.storage_offset() == self.offset
-
-    def describe(self, name: str) -> str:
-        return f"{name}.storage_offset() is {self.offset}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}.storage_offset()` was {self.offset}, is {value.storage_offset()}"
-
-
-@dataclass(frozen=True)
-class Elements(Predicate):
-    """A small tensor of whole numbers holds these; its shape is guarded elsewhere."""
-
-    values: tuple[int, ...]
-
-    def holds(self, value: Any) -> bool:
-        return tuple(value.flatten().tolist()) == self.values
-
-    def describe(self, name: str) -> str:
-        return f"{name} holds {short(self.values)}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` held {short(self.values)}, holds {short(tuple(value.flatten().tolist()))}"
-
-
-@dataclass(frozen=True)
-class SameElements(Predicate):
-    """A small tensor holds these values, to the last bit; its shape and dtype are guarded elsewhere."""
-
-    content: bytes
-
-    @staticmethod
-    def _bytes(value: torch.Tensor) -> bytes:
-        return bytes(value.detach().flatten().contiguous().view(torch.uint8).tolist())
-
-    @staticmethod
-    def of(value: torch.Tensor) -> SameElements:
-        """The predicate that this tensor's values of now fulfil."""
-        return SameElements(SameElements._bytes(value))
-
-    def holds(self, value: Any) -> bool:
-        return self._bytes(value) == self.content
-
-    def describe(self, name: str) -> str:
-        return f"{name} holds the same values"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the values of `{name}` have changed"
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """The metadata of one tensor at capture, without the tensor. A size or stride of None is symbolic: any will do."""
-
-    type: type
-    dtype: torch.dtype
-    device: torch.device
-    shape: tuple[int | None, ...]
-    stride: tuple[int | None, ...]
-    requires_grad: bool
-    is_leaf: bool
-    dispatch_keys: str
-
-    def hold(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is as it was."""
-        try:
-            now = TensorFacts.of(tensor)
-        except RuntimeError:
-            # A view that autograd refuses to record, because its base was written to in a way that it forbids.
-            return False
-        return replace(self, shape=now.shape, stride=now.stride) == now and all(
-            then is None or then == value
-            for then, value in zip((*self.shape, *self.stride), (*now.shape, *now.stride), strict=True)
-        )
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorFacts:
-        """Read the metadata of a dense tensor."""
-        return TensorFacts(
-            type(tensor),
-            tensor.dtype,
-            tensor.device,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.requires_grad,
-            tensor.is_leaf,
-            private_tensors.dispatch_keys(tensor),
-        )
-
-    def differences(self, name: str, value: Any) -> list[str]:
-        """Sentences on what is another way now; leafness has a guard of its own."""
-        kind = type(value)
-        if kind is not self.type:
-            return [f"type of `{name}` was {self.type.__qualname__}, is {kind.__qualname__}"]
-        if value.layout is not torch.strided:
-            return [f"`{name}.layout` was torch.strided, is {value.layout}"]
-        found = []
-        for attribute in ("dtype", "device", "requires_grad"):
-            then, now = getattr(self, attribute), getattr(value, attribute)
-            if then != now:
-                found.append(f"`{name}.{attribute}` was {then}, is {now}")
-        shape, stride = tuple(value.shape), tuple(value.stride())
-        if len(shape) != len(self.shape):
-            found.append(f"`{name}.dim()` was {len(self.shape)}, is {len(shape)}")
-        else:
-            sizes = zip(self.shape, shape)
-            found += [
-                f"`{name}.shape[{i}]` was {then}, is {now}"
-                for i, (then, now) in enumerate(sizes)
-                if then not in (None, now)
-            ]
-            steps = zip(self.stride, stride)
-            if not found and any(then not in (None, now) for then, now in steps):
-                found.append(f"`{name}.stride()` was {self.stride}, is {stride}")
-        if not found and private_tensors.dispatch_keys(value) != self.dispatch_keys:
-            found.append(
-                f"the dispatch keys of `{name}` were {self.dispatch_keys}, are {private_tensors.dispatch_keys(value)}"
-            )
-        return found

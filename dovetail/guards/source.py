@@ -1,8 +1,11 @@
-"""How to find a value again at the next call: a path from the callee, the arguments or a pinned object.
+"""Sources: how to find a value again at the next call, as a path from the callee, the arguments or a pinned object.
 
-A source is data. :meth:`Source.fetch` walks it without running the user's code: no ``__getattr__``, no ``__getitem__``
-of a subclass, no property. Where a value cannot be had that way, fetching raises one of :data:`FETCH_ERRORS`, which a
-checker takes as a miss.
+A source is data. :meth:`Source.fetch` walks the path and :meth:`Source.expression` writes one step of it for a generated check;
+both go by :mod:`dovetail.guards.reading`, so that none of the program's code runs. Where a value cannot be had that way,
+fetching raises one of :data:`FETCH_ERRORS`, which a check takes as a miss.
+
+A rule that reads values in a way of its own adds a class derived from :class:`Step` that implements ``name`` and ``read``; the
+other methods have defaults that are right for every step.
 
 >>> source = ItemSource(ArgumentSource(0, "L['x']"), "k")
 >>> source.name
@@ -13,249 +16,39 @@ checker takes as a miss.
 
 from __future__ import annotations
 
-import collections
-import enum
-import itertools
-import math
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-FETCH_ERRORS: tuple[type[Exception], ...] = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
-"""What fetching a value may raise; a checker takes any of them as a miss."""
+from dovetail.guards.reading import (
+    FETCH_ERRORS,
+    Key,
+    class_order,
+    instance_dict,
+    is_plain_instance,
+    read_attribute,
+    read_entry,
+    read_gradient,
+    read_item,
+)
 
-MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-"""The tables of ``nn.Module`` whose items a user reads as attributes."""
+if TYPE_CHECKING:
+    from dovetail.guards.writer import Writer
 
-_MISSING = object()
-_HEAP_TYPE = 1 << 9
-# Descriptors made in C, whose __get__ runs nobody's Python code.
-_DATA_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_METHOD_DESCRIPTORS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-# What a class attribute of these types gives when it is read on the class.
-_RETURN_THEMSELVES = frozenset({*_METHOD_DESCRIPTORS, *_DATA_DESCRIPTORS, property})
-_tuple_getter = type(collections.namedtuple("_Pair", "a b").a)  # type: ignore[attr-defined]
-class_order: Any = type.__dict__["__mro__"].__get__
-"""The class and its bases in the order in which they are searched, whatever its metaclass says; one tuple until it changes."""
-_type_dict = type.__dict__["__dict__"].__get__
-_PLAIN_KEYS = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
-_TORCH_KEYS = frozenset({torch.dtype, torch.device, torch.memory_format, torch.layout})
+__all__ = ["FETCH_ERRORS"]
 
+#: The tables of ``nn.Module`` whose items a user reads as attributes.
+_MODULE_TABLES = frozenset(map(Key, ("_parameters", "_buffers", "_modules")))
+#: Filling a tensor of float32 with more is an error in eager, also where nobody reads the tensor.
+LARGEST_FLOAT: float = torch.finfo(torch.float32).max
 
-def constant_key(value: object) -> tuple[Any, ...]:
-    """A hashable key that two constants share exactly if they are of one type and equal; TypeError for other values.
-
-    Floats are told apart as a program could: 0.0 is not -0.0, and nan is nan.
-
-    >>> constant_key(1) == constant_key(True), constant_key(float("nan")) == constant_key(float("nan"))
-    (False, True)
-    """
-    kind = type(value)
-    if kind in _PLAIN_KEYS or kind in _TORCH_KEYS:
-        return kind, value
-    if kind is float:
-        if math.isnan(value):  # type: ignore[arg-type]
-            return kind, "nan"
-        return kind, value, math.copysign(1.0, value)  # type: ignore[arg-type]
-    if kind is tuple or kind is torch.Size:
-        return kind, tuple([constant_key(item) for item in value])  # type: ignore[attr-defined]
-    if kind is complex:
-        return kind, constant_key(value.real), constant_key(value.imag)  # type: ignore[attr-defined]
-    if kind is frozenset:
-        # In order: equal sets may be gone through in different orders.
-        return kind, tuple([constant_key(item) for item in value])  # type: ignore[attr-defined]
-    if kind is slice or kind is range:
-        parts = (value.start, value.stop, value.step)  # type: ignore[attr-defined]
-        return kind, tuple([constant_key(item) for item in parts])
-    if issubclass(kind, enum.Enum):
-        # Members are singletons; comparing them could run the user's __eq__.
-        return "enum", id(value)
-    raise TypeError(f"a {kind.__qualname__} is not a constant")
-
-
-def item_key(key: object) -> tuple[Any, ...]:
-    """The key by which a dictionary's key is compared: as a constant if it is one, else by identity."""
-    try:
-        return constant_key(key)
-    except TypeError:
-        return "object", id(key)
-
-
-def plain_length(value: Any) -> int:
-    """``len`` of a built-in container, also of a subclass, without running a ``__len__`` of the user's."""
-    kind: type = type(value)
-    for builtin in (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque):
-        if issubclass(kind, builtin):
-            return builtin.__len__(value)
-    raise TypeError(f"a {kind.__qualname__} has no plain length")
-
-
-def plain_items(value: Any) -> list[Any]:
-    """The items of a list, tuple, deque or set, also of a subclass, without running an ``__iter__`` of the user's."""
-    kind: type = type(value)
-    for builtin in (list, tuple, set, frozenset, collections.deque):
-        if issubclass(kind, builtin):
-            return [*builtin.__iter__(value)]
-    raise TypeError(f"a {kind.__qualname__} has no plain items")
-
-
-def plain_keys(value: Any) -> Iterator[Any]:
-    """The keys of a dictionary in its own order, without running the user's code."""
-    kind = type(value)
-    if issubclass(kind, collections.OrderedDict):
-        # After move_to_end the order of an OrderedDict is no longer that of the dictionary below it.
-        return collections.OrderedDict.__iter__(value)
-    return dict.__iter__(value)
-
-
-def plain_contains(container: Any, key: object) -> bool:
-    """Whether a dictionary or set has the key, without running a ``__contains__`` of the user's."""
-    kind: type = type(container)
-    if issubclass(kind, dict):
-        return dict.__contains__(container, key)
-    if issubclass(kind, set):
-        return set.__contains__(container, key)
-    if issubclass(kind, frozenset):
-        return frozenset.__contains__(container, key)
-    if kind is types.MappingProxyType:
-        return key in container
-    raise TypeError(f"a {kind.__qualname__} has no keys")
-
-
-_ABSENT: Any = object()
-
-
-def read_entry(container: dict[Any, Any], key: Any) -> Any:
-    """What a dictionary holds under a key. A ``__missing__`` does not run: that of a ``defaultdict`` would add the key.
-
-    >>> table = collections.defaultdict(list)
-    >>> read_entry(table, "k")
-    Traceback (most recent call last):
-        ...
-    KeyError: 'k'
-    >>> len(table)
-    0
-    """
-    value = dict.get(container, key, _ABSENT)
-    if value is _ABSENT:
-        raise KeyError(key)
-    return value
-
-
-def read_item(container: Any, key: Any) -> Any:
-    """One item of a list, tuple, deque or dictionary, also of a subclass, without running a ``__getitem__`` of the user's."""
-    kind: type = type(container)
-    if issubclass(kind, dict):
-        return read_entry(container, key)
-    if issubclass(kind, list):
-        return list.__getitem__(container, key)
-    if issubclass(kind, tuple):
-        return tuple.__getitem__(container, key)
-    if issubclass(kind, collections.deque):
-        return collections.deque.__getitem__(container, key)
-    if kind is types.MappingProxyType:
-        return container[key]
-    raise TypeError(f"a {kind.__qualname__} has no plain items")
-
-
-def read_key(container: object, position: int) -> Any:
-    """The key at a position of a dictionary; IndexError if there are fewer."""
-    for key in itertools.islice(plain_keys(container), position, None):
-        return key
-    raise IndexError(f"the dictionary has no key number {position}")
-
-
-def _in_class(kind: type, name: str) -> Any:
-    for owner in class_order(kind):
-        found = _type_dict(owner).get(name, _MISSING)
-        if found is not _MISSING:
-            return found
-    return _MISSING
-
-
-def instance_dict(value: object) -> Any:
-    """The ``__dict__`` of an object; AttributeError if it has none."""
-    return object.__getattribute__(value, "__dict__") if not issubclass(type(value), type) else _type_dict(value)
-
-
-def is_heap_type(kind: type) -> bool:
-    """Whether a class was made in Python, or could have been."""
-    return bool(kind.__flags__ & _HEAP_TYPE)
-
-
-def is_mutable_type(kind: type) -> bool:
-    """Whether an object of this type may get another type: it is of a class made in Python, and no class itself."""
-    return is_heap_type(kind) and not issubclass(kind, type)
-
-
-def has_plain_dict(kind: type) -> bool:
-    """Whether :func:`instance_dict` of an instance is the dictionary that Python keeps for it, not one of the user's making."""
-    if not is_mutable_type(kind) or issubclass(kind, torch.Tensor) or not kind.__dictoffset__:
-        return False
-    return type(_in_class(kind, "__dict__")) is types.GetSetDescriptorType
-
-
-def class_dict(kind: type) -> Any:
-    """A live view on the class's own dictionary, whatever its metaclass says."""
-    return _type_dict(kind)
-
-
-def returns_itself(value: object) -> bool:
-    """Whether a class attribute with this value is given as it is when it is read on the class: a function, a property."""
-    return type(value) in _RETURN_THEMSELVES
-
-
-def read_attribute(value: Any, name: str) -> Any:
-    """``getattr`` without the user's code: slots, C descriptors, instance and class attributes, methods.
-
-    A property or another descriptor written in Python raises AttributeError.
-
-    >>> read_attribute(read_attribute, "__code__") is read_attribute.__code__
-    True
-    """
-    kind = type(value)
-    found = _in_class(kind, name)
-    if type(found) in _DATA_DESCRIPTORS or type(found) is _tuple_getter:
-        return found.__get__(value, kind)
-    if issubclass(kind, type):
-        own = _in_class(value, name)
-        if own is not _MISSING and _in_class(type(found), "__set__") is _MISSING:
-            if type(own) is staticmethod:
-                return own.__func__
-            if type(own) is classmethod:
-                return types.MethodType(own.__func__, value)
-            if type(own) in _RETURN_THEMSELVES or _in_class(type(own), "__get__") is _MISSING:
-                return own
-            raise AttributeError(f"reading {name!r} of the class {value.__qualname__} would run the user's code")
-    elif _in_class(type(found), "__set__") is _MISSING:
-        try:
-            table = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            table = {}
-        if plain_contains(table, name):
-            return read_item(table, name)
-    if found is _MISSING:
-        raise AttributeError(f"a {kind.__qualname__} object has no attribute {name!r}")
-    if type(found) in _METHOD_DESCRIPTORS:
-        return found.__get__(value, kind)
-    if type(found) is staticmethod:
-        return found.__func__
-    if type(found) is classmethod:
-        return types.MethodType(found.__func__, kind)
-    if _in_class(type(found), "__get__") is not _MISSING:
-        raise AttributeError(f"reading {name!r} of a {kind.__qualname__} object would run the user's code")
-    return found
-
-
-def read_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """``tensor.grad`` without the warning for tensors that are no leaves."""
-    if not tensor.is_leaf and not tensor.retains_grad:
-        return None
-    return tensor.grad
+_FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__dict__"})
+_METHOD_SLOTS = frozenset({"__func__", "__self__"})
+_GONE = object()
 
 
 class Pinned:
@@ -281,9 +74,12 @@ class Pinned:
 class Source:
     """How to find a value again. Roots have no ``base``."""
 
+    #: Whether each reading makes another tensor in the same memory, so that the identity of the value says nothing.
+    makes_new: ClassVar[bool] = False
+
     @property
     def name(self) -> str:
-        """What a user reads, such as ``L['x'].weight``."""
+        """The text that a user reads, such as ``L['x'].weight``."""
         raise NotImplementedError
 
     @property
@@ -294,6 +90,18 @@ class Source:
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The value now; raises one of :data:`FETCH_ERRORS` if there is none."""
         raise NotImplementedError
+
+    def expression(self, writer: Writer, base: str) -> str:
+        """Python that gives the value in a generated check, from ``base``, the variable with the parent's value."""
+        return f"{writer.constant(self.fetch, 'fetch_')}(callee, args, kwargs)"
+
+    def conditions(self, writer: Writer, variable: str) -> Sequence[str]:
+        """Conditions on the value without which the steps below this one would not be sound."""
+        return ()
+
+    def memory(self, value: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The tensors whose memory a tensor that is read here stands for."""
+        return (value,)
 
     def __str__(self) -> str:
         return self.name
@@ -320,6 +128,9 @@ class CalleeSource(Root):
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return callee
 
+    def expression(self, writer: Writer, base: str) -> str:
+        return "callee"
+
 
 @dataclass(frozen=True)
 class ArgumentSource(Root):
@@ -334,6 +145,9 @@ class ArgumentSource(Root):
 
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return args[self.index]
+
+    def expression(self, writer: Writer, base: str) -> str:
+        return f"args[{self.index}]"
 
 
 @dataclass(frozen=True)
@@ -350,6 +164,9 @@ class KeywordSource(Root):
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[self.keyword]
 
+    def expression(self, writer: Writer, base: str) -> str:
+        return f"kwargs[{self.keyword!r}]"
+
 
 @dataclass(frozen=True)
 class PinnedSource(Root):
@@ -364,6 +181,41 @@ class PinnedSource(Root):
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self.pinned.value
 
+    def expression(self, writer: Writer, base: str) -> str:
+        return writer.constant(self.pinned.value, "pinned_")
+
+
+@dataclass(frozen=True)
+class ComputedSource(Source):
+    """A number that a pure function computes from other numbers; found again by computing it again.
+
+    ``arguments`` are plain numbers and the sources of numbers, of which there is at least one.
+
+    >>> half = ComputedSource(abs, (ArgumentSource(0, "L['n']"),), "abs(n)")
+    >>> half.fetch(None, (-9,), {})
+    9
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    text: str = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.text
+
+    @property
+    def parent(self) -> Source | None:
+        """The first number that it is computed from."""
+        return next(item for item in self.arguments if isinstance(item, Source))
+
+    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        values = [item.fetch(callee, args, kwargs) if isinstance(item, Source) else item for item in self.arguments]
+        try:
+            return self.function(*values)
+        except ArithmeticError as error:
+            raise ValueError(f"{self.text} cannot be computed any more: {error}") from error
+
 
 @dataclass(frozen=True)
 class Step(Source):
@@ -372,11 +224,14 @@ class Step(Source):
     base: Source
 
     def read(self, value: Any) -> Any:
-        """The step itself: from the base's value to this source's value."""
+        """Take the step: from the base's value to this source's value."""
         raise NotImplementedError
 
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self.read(self.base.fetch(callee, args, kwargs))
+
+    def expression(self, writer: Writer, base: str) -> str:
+        return f"{writer.constant(self.read, 'read_')}({base})"
 
 
 @dataclass(frozen=True)
@@ -392,6 +247,25 @@ class AttributeSource(Step):
     def read(self, value: Any) -> Any:
         return read_attribute(value, self.attribute)
 
+    def expression(self, writer: Writer, base: str) -> str:
+        kind = writer.tree.known_type(self.base)
+        if (kind is types.FunctionType and self.attribute in _FUNCTION_SLOTS) or (
+            kind is types.MethodType and self.attribute in _METHOD_SLOTS
+        ):
+            return f"{base}.{self.attribute}"
+        owner = writer.tree.known_class(self.base)
+        if owner is not None and self.attribute == "__mro__":
+            return f"{writer.constant(class_order, 'read_order_')}({writer.constant(owner, 'class_')})"
+        found = writer.class_attribute(self, base)
+        if found is not None:
+            return found
+        if kind is types.ModuleType and isinstance(self.base, PinnedSource):
+            table = instance_dict(self.base.pinned.value)
+            if self.attribute in table:
+                return f"{writer.constant(table, 'module_')}[{self.attribute!r}]"
+        own = writer.tree.class_of_table(self)
+        return writer.class_table(own) if own is not None else super().expression(writer, base)
+
 
 @dataclass(frozen=True)
 class InstanceDictSource(Step):
@@ -404,85 +278,106 @@ class InstanceDictSource(Step):
     def read(self, value: Any) -> Any:
         return instance_dict(value)
 
+    def expression(self, writer: Writer, base: str) -> str:
+        kind = writer.tree.known_type(self.base)
+        if kind is not None and not issubclass(kind, type):
+            if is_plain_instance(kind):
+                return f"{base}.__dict__"
+            return f"{writer.constant(object.__getattribute__, 'own_attribute_')}({base}, '__dict__')"
+        owner = writer.tree.class_of_table(self)
+        return writer.class_table(owner) if owner is not None else super().expression(writer, base)
 
-@dataclass(frozen=True)
+    def conditions(self, writer: Writer, variable: str) -> Sequence[str]:
+        return (f"type({variable}) is dict",) if writer.tree.is_object_dict(self) else ()
+
+
+@dataclass(frozen=True, init=False)
 class ItemSource(Step):
     """An item of a list, tuple or dictionary. The key is compared as a constant if it is one, else by identity.
+
+    A key that is an object of the program, such as a parameter in the state of an optimizer, is held weakly.
 
     >>> ItemSource(InstanceDictSource(ArgumentSource(0, "L['m']")), "scale").name
     "L['m'].scale"
     """
 
-    key: Any = field(compare=False)
-    compared_key: tuple[Any, ...] = field(init=False, repr=False)
+    held: Key
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compared_key", item_key(self.key))
+    def __init__(self, base: Source, key: Any) -> None:
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "held", Key(key))
+
+    @property
+    def key(self) -> Any:
+        """The key; KeyError if the program has let it go."""
+        return self.held.value
 
     @property
     def name(self) -> str:
         owner = self.base
-        if type(self.key) is str:
+        if self.held.is_object:
+            return f"{owner.name}[<{self.held.display.removeprefix('a ').removesuffix(' object')}>]"
+        key = self.key
+        if type(key) is str:
             if isinstance(owner, InstanceDictSource):
-                return f"{owner.base.name}.{self.key}"
+                return f"{owner.base.name}.{key}"
             if (
                 isinstance(owner, ItemSource)
                 and isinstance(owner.base, InstanceDictSource)
-                and type(owner.key) is str
-                and owner.key in MODULE_TABLES
+                and owner.held in _MODULE_TABLES
             ):
                 module = owner.base.base.name
-                return f"{module}[{self.key}]" if self.key.isdigit() else f"{module}.{self.key}"
-        if self.compared_key[0] == "object":
-            return f"{owner.name}[<{type(self.key).__qualname__}>]"
-        return f"{owner.name}[{self.key!r}]"
+                return f"{module}[{key}]" if key.isdigit() else f"{module}.{key}"
+        return f"{owner.name}[{key!r}]"
 
     def read(self, value: Any) -> Any:
         return read_item(value, self.key)
 
+    def expression(self, writer: Writer, base: str) -> str:
+        parent, tree = self.base, writer.tree
+        kind = tree.known_type(parent)
+        if kind in (dict, list, tuple) or tree.is_object_dict(parent) or tree.class_of_table(parent) is not None:
+            return f"{base}[{self._written_key(writer)}]"
+        if kind is not None:
+            for builtin, read in ((dict, read_entry), (list, list.__getitem__), (tuple, tuple.__getitem__)):
+                if issubclass(kind, builtin):
+                    return f"{writer.constant(read, f'{builtin.__name__}_item_')}({base}, {self._written_key(writer)})"
+        elif isinstance(parent, AttributeSource) and parent.attribute == "__defaults__" and type(self.key) is int:
+            return f"{writer.constant(tuple.__getitem__, 'tuple_item_')}({base}, {self.key})"
+        elif not self.held.is_object and type(self.key) is str and not isinstance(parent, InstanceDictSource):
+            return f"{writer.constant(read_entry, 'dict_item_')}({base}, {self._written_key(writer)})"
+        return super().expression(writer, base)
 
-@dataclass(frozen=True)
-class KeySource(Step):
-    """The key at a position of a dictionary."""
-
-    position: int
-
-    @property
-    def name(self) -> str:
-        return f"list({self.base.name})[{self.position}]"
-
-    def read(self, value: Any) -> Any:
-        return read_key(value, self.position)
+    def _written_key(self, writer: Writer) -> str:
+        if not self.held.is_weak:
+            return writer.literal(self.key)
+        reference, gone = writer.constant(self.held.read, "key_"), writer.constant(_GONE, "gone_")
+        # A key that is gone must not be looked up as None.
+        return f"key if (key := {reference}()) is not None else {gone}"
 
 
 @dataclass(frozen=True)
 class CellSource(Step):
-    """What a closure cell of a function holds."""
+    """The content of a closure cell of a function."""
 
     index: int
 
     @property
     def name(self) -> str:
-        return f"{self.base.name}.__closure__[{self.index}].cell_contents"
-
-    def cell(self, function: types.FunctionType) -> types.CellType:
-        """The cell itself, full or empty."""
-        return read_attribute(function, "__closure__")[self.index]
-
-    def read(self, value: Any) -> Any:
-        return self.cell(value).cell_contents
-
-
-@dataclass(frozen=True)
-class TypeSource(Step):
-    """The type of a value."""
+        return f"{self.cell.name}.cell_contents"
 
     @property
-    def name(self) -> str:
-        return f"type({self.base.name})"
+    def cell(self) -> Source:
+        """The source of the cell itself, full or empty."""
+        return ItemSource(AttributeSource(self.base, "__closure__"), self.index)
 
     def read(self, value: Any) -> Any:
-        return type(value)
+        return read_attribute(value, "__closure__")[self.index].cell_contents
+
+    def expression(self, writer: Writer, base: str) -> str:
+        if writer.tree.known_type(self.base) is types.FunctionType:
+            return f"{base}.__closure__[{self.index}].cell_contents"
+        return super().expression(writer, base)
 
 
 @dataclass(frozen=True)
@@ -495,6 +390,9 @@ class GradSource(Step):
 
     def read(self, value: Any) -> Any:
         return read_gradient(value)
+
+    def expression(self, writer: Writer, base: str) -> str:
+        return f"{writer.constant(read_gradient, 'read_gradient_')}({base})"
 
 
 @dataclass(frozen=True)
@@ -514,16 +412,12 @@ class NumberSource(Step):
         return torch.empty((value, 0))
 
 
-#: Filling a tensor of float32 with more is an error in eager, also where nobody reads the tensor.
-LARGEST_FLOAT: float = torch.finfo(torch.float32).max
-
-
 @dataclass(frozen=True)
 class FloatSource(Step):
     """A float as a tensor without dimensions, so that a symbolic float is an input like any other.
 
-    Reading zero (whose sign a symbol would lose), what no float32 can hold, an infinity, nan or something else raises
-    ValueError: these have entries of their own.
+    Reading zero (whose sign a symbol would lose), a number beyond float32, an infinity, nan or something else raises ValueError:
+    these have entries of their own.
     """
 
     @property
@@ -555,40 +449,8 @@ class SizeSource(Step):
 
 
 @dataclass(frozen=True)
-class ComputedSource(Source):
-    """A number that a pure function computes from other numbers; found again by computing it again.
-
-    ``arguments`` are plain numbers and the sources of numbers, of which there is at least one.
-
-    >>> half = ComputedSource(math.sqrt, (ArgumentSource(0, "L['n']"),), "sqrt(n)")
-    >>> half.fetch(None, (9,), {})
-    3.0
-    """
-
-    function: Any
-    arguments: tuple[Any, ...]
-    text: str = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        return self.text
-
-    @property
-    def parent(self) -> Source | None:
-        """The first number that it is computed from."""
-        return next(item for item in self.arguments if isinstance(item, Source))
-
-    def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        values = [item.fetch(callee, args, kwargs) if isinstance(item, Source) else item for item in self.arguments]
-        try:
-            return self.function(*values)
-        except ArithmeticError as error:
-            raise ValueError(f"{self.text} cannot be computed any more: {error}") from error
-
-
-@dataclass(frozen=True)
 class ReferentSource(Step):
-    """What a weak reference refers to; None once that is gone."""
+    """The object that a weak reference refers to; None once that is gone."""
 
     @property
     def name(self) -> str:

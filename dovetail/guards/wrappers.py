@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -191,6 +191,7 @@ def check_versions(noted: Iterable[tuple[torch.Tensor, int]]) -> None:
 class InnerSource(Step):
     """An inner tensor of a tensor subclass."""
 
+    makes_new: ClassVar[bool] = True
     attribute: str
     form: GradientForm = field(compare=False)
 

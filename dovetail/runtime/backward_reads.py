@@ -15,17 +15,9 @@ from typing import Any
 import torch
 
 from dovetail.errors import ChangedReadError, UserLocation
-from dovetail.guards import (
-    FETCH_ERRORS,
-    ArgumentSource,
-    FrozenGuards,
-    Guard,
-    InnerSource,
-    KeywordSource,
-    TensorMatch,
-    compile_checker,
-)
+from dovetail.guards import ArgumentSource, FrozenGuards, Guard, KeywordSource, TensorMatch, compile_checker
 from dovetail.guards.guard import root_of
+from dovetail.guards.reading import FETCH_ERRORS
 
 _ADVICE = (
     "change it after the backward, hand it over as an argument or a closure variable made in the function, "
@@ -52,7 +44,7 @@ class BackwardReads:
         named = {key: value for key, value in kwargs.items() if key in self._keywords}
         objects = [
             tensors[guard.predicate.index]
-            if isinstance(guard.source, InnerSource) and isinstance(guard.predicate, TensorMatch)
+            if guard.source.makes_new and isinstance(guard.predicate, TensorMatch)
             else guard.source.fetch(callee, kept, named)
             for guard in self.objects
         ]
@@ -82,7 +74,7 @@ class CallReads:
             raise _changed(first.sentence if first else "something that it reads", first.location if first else None)
         for guard, before, version in zip(self._reads.objects, self._objects, self._versions, strict=True):
             if isinstance(before, torch.Tensor):
-                if not isinstance(guard.source, InnerSource) and self._fetch(guard) is not before:
+                if not guard.source.makes_new and self._fetch(guard) is not before:
                     raise _changed(f"`{guard.source.name}` is another tensor", guard.location)
                 if before._version != version:
                     raise _changed(f"`{guard.source.name}` was written to", guard.location)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.guards import Equals, GradSource, Guard, HasNoKey, InstanceDictSource, ItemSource, Source
-from dovetail.guards.predicate import item_key
+from dovetail.guards.reading import item_key
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem
 

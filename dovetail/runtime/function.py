@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
-from dovetail.guards import check_versions, wrappers_of
+from dovetail.guards.wrappers import check_versions, wrappers_of
 from dovetail.higher_order.runtime import DifferentiableBackward, freed, refusal
 from dovetail.quirks.eigenvectors import gradient_in_parts
 from dovetail.runtime.autocast import UnderAutocast

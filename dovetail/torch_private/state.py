@@ -26,6 +26,9 @@ dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
+#: Whether ``torch.jit.trace`` is running.
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
+
 
 def function_modes() -> list[Any]:
     """The active torch-function modes, outermost first."""
@@ -63,11 +66,6 @@ def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
 def forward_ad_level() -> int:
     """The level of forward-mode differentiation; -1 outside of it."""
     return torch.autograd.forward_ad._current_level
-
-
-def is_jit_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is running."""
-    return torch._C._get_tracing_state() is not None
 
 
 def is_any_autocast_on() -> bool:

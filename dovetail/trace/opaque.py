@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError, OutgrownError
-from dovetail.guards import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
+from dovetail.rules.sparse.handles import SPARSE_LAYOUTS, carried_by, components_of, is_ticket, make_ticket
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes

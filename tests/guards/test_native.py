@@ -13,8 +13,8 @@ import torch
 
 import dovetail
 from dovetail.face.compile import compiled_function
-from dovetail.guards import fast
-from dovetail.guards.native import NativeWriter
+from dovetail.fast_guards import generator
+from dovetail.fast_guards.native import NativeWriter
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(
@@ -110,7 +110,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[NativeWriter]:
             super().__init__(*args)
             writers.append(self)
 
-    monkeypatch.setattr(fast, "NativeWriter", Noted)
+    monkeypatch.setattr(generator, "NativeWriter", Noted)
     return writers
 
 

@@ -26,8 +26,8 @@ from dovetail.guards import (
 def guard_module(guards: GuardSet, source: Source, module: torch.nn.Module) -> None:
     """The guards that calling a module and its children, one after the other, would add."""
     guards.add(source, TypeIs(type(module)), None, "")
-    guards.add(source, NoHooks(), None, "")
     own = InstanceDictSource(source)
+    guards.add(own, NoHooks(), None, "")
     guards.add(ItemSource(own, "training"), Equals(module.training), None, "")
     for table in ("_parameters", "_modules"):
         for name, value in getattr(module, table).items():

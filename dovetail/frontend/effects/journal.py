@@ -18,7 +18,7 @@ from dovetail.frontend.code.frame import Break, Unread
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import ItemSource, Source
-from dovetail.guards.source import plain_items
+from dovetail.guards.reading import plain_items
 
 MISSING = object()
 

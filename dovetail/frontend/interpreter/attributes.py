@@ -28,9 +28,8 @@ from dovetail.guards import (
     InstanceDictSource,
     ItemSource,
     Source,
-    class_order,
-    is_heap_type,
 )
+from dovetail.guards.reading import class_order, is_heap_type
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 

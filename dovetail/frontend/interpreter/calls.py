@@ -31,6 +31,7 @@ from dovetail.frontend.rules import CALLABLES, CALLS, FORMATS
 from dovetail.guards import (
     AttributeSource,
     Identity,
+    InstanceDictSource,
     Length,
     NoHooks,
 )
@@ -169,7 +170,7 @@ class Calls(NativeCalls):
             raise Break("a module that torch.compile made has hooks", "register them on the module that it was made of")
         source = self.values.source_of(module)
         if source is not None:
-            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+            self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
 
     def call_plain_module(
@@ -186,7 +187,7 @@ class Calls(NativeCalls):
             return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
         source = self.values.source_of(module)
         if source is not None:
-            self.values.guard(source, NoHooks(), f"{source.name} has no hooks")
+            self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
 
     # --- classes ------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ from dovetail.guards import (
     Source,
     Unbound,
 )
-from dovetail.guards.source import plain_keys, plain_length, read_item
+from dovetail.guards.reading import plain_keys, plain_length, read_item
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import CaptureSettings, Retry, Trace
@@ -440,7 +440,7 @@ class Interpreter(Attributes, Calls, Operators):
         if not is_bound(cell):
             source = self._cells.get(id(cell))
             if isinstance(source, CellSource):
-                self.values.guard(source, Unbound(), f"{name} is unbound")
+                self.values.guard(source.cell, Unbound(), f"{name} is unbound")
             raise unbound_variable(frame.code, name)
         return self.read_cell(cell)
 

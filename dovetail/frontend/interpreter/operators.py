@@ -19,7 +19,7 @@ from dovetail.frontend.sizes.numbers import Numbers, is_exact_only_in_python
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Length
-from dovetail.guards.source import plain_length
+from dovetail.guards.reading import plain_length
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter
-from dovetail.guards import FETCH_ERRORS, Equals, ItemSource, TensorMatch
+from dovetail.guards import Equals, ItemSource, TensorMatch
+from dovetail.guards.reading import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace import ShapePolicy, marks_of

@@ -12,18 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.frontend.values.leaves import is_trusted
-from dovetail.guards import (
-    AttributeSource,
-    ClassBody,
-    GuardSet,
-    Identity,
-    PinnedSource,
-    TypeIs,
-    class_dict,
-    class_order,
-    is_heap_type,
-    root_of,
-)
+from dovetail.guards import AttributeSource, ClassBody, GuardSet, Identity, PinnedSource, TypeIs
+from dovetail.guards.guard import root_of
+from dovetail.guards.reading import class_dict, class_order, is_heap_type
 
 if TYPE_CHECKING:
     from dovetail.frontend.values.values import Values

@@ -53,7 +53,7 @@ from dovetail.guards import (
     TensorMatch,
     TypeIs,
 )
-from dovetail.guards.source import plain_items, plain_keys, plain_length, read_item
+from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
 from dovetail.runtime.recipe import plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing

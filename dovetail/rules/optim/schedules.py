@@ -19,8 +19,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.guards import ComputedSource, Equals, ItemSource, Source
-from dovetail.guards.source import Step
+from dovetail.guards import ComputedSource, Equals, ItemSource, Source, Step
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
 

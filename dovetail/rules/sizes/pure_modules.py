@@ -21,7 +21,7 @@ from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
-from dovetail.guards import Length, NoHooks
+from dovetail.guards import InstanceDictSource, Length, NoHooks
 from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.torch_private import calls as private_calls
 
@@ -145,7 +145,7 @@ class Reader:
         has_hooks = any(vars(module).get(table) for table in _HOOKS) or any(tables.values())
         if source is None or has_hooks or "forward" in vars(module):
             raise RefusedError
-        values.guard(source, NoHooks(), f"{source.name} has no hooks")
+        values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
         for name, hooks in tables.items():
             values.guard(values.pin(hooks, name), Length(0), "global module hooks")
 

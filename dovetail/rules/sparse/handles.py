@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import HigherOrderGradientError, InputError
-from dovetail.guards.predicate import Predicate
-from dovetail.guards.source import Step
+from dovetail.guards import Predicate, Step
 
 SPARSE_LAYOUTS = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged}
@@ -141,6 +140,9 @@ class TicketSource(Step):
         ticket = make_ticket(value)
         ticket.wrapped_in = [(value, value._version)]  # type: ignore[attr-defined]
         return ticket
+
+    def memory(self, value: torch.Tensor) -> list[torch.Tensor]:
+        return parts_of_ticket(value)
 
 
 @dataclass(frozen=True)

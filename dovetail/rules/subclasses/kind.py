@@ -11,7 +11,8 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, rule, value_kind
 from dovetail.frontend.values.values import Values
-from dovetail.guards import GradientForm, InnerSource, Source, TypeIs, WrapperMaker, WrapperMatch, inner_tensor
+from dovetail.guards import Source, TypeIs
+from dovetail.guards.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
 from dovetail.runtime.recipe import Recipe, RecipeBuilder
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors

@@ -1,12 +1,12 @@
-"""A faster check for calls that find a model as the last one left it.
+"""Remembers the values that a full check has found, and the counts of writes that vouch for them.
 
-Most guards of a training step ask for what only changes when somebody writes to a dictionary: attributes, parameters and
+Most guards of a training step ask for values that change only when somebody writes to a dictionary: attributes, parameters and
 submodules of the same modules, call after call. CPython counts the writes of each dictionary (3.11), or can tell somebody
-of them (3.12 and later), and torch reads these counts in C++. So once a full check has passed, what was found in such
-dictionaries is *remembered*, and later checks ask only whether one of them was written to since. For 400 modules, 757
+of them (3.12 and later), and torch reads these counts in C++. So once a full check has passed, the values found in such
+dictionaries are *remembered*, and later checks ask only whether one of the dictionaries was written to since. For 400 modules, 757
 tensors and 2761 guards a check takes 110 us instead of 250 us: 50 for the tensors, 20 for the counts, 10 for the hooks.
 
-What is remembered, and what vouches for it:
+Remembered values, and what vouches for each:
 
 - an object reached from a remembered dictionary, tuple or object: the count of the dictionary that it was found in;
 - the contents of an object's ``__dict__`` and of the dictionaries in it: their counts, the object's type and that its
@@ -14,12 +14,12 @@ What is remembered, and what vouches for it:
 - that a module has no hooks: its tables are remembered, and asked whether they are empty each time;
 - functions, classes and constants in a dictionary of globals or in a class: the count of that dictionary.
 
-All else is checked each time as before, starting from remembered objects where there are some: items of lists, closures,
+Everything else is checked each time as before, starting from remembered objects where there are some: items of lists, closures,
 the code of functions, other globals, the metadata of all tensors. If anything remembered has changed, the full check decides. An
 object whose dictionary changes again and again is left out (:class:`Recorder`'s ``changing``).
 
-The outermost remembered objects (the model) are held weakly; what hangs below them is held until the next call sees that
-it is gone, or until the model itself goes.
+The outermost remembered objects (the model) are held weakly; the objects below them are held until the next call sees that
+the outermost one is another, or until the model itself goes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,15 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from dovetail.guards.predicate import (
-    HOOK_TABLES,
-    ClassBody,
-    DictKeys,
-    Equals,
-    HasNoKey,
-    Identity,
-    Length,
-    NoHooks,
-    Predicate,
-    TypeIs,
-)
-from dovetail.guards.source import (
+from dovetail.guards.checker import Check
+from dovetail.guards.container_predicate import HOOK_TABLES, ClassBody, DictKeys, HasNoKey, Length, NoHooks
+from dovetail.guards.predicate import Equals, Identity, Predicate, TypeIs
+from dovetail.guards.reading import (
     FETCH_ERRORS,
-    AttributeSource,
-    InstanceDictSource,
-    ItemSource,
-    PinnedSource,
     class_dict,
     has_plain_dict,
     instance_dict,
@@ -61,42 +48,34 @@ from dovetail.guards.source import (
     is_mutable_type,
     read_item,
 )
+from dovetail.guards.source import AttributeSource, InstanceDictSource, ItemSource, PinnedSource
+from dovetail.guards.tree import Node, Tree
 from dovetail.torch_private import guard_managers as private_guard_managers
 
-if TYPE_CHECKING:
-    from dovetail.guards.checker import Generator, Node
-
-Check = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor] | None]
-
+#: An object is remembered if at least so many guards hang below it.
 _WORTH_IT = 6
-"""An object is remembered if at least so many guards hang below it."""
-
+#: Without such an object, at least so many guards on globals and classes must come down to counts.
 _TABLES_WORTH_IT = 24
-"""Without such an object, at least so many guards on globals and classes must come down to counts."""
-
+#: A dictionary that changed within so many seconds gets a strike; with ``_STRIKES`` of them, it is no longer remembered.
 _SHORT_LIFE = 1.0
-"""What changed within so many seconds gets a strike; with three, it is no longer remembered."""
-
 _STRIKES = 3
+#: Remembering costs as much as some hundred full checks; where it did not last, so many of them come first at most.
 _MOST_PATIENCE = 256
-"""To remember costs as much as some hundred full checks; where it did not last, so many of them come first at most."""
-
+#: Remembering is given up if so often nothing was found to rely on.
 _MOST_FAILURES = 8
-"""So often may it turn out at once that there is nothing to rely on, before remembering is given up."""
-
+#: Remembering is given up if so often another model came than the remembered one.
 _MOST_STRANGERS = 16
-"""So often may another model come than the one remembered, before remembering is given up."""
 
 
 class Recorder:
-    """Walks the tree of sources on the live objects of one call, and finds what later checks may remember.
+    """Walks the tree of sources on the live objects of one call, and finds the values that later checks may rely on.
 
     ``values`` has the remembered value of a node, ``anchors`` the nodes where remembering starts, ``watched`` the nodes
     whose value is a dictionary with a count, ``tables`` those of globals and classes that the guards hold on to. A
     dictionary's count is read before its contents.
     """
 
-    def __init__(self, changing: set[Node], generator: Generator) -> None:
+    def __init__(self, changing: set[Node], tree: Tree) -> None:
         self.values: dict[Node, Any] = {}
         self.anchors: dict[Node, dict[str, Any]] = {}
         self.watched: dict[Node, dict[Any, Any]] = {}
@@ -104,7 +83,7 @@ class Recorder:
         self.hooked: set[Node] = set()
         self.tables: set[Node] = set()
         self._changing = changing
-        self._generator = generator
+        self._tree = tree
         self._owners: dict[int, Any] = {}
         self._typed: dict[int, Any] = {}
         self._tables: dict[int, tuple[dict[Any, Any], int]] = {}
@@ -174,7 +153,7 @@ class Recorder:
             self._below(node, value)
 
     def _table(self, node: Node, value: Any) -> None:
-        """Remember what the guards hold on to anyway in a dictionary of globals, or in a class."""
+        """Remember the values in a dictionary of globals, or in a class, that the guards hold on to anyway."""
         if type(value) is dict:
             self._watch(node, value)
             self.values[node] = value
@@ -187,10 +166,10 @@ class Recorder:
             self.values[node] = value
             for child in node.children.values():
                 source = child.source
-                if self._generator.class_of_table(source) is not None:
+                if self._tree.class_of_table(source) is not None:
                     self._watch(child, own)
                     self.values[child] = class_dict(value)
-                elif isinstance(source, AttributeSource) and self._generator.holder(value, source) is value:
+                elif isinstance(source, AttributeSource) and self._tree.holder(value, source) is value:
                     found = own[source.attribute]
                     if _is_fixed(child):
                         self._entry(child, found)
@@ -210,7 +189,7 @@ class Recorder:
         self.watched[node] = table
 
     def _below(self, node: Node, value: Any) -> None:
-        """Remember what can be, one step from a remembered value and further."""
+        """Remember values one step from a remembered one and further."""
         for child in node.children.values():
             source = child.source
             if child in self._changing:
@@ -220,7 +199,7 @@ class Recorder:
                 if node not in self.anchors:
                     self._owners[id(value)] = value
                 self._remember(child, table)
-                self._hooks(node, table)
+                self._hooks(child, table)
             elif isinstance(source, ItemSource) and (node in self.watched or issubclass(type(value), tuple)):
                 self._remember(child, read_item(value, source.key))
 
@@ -258,17 +237,17 @@ class Remembering:
     """Decides which check an entry uses: the full one, or one that remembers the last hit.
 
     ``full(callee, args, kwargs)`` is the full check. ``generate(recorder, anchors, unchanged, again)`` gives the fast one,
-    which calls ``again(callee, args, kwargs)`` when something remembered is not so any more. ``install(check)`` puts a
+    which calls ``again(callee, args, kwargs)`` when a remembered value has changed. ``install(check)`` puts a
     check in use. The first hits are full checks: an entry that is used once should not pay for later ones.
 
     Threads may do this at the same time: every check that was ever installed stays right.
     """
 
     def __init__(
-        self, full: Check, generator: Generator, generate: Callable[..., Check], install: Callable[[Check], None]
-    ):
+        self, full: Check, tree: Tree, generate: Callable[..., Check], install: Callable[[Check], None]
+    ) -> None:
         self._full = full
-        self._generator = generator
+        self._tree = tree
         self._generate = generate
         self._install = install
         self._lock = threading.Lock()
@@ -283,7 +262,7 @@ class Remembering:
         self._failures = 0
 
     def first(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """The full check; after some hits in a row, what they found is remembered."""
+        """Run the full check; after some hits in a row, remember the values that they found."""
         tensors = self._full(callee, args, kwargs)
         if tensors is None:
             return None
@@ -296,17 +275,17 @@ class Remembering:
         return tensors
 
     def _record(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        recorder = Recorder(self._changing, self._generator)
+        recorder = Recorder(self._changing, self._tree)
         # Another thread may be changing what is read here, or the sources go deeper than Python's stack.
         with contextlib.suppress(*FETCH_ERRORS):
-            for root in self._generator.roots.values():
+            for root in self._tree.roots.values():
                 recorder.walk(root, callee, args, kwargs)
             if not recorder.is_worth_it():
                 self._install(self._full)
                 return
             unchanged = recorder.make_check()
-            # If nothing was written between the reading of the counts and the end of a full check that passed, then what
-            # was read in between is what the full check saw.
+            # If nothing was written between the reading of the counts and the end of a full check that passed, then the values
+            # read in between are those that the full check saw.
             certain = (
                 unchanged is not None
                 and self._full(callee, args, kwargs) is not None
@@ -325,7 +304,7 @@ class Remembering:
             self._install(self._full)
 
     def _weakly(self, recorder: Recorder) -> dict[Node, weakref.ref[Any]]:
-        """Weak references to the outermost remembered objects; what was remembered goes with any of them."""
+        """Weak references to the outermost remembered objects; when one of them goes, all is forgotten."""
         method = weakref.WeakMethod(self._forget)
 
         def forget(_: Any) -> None:
@@ -336,7 +315,7 @@ class Remembering:
         return {node: weakref.ref(recorder.values.pop(node), forget) for node in recorder.anchors}
 
     def again(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """The full check, after something remembered was not so any more."""
+        """Run the full check, after a remembered value has changed."""
         tensors = self._full(callee, args, kwargs)
         recorder, unchanged = self._recorder, self._unchanged
         if recorder is None or unchanged is None:
@@ -360,7 +339,7 @@ class Remembering:
         return tensors
 
     def _forget_for(self, lived: float) -> None:
-        """Back to full checks; how many, depends on how long remembering has lasted."""
+        """Go back to full checks; how many, depends on how long remembering has lasted."""
         self._patience = 1 if lived >= _SHORT_LIFE else min(self._patience * 2, _MOST_PATIENCE)
         self._forget()
 

@@ -1,27 +1,33 @@
-"""Writes the check that remembers what the last hit found; see :mod:`dovetail.guards.remembered`."""
+"""Writes the check that remembers the values of the last hit; see :mod:`dovetail.fast_guards.remembered`."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail.guards.checker import Checker, Generator, Group, Node, make_check
-from dovetail.guards.guard import Guard
-from dovetail.guards.native import NativeWriter
-from dovetail.guards.predicate import RELATIONS, NoHooks, TensorMatch
-from dovetail.guards.remembered import Check, Recorder, Remembering
+from dovetail.fast_guards.native import NativeWriter
+from dovetail.fast_guards.remembered import Recorder, Remembering
+from dovetail.guards.ambient import AmbientState
+from dovetail.guards.checker import Check, Checker
+from dovetail.guards.generator import Generator
+from dovetail.guards.guard import FrozenGuards, Guard
+from dovetail.guards.predicate import Relation
 from dovetail.guards.source import InstanceDictSource, PinnedSource
+from dovetail.guards.tensor_predicate import TensorMatch
+from dovetail.guards.tree import Group, Node, Tree
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 
-def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
+def remember_hits(checker: Checker, tree: Tree) -> None:
     """Let a checker replace its check by one that remembers, and back, as hits come."""
     if not private_guard_managers.sees_changed_dictionaries():
         return
-    # The checker would keep itself alive, and with it the tensors that its check remembers.
+    frozen, ambient = checker.guards, checker.ambient
+    # A strong reference would let the checker keep itself alive, and with it the tensors that its check remembers.
     target = weakref.ref(checker)
 
     def install(check: Check) -> None:
@@ -30,56 +36,66 @@ def remember_hits(checker: Checker, generator: Generator, full: Check) -> None:
             found.check = check
 
     def generate(
-        recorder: Recorder,
-        anchors: dict[Node, weakref.ref[Any]],
-        unchanged: Callable[[], bool],
-        again: Check,
+        recorder: Recorder, anchors: Mapping[Node, weakref.ref[Any]], unchanged: Callable[[], bool], again: Check
     ) -> Check:
+        memory = _Memory(recorder, anchors, unchanged, again)
         if private_guard_managers.has_native_guards():
-            native = NativeWriter(generator, {*recorder.values, *recorder.anchors})
-            check = make_check(_FastGenerator(generator, recorder, anchors, unchanged, again, native))[0]
+            native = NativeWriter(tree, {*recorder.values, *recorder.anchors})
+            check = _FastGenerator(frozen, ambient, tree, memory, native).make_check()[0]
             if native.make_check()():
                 return check
-        return make_check(_FastGenerator(generator, recorder, anchors, unchanged, again, None))[0]
+        return _FastGenerator(frozen, ambient, tree, memory, None).make_check()[0]
 
-    remembering = Remembering(full, generator, generate, install)
-    checker.check = remembering.first
+    checker.check = Remembering(checker.check, tree, generate, install).first
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Remembered values, weak references to the outermost of them, whether they are ``unchanged``, and the full check
+    (``again``).
+    """
+
+    recorder: Recorder
+    anchors: Mapping[Node, weakref.ref[Any]]
+    unchanged: Callable[[], bool]
+    again: Check
 
 
 class _FastGenerator(Generator):
-    """Asks whether what is remembered has changed, and walks the tree for the rest only."""
+    """Asks whether remembered values have changed, and walks the tree for the others only.
+
+    Guards below fixed objects are asked by ``native``, where there is one.
+    """
 
     def __init__(
         self,
-        full: Generator,
-        recorder: Recorder,
-        anchors: Mapping[Node, weakref.ref[Any]],
-        unchanged: Callable[[], bool],
-        again: Check,
+        frozen: FrozenGuards,
+        ambient: AmbientState | None,
+        tree: Tree,
+        memory: _Memory,
         native: NativeWriter | None,
     ) -> None:
-        super().__init__(full.frozen, full.ambient, full)
-        self.recorder = recorder
-        self.anchors = anchors
-        self.unchanged = unchanged
-        self.again = again
-        self.known: list[torch.Tensor | None] = [None] * len(self.frozen.tensors)
+        super().__init__(frozen, ambient, tree)
+        self.memory = memory
+        self.recorder = memory.recorder
+        self.anchors = memory.anchors
+        self.known: list[torch.Tensor | None] = [None] * len(frozen.tensors)
         self.native = native
         self._asked = False
         self._native_line: int | None = None
-        self._unrelated = full.open_groups()
+        self._unrelated = tree.groups
         if native is not None:
-            for root in self.roots.values():
+            for root in tree.roots.values():
                 self.take(native, root)
             self._unrelated = native.relate(self._unrelated)
-        for node, value in recorder.values.items():
+        for node, value in self.recorder.values.items():
             for guard in node.guards:
                 if isinstance(guard.predicate, TensorMatch):
                     self.known[guard.predicate.index] = value
                     self.names[f"t{guard.predicate.index}"] = value
 
     def take(self, native: NativeWriter, node: Node) -> None:
-        """Have all guards asked in C++ that can be: those below what the function has at hand as a constant."""
+        """Let C++ ask guards below objects that the function has at hand as constants."""
         values = self.recorder.values
         if isinstance(node.source, PinnedSource) and node not in values:
             native.take(node, node.source.pinned.value)
@@ -89,7 +105,7 @@ class _FastGenerator(Generator):
             self.take(native, child)
 
     def walk(self, node: Node, depth: int) -> None:
-        """As the full check does, up to where remembering starts."""
+        """Walk as the full check does, up to where remembering starts."""
         if node in self.recorder.tables:
             if not self._asked:
                 self.ask_first()
@@ -100,10 +116,10 @@ class _FastGenerator(Generator):
                 super().walk(node, depth)
             return
         variable = self.variable(depth)
-        self.lines.append(f"        {variable} = {self.fetch(node.source, self.variable(depth - 1))}")
+        self.lines.append(f"        {variable} = {node.source.expression(self, self.variable(depth - 1))}")
         own = next(child for child in node.children.values() if isinstance(child.source, InstanceDictSource))
         anchor, table = self.constant(self.anchors[node], "model_"), self.constant(self.recorder.anchors[node], "own_")
-        same = f"{variable} is {anchor}() and {self.fetch(own.source, variable)} is {table}"
+        same = f"{variable} is {anchor}() and {own.source.expression(self, variable)} is {table}"
         if not self._asked:
             same += f" and {self.ask()}"
         self.lines.append(f"        if not ({same}): return {self.start_again()}")
@@ -111,32 +127,33 @@ class _FastGenerator(Generator):
         self.remembered(node, depth, variable)
 
     def guards_of(self, node: Node) -> list[Guard]:
-        """Those that are not asked in C++."""
+        """The guards of a node that C++ does not ask."""
         native = self.native
         return node.guards if native is None else [guard for guard in node.guards if not native.has(guard)]
 
     def before_others(self) -> None:
-        """What is remembered of globals and classes, and what is asked in C++, comes before the rest of the tree."""
+        """Ask about remembered globals and classes, and the guards in C++, before the rest of the tree."""
         if not self._asked and self.recorder.tables:
             self.ask_first()
         self.reserve_native()
 
     def ask_first(self) -> None:
-        """Have the full check decide if anything that is remembered has changed."""
+        """Let the full check decide if a remembered value has changed."""
         self.lines.append(f"        if not ({self.ask()}): return {self.start_again()}")
         self.reserve_native()
 
     def reserve_native(self) -> None:
-        """A line for the guards that are asked in C++: before all that relies on the types that they ask for."""
+        """Reserve a line for the guards that C++ asks, before everything that relies on the types that they ask for."""
         if self._native_line is None:
             self._native_line = len(self.lines)
             self.lines.append("")
 
-    def _tail(self) -> None:
+    def write_tail(self) -> None:
+        """Ask the guards that C++ takes, on the line that was reserved for them; then go on as the full check does."""
         if self._native_line is not None:
             native = self.native
-            # Below a second object that is remembered, which is compared only further on, they are of no account where the
-            # call has another object: the full check decides.
+            # A second outermost object is compared only further on: where the call has another one, the answer of the guards
+            # below the remembered one says nothing, and the full check decides.
             miss = self.start_again() if len(self.anchors) > 1 else "None"
             line = (
                 [f"        if not {self.constant(native.make_check(), 'native_')}(): return {miss}"]
@@ -144,36 +161,28 @@ class _FastGenerator(Generator):
                 else []
             )
             self.lines[self._native_line : self._native_line + 1] = line
-        super()._tail()
+        super().write_tail()
 
     def ask(self) -> str:
-        """The expression that is true if nothing that is remembered has changed."""
+        """The expression that is true if no remembered value has changed."""
         self._asked = True
-        unchanged = f"{self.constant(self.unchanged, 'unchanged_')}()"
+        unchanged = f"{self.constant(self.memory.unchanged, 'unchanged_')}()"
         hooks = self.recorder.hooks
         return f"{unchanged} and not any({self.constant(tuple(hooks), 'hooks_')})" if hooks else unchanged
 
     def start_again(self) -> str:
-        """The expression that has the full check decide."""
-        return f"{self.constant(self.again, 'again_')}(callee, args, kwargs)"
+        """The expression that lets the full check decide."""
+        return f"{self.constant(self.memory.again, 'again_')}(callee, args, kwargs)"
 
     def remembered(self, node: Node, depth: int, value: str) -> None:
-        """The guards at and below a remembered value that its not having changed does not imply."""
+        """Ask the guards at and below a remembered value that may fail although nothing has changed."""
         recorder = self.recorder
-        own = next((child for child in node.children.values() if isinstance(child.source, InstanceDictSource)), None)
         for guard in node.guards:
             predicate = guard.predicate
-            if isinstance(predicate, (*RELATIONS, TensorMatch)) or self.implied_by_tensors(node, predicate):
+            if isinstance(predicate, (Relation, TensorMatch)) or self.is_implied_by_tensors(node, predicate):
                 continue
-            if isinstance(predicate, NoHooks) and own is not None and own not in recorder.values:
-                continue  # asked of the dictionary
-            implied = (
-                recorder.implies(node, predicate)
-                if node not in self.anchors or isinstance(predicate, NoHooks)
-                else False
-            )
-            if not implied:
-                self.require(self.condition(node.source, predicate, value))
+            if node in self.anchors or not recorder.implies(node, predicate):
+                self.require(predicate.condition(self, node.source, value))
         if node.kept is not None and any(node in group for group, _ in self.open_groups()):
             self.lines.append(f"        {node.kept} = {value}")
         for child in node.children.values():
@@ -187,7 +196,7 @@ class _FastGenerator(Generator):
                 self.walk(child, depth + 1)
 
     def open_groups(self) -> list[Group]:
-        """The groups of which not all are remembered."""
+        """The groups with a value that is not remembered."""
         values = self.recorder.values
         return [found for found in self._unrelated if any(node not in values for node in found[0])]
 
@@ -196,7 +205,7 @@ class _FastGenerator(Generator):
         return super().is_kept(node) and not (self.native is not None and self.native.is_related(node))
 
     def gather(self) -> None:
-        """Put the remembered tensors and those that were just fetched in one list."""
+        """Put the remembered tensors and the fetched ones in one list."""
         self.lines.append(f"        tensors = {self.constant(self.known, 'known_tensors_')}.copy()")
         for index, tensor in enumerate(self.known):
             if tensor is None:

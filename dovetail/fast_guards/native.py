@@ -1,6 +1,6 @@
 """Hands guards below fixed objects to torch's C++ guard managers: the codes and defaults of functions, tables of classes.
 
-A program with many library functions in it has hundreds of them, which no count of a dictionary vouches for. In generated
+A program with many library functions in it has hundreds of such guards, which no count of a dictionary vouches for. In generated
 Python they took 14 us of the 28 us of a check of BERT, and pushed other things out of the processor's caches
 (benchmarks/bench_overhead.py, training, 4 cores, 2026-11).
 """
@@ -11,28 +11,17 @@ import collections
 import contextlib
 import types
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from dovetail.guards.predicate import RELATIONS, DictKeys, Equals, HasNoKey, Identity, Length, Predicate, TypeIs
-from dovetail.guards.source import (
-    FETCH_ERRORS,
-    AttributeSource,
-    CellSource,
-    InstanceDictSource,
-    ItemSource,
-    class_dict,
-    class_order,
-    has_plain_dict,
-    instance_dict,
-    is_heap_type,
-)
+from dovetail.guards.container_predicate import DictKeys, HasNoKey, Length
+from dovetail.guards.guard import Guard
+from dovetail.guards.predicate import Equals, Identity, Predicate, Relation, TypeIs
+from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, has_plain_dict, instance_dict, is_heap_type
+from dovetail.guards.source import AttributeSource, CellSource, InstanceDictSource, ItemSource, Source
+from dovetail.guards.tree import Group, Node, Tree
 from dovetail.torch_private import guard_managers as private_guard_managers
-
-if TYPE_CHECKING:
-    from dovetail.guards.checker import Generator, Group, Node
-    from dovetail.guards.guard import Guard
 
 _FUNCTION_SLOTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
 _BUILTIN_KEYS = frozenset({str, int, bytes, bool, type(None)})
@@ -44,20 +33,19 @@ _CONTAINERS = (dict, list, tuple)
 
 
 class NativeWriter:
-    """Decides which guards of a tree are asked in C++; ``generator`` says what is known of the types on the way.
-
-    Nodes ``elsewhere``, and what is below them, are not touched on the way down.
+    """Decides which guards of a tree are asked in C++; nodes ``elsewhere``, and those below them, are left alone on the way
+    down.
     """
 
-    def __init__(self, generator: Generator, elsewhere: Container[Node]) -> None:
-        self._generator = generator
+    def __init__(self, tree: Tree, elsewhere: Container[Node]) -> None:
+        self._tree = tree
         self._elsewhere = elsewhere
         self._guards = private_guard_managers.NativeGuards()
         self._done: set[int] = set()
         self._steps: dict[Node, private_guard_managers.NativeStep] = {}
         self._related: set[Node] = set()
         self._asked: set[Any] = set()
-        #: How many guards were taken.
+        #: The number of guards that were taken.
         self.count = 0
 
     def has(self, guard: Guard) -> bool:
@@ -69,12 +57,12 @@ class NativeWriter:
         return (
             node in self._steps
             and (node.kept is None or node in self._related)
-            and all(isinstance(guard.predicate, RELATIONS) or self.has(guard) for guard in node.guards)
+            and all(isinstance(guard.predicate, Relation) or self.has(guard) for guard in node.guards)
             and all(map(self.is_complete, node.children.values()))
         )
 
     def relate(self, groups: Sequence[Group]) -> list[Group]:
-        """Take what can be taken of the guards that two values are one object; returns the others."""
+        """Take the guards that two values are one object, where both are reached here; returns the other groups."""
         rest = []
         for group, is_same in groups:
             if is_same and len(group) == 2 and all(node in self._steps for node in group):
@@ -95,8 +83,8 @@ class NativeWriter:
         return self._guards.make_check()
 
     def take(self, node: Node, fixed: Any) -> None:
-        """Take what can be taken of the guards on a fixed object and below."""
-        # What cannot be read now is left for others, who miss.
+        """Take guards on a fixed object and below, where C++ can ask them."""
+        # A value that cannot be read now is left to the generated check, which misses.
         with contextlib.suppress(*FETCH_ERRORS):
             self._take(node, self._guards.at(fixed), fixed)
 
@@ -106,7 +94,7 @@ class NativeWriter:
             self._below(child, self._guards.at(fixed), fixed)
 
     def _take(self, node: Node, step: private_guard_managers.NativeStep, value: Any) -> None:
-        guards = [guard for guard in node.guards if not isinstance(guard.predicate, RELATIONS)]
+        guards = [guard for guard in node.guards if not isinstance(guard.predicate, Relation)]
         if any(isinstance(guard.predicate, Identity) and guard.predicate.is_weak for guard in guards):
             # The types on the way down are sure only after a guard that is asked elsewhere.
             return
@@ -129,13 +117,12 @@ class NativeWriter:
         self, child: Node, step: private_guard_managers.NativeStep, value: Any
     ) -> tuple[private_guard_managers.NativeStep, Any] | None:
         source = child.source
-        generator = self._generator
         parent = source.parent
         assert parent is not None
         kind = type(value)
         if not self._is_sure(parent, kind):
             return None
-        if isinstance(value, type) and generator.class_of_table(source) is value:
+        if isinstance(value, type) and self._tree.class_of_table(source) is value:
             if not is_heap_type(value):
                 return None
             return step.class_dict(class_dict(value)), class_dict(value)
@@ -143,13 +130,13 @@ class NativeWriter:
             own = source.read(value)
             return (step.own_dict(own), own) if has_plain_dict(kind) else None
         if isinstance(source, CellSource) and kind is types.FunctionType:
-            cell = source.cell(value)
+            cell = value.__closure__[source.index]
             closure = step.attribute("__closure__", value.__closure__)
             content = cell.cell_contents
             return closure.item(tuple, source.index, cell).attribute("cell_contents", content), content
-        if isinstance(source, ItemSource) and type(source.key) in _BUILTIN_KEYS:
+        if isinstance(source, ItemSource) and not source.held.is_object and type(source.key) in _BUILTIN_KEYS:
             container = next((builtin for builtin in _CONTAINERS if issubclass(kind, builtin)), None)
-            if kind is types.MappingProxyType and generator.class_of_table(parent) is not None:
+            if kind is types.MappingProxyType and self._tree.class_of_table(parent) is not None:
                 container = dict
             if container is None or (container is not dict and type(source.key) is not int):
                 return None
@@ -172,7 +159,7 @@ class NativeWriter:
             if name == "__mro__":
                 order = class_order(value)
                 return step.class_order(order), order
-            holder = self._generator.holder(value, source)
+            holder = self._tree.holder(value, source)
             order = class_order(value)
             # Since Python 3.12 a static type's dictionary is not where the C++ guards look for it.
             if holder is None or not all(map(is_heap_type, order[: order.index(holder) + 1])):
@@ -205,16 +192,16 @@ class NativeWriter:
         for nearer in order[: order.index(holder)]:
             self._guards.at(nearer).class_dict(class_dict(nearer)).lacks(name)
 
-    def _is_sure(self, source: Any, kind: type) -> bool:
+    def _is_sure(self, source: Source, kind: type) -> bool:
         """Whether a value is of the type that it has now whenever its own guards hold, which are asked first."""
         if isinstance(source, AttributeSource) and source.attribute in ("__defaults__", "__closure__"):
             # Without a guard on its type: what is read from None there is an error, and a miss.
             return True
-        if self._generator.class_of_table(source) is not None:
+        if self._tree.class_of_table(source) is not None:
             return True
         if isinstance(source, InstanceDictSource):
             return kind is dict
-        return self._generator.known_type(source) is kind
+        return self._tree.known_type(source) is kind
 
     # --- one guard ----------------------------------------------------------------------------------------------------
 
@@ -229,8 +216,8 @@ class NativeWriter:
             return True
         if isinstance(predicate, Equals):
             return self._equals(predicate.value, step)
-        known = self._generator.known_type(node.source)
-        if isinstance(node.source, InstanceDictSource) or self._generator.class_of_table(node.source) is not None:
+        known = self._tree.known_type(node.source)
+        if isinstance(node.source, InstanceDictSource) or self._tree.class_of_table(node.source) is not None:
             known = dict
         if isinstance(predicate, Length) and known in (*_CONTAINERS, collections.OrderedDict):
             step.has_length(predicate.length, known is not list and known is not tuple)
@@ -238,7 +225,12 @@ class NativeWriter:
         if isinstance(predicate, DictKeys) and not predicate.keys and known is dict:
             step.has_length(0, True)
             return True
-        if isinstance(predicate, HasNoKey) and known is dict and type(predicate.key) in _BUILTIN_KEYS:
+        if (
+            isinstance(predicate, HasNoKey)
+            and known is dict
+            and not predicate.held.is_object
+            and type(predicate.key) in _BUILTIN_KEYS
+        ):
             step.lacks(predicate.key)
             return True
         return False
