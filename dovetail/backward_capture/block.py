@@ -16,7 +16,7 @@ from dovetail.face.compiled_function import CompiledFunction, capturing, compile
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state
 
-#: What blocks with the same options have compiled: a training loop enters its block anew at every step.
+#: Compiled segments by options: a training loop enters its block anew at every step.
 _compiled_by_options: deque[tuple[Options, dict[Any, Any]]] = deque(maxlen=16)
 
 

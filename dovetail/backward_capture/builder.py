@@ -23,14 +23,14 @@ from dovetail.torch_private import tracing as private_tracing
 
 
 class Collected(NamedTuple):
-    """What the engine collects from the nodes of an autograd graph; a captured backward is called with it."""
+    """The values that the engine collects from the nodes of an autograd graph; a captured backward is called with them."""
 
     tensors: Sequence[torch.Tensor]
     sizes: Sequence[int]
     scalars: Sequence[float]
     #: Hooks, and the contexts of ``torch.autograd.Function``.
     hooks: Sequence[Any]
-    #: What saved-tensor hooks have packed.
+    #: Values that saved-tensor hooks have packed.
     packed: Sequence[Any]
 
 
@@ -69,7 +69,7 @@ class GraphBuilder:
             accumulate                   where gradients meet
         end_capture                      calls finish(builder)
 
-    What it gives the engine are stand-ins; the node that stands for each is found by its identity.
+    The engine gets stand-ins for all values. The node of a stand-in is found by its identity.
     """
 
     def __init__(self, finish: Callable[[GraphBuilder], Any], roots: Sequence[Any] = ()) -> None:

@@ -80,7 +80,7 @@ class Handover:
         self._task = -1
 
     def run(self) -> Any:
-        """What torch's ``backward`` or ``grad`` returns; eager runs a backward that cannot be handed over."""
+        """Run the backward, eagerly if it cannot be handed over; returns the result of torch's own ``run_backward``."""
         _thread.handover = self
         try:
             with torch.autograd.set_multithreading_enabled(False):
@@ -152,7 +152,7 @@ class Handover:
         self._task = private_autograd.current_backward()
 
     def _gradients(self, found: list[Any]) -> tuple[Any, ...] | None:
-        """What the engine makes of the gradients that were asked for."""
+        """The gradients that were asked for, in the form in which the engine returns them."""
         if self.arguments.accumulate_grad:
             return None
         if not self.arguments.allow_unreachable and any(item is None for item in found):
@@ -161,7 +161,7 @@ class Handover:
 
 
 class _Thread(threading.local):
-    """What this thread is doing."""
+    """The open sessions of a thread, and the backward that it hands over."""
 
     sessions: tuple[BackwardSession, ...] = ()
     handover: Handover | None = None
@@ -178,7 +178,7 @@ _foreign = "count(0)"
 
 
 def run_backward(*arguments: Any, **options: Any) -> Any:
-    """What ``torch.autograd.backward`` and ``grad`` call while a session is open, in this thread or in another one."""
+    """Called by ``torch.autograd.backward`` and ``grad`` while a session is open, in this thread or in another one."""
     given = EngineArguments(*arguments, **options)
     in_a_mode = private_state.dispatch_mode_count() or private_state.functorch_level() is not None
     if not _thread.sessions or _thread.handover is not None or in_a_mode:
@@ -217,7 +217,7 @@ def _make_builder() -> GraphBuilder:
 
 
 def _collect(captured: CapturedBackward, *values: Any) -> list[Any]:
-    """What the engine calls for a graph that it remembers; it holds on to this function."""
+    """Called by the engine for each run of a graph that it remembers; it keeps a reference to this function."""
     collected = Collected(*values)
     if _thread.handover is not None:
         return _thread.handover.collect(captured, collected)
@@ -235,7 +235,7 @@ def _forget_foreign_captures() -> None:
 
 
 def _will_execute(node: Any) -> bool:
-    """What torch asks from inside of hooks, while a session is open: whether this backward comes to a node."""
+    """Called by torch from hooks while a session is open: whether this backward comes to a node."""
     handover = _thread.handover
     if handover is not None and handover.is_current():
         return will_execute(handover.call, node)
@@ -243,7 +243,7 @@ def _will_execute(node: Any) -> bool:
 
 
 def _is_checkpoint_valid() -> bool:
-    """What reentrant checkpoints ask, while a session is open: whether this backward is after all leaves' gradients."""
+    """Called by reentrant checkpoints while a session is open: whether this backward computes the gradients of all leaves."""
     handover = _thread.handover
     if handover is not None and handover.is_current():
         return not handover.call.targets

@@ -36,7 +36,7 @@ class SegmentRunner:
 
     def __init__(self, segments: Segments, functions: Sequence[Callable[..., Any]]) -> None:
         self.segments = segments
-        #: What runs each segment.
+        #: The callable of each segment.
         self.functions = tuple(functions)
         last_use: dict[int | None, int] = {}
         for index, segment in enumerate(segments.segments):

@@ -1,4 +1,4 @@
-"""What a block of compiled autograd has captured, and how a captured backward runs in it."""
+"""The session of a block of compiled autograd: it keeps what was captured, and runs captured backwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass
 class BackwardSession:
-    """What one ``compiled_autograd`` block, or one compiled function, has captured.
+    """The captures of one ``compiled_autograd`` block, or of one compiled function.
 
     ``captures`` has the captured backwards in the order in which they were first needed; ``runs`` says how often a captured
     graph ran, ``fallbacks`` why a backward was left to eager. Sessions with the same options may share ``compiled``, the segments
@@ -91,7 +91,7 @@ class BackwardSession:
                 return list(call_in_backward(call.keep_graph, run_in_backward))
 
     def _runner(self, captured: CapturedBackward, call: BackwardCall, hooks: Sequence[Any]) -> Callable[..., Any]:
-        """What runs a captured backward in today's order; compiled where no earlier run has needed the same."""
+        """The callable that runs a captured backward in its present order; it is compiled at the first need."""
         order = captured.order(call)
         if torch.is_anomaly_enabled():
             return StepByStep(captured, call, order)
