@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +16,7 @@ from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import without_autocast
-from dovetail.quirks.eigenvectors import phases_checked
-from dovetail.quirks.exact import differing_nodes, use_exact_formulas
-from dovetail.quirks.overlap import may_overlap_itself
 from dovetail.rules.sparse.deferred import deferred_call
-from dovetail.rules.sparse.handles import is_ticket, parts_of_ticket
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
@@ -29,7 +24,16 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Trace, TracedInput
 from dovetail.trace.backward_order import arrangement_of_leaves
-from dovetail.trace.opaque import check_gradient_ticket, forget_examples
+from dovetail.trace.memory import may_overlap_itself
+from dovetail.trace.overrides import (
+    GRAPHS,
+    INPUT_GRADIENTS,
+    autograd_nodes,
+    check_differentiable,
+    inexact_gradients,
+    requested_gradients,
+)
+from dovetail.whole_calls.handles import parts_of_handle
 
 
 class AutogradView:
@@ -312,7 +316,7 @@ class _Outputs:
             )
         storage = real.untyped_storage()._cdata
         for other in self.trace.inputs:
-            parts = parts_of_ticket(other.real)
+            parts = parts_of_handle(other.real)
             if other is not item and any(part.untyped_storage()._cdata == storage for part in parts):
                 raise CaptureError(
                     f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
@@ -329,19 +333,12 @@ def _check_new_leaves(leaves: list[torch.Tensor], roots: list[torch.Tensor]) -> 
     wanted = {id(leaf) for leaf in leaves}
     if not wanted:
         return
-    seen: set[Any] = set()
-    stack: list[Any] = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in autograd_nodes(roots):
         if id(getattr(node, "variable", None)) in wanted:
             raise CaptureError(
                 "a tensor that the function makes with requires_grad is returned beside what is computed from it",
                 advice="make the tensor outside of the function",
             )
-        stack += [following for following, _ in node.next_functions]
 
 
 def capture_joint(state: AOTState) -> JointGraph:
@@ -416,7 +413,8 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     together = freed_together(roots) if len(roots) > 1 else None
     new_leaves = [value for place, value in enumerate(found.graph_values) if place not in mutated_plain]
     _check_new_leaves([value for value in new_leaves if _is_new_leaf(value)], roots)
-    inexact = () if trace.settings.exact else tuple(sorted({node.name() for node in differing_nodes(roots)}))
+    check_differentiable(roots)
+    inexact = () if trace.settings.exact else inexact_gradients(roots)
     arrangement: tuple[int, ...] = ()
     if roots and wanted:
         arrangement = arrangement_of_leaves(
@@ -425,22 +423,22 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             len(leaves),
             len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
         )
-        if trace.settings.exact:
-            use_exact_formulas(trace, roots)
-        in_parts = getattr(result, "order", 1) > 1
+        partial = getattr(result, "order", 1) > 1
         # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/autocast.py).
-        with torch.enable_grad(), without_autocast(), phases_checked(trace, roots, in_parts=in_parts):
+        with torch.enable_grad(), without_autocast(), requested_gradients(trace, roots, partial=partial):
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
         gradients = [next(flowing) if leaf is not None else None for leaf in leaves]
         for gradient, item in zip(gradients, trace.inputs, strict=True):
-            if gradient is not None and is_ticket(item.real):
-                check_gradient_ticket(trace, gradient)
-            if gradient is not None and private_tensors.is_wrapper(gradient):
+            if gradient is None:
+                continue
+            for check in INPUT_GRADIENTS:
+                check(trace, item, gradient)
+            if private_tensors.is_wrapper(gradient):
                 raise CaptureError(
                     f"the gradient of {item.name}, which is a plain tensor, is a {type(gradient).__name__}",
                     advice=f"make {item.name} a {type(gradient).__name__} too",
                 )
-            if gradient is not None and gradient.layout is not torch.strided:
+            if gradient.layout is not torch.strided:
                 raise CaptureError(
                     f"the gradient of {item.name} has the layout {gradient.layout}",
                     advice="use dense gradients (sparse=False)",
@@ -456,13 +454,13 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
     graph.output([*forward_nodes, *gradient_nodes])
     _placeholders_first(graph)
     graph.eliminate_dead_code(is_impure_node=must_stay)
-    forget_examples(graph)
     if trace.metadata_changes and any(map(assumes, graph.nodes)):
         raise CaptureError(
             "an input changes its size or strides in place, beside sizes that depend on data",
             advice="make a new tensor instead",
         )
-    _drop_unused_vectors(graph)
+    for edit in GRAPHS:
+        edit(graph)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), input_descriptors, strict=True):
         node.meta["desc"] = descriptor
     spec = RuntimeSpec(
@@ -475,6 +473,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         tuple(trace.metadata_changes),
         together,
         arrangement,
+        tuple(trace.kept_alive),
     )
     module = private_tracing.lazy_graph_module(trace.tracer.root, graph)
     return JointGraph(
@@ -512,36 +511,9 @@ def _feeding(values: list[torch.Tensor], differentiable: tuple[bool, ...]) -> tu
             nodes[value.grad_fn, value.output_nr] = position
     if len(nodes) < 2:
         return ()
-    found: set[int] = set()
-    seen: set[Any] = set()
-    stack: list[Any] = [node for node, _ in nodes]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for following, number in node.next_functions:
-            if following is not None:
-                stack.append(following)
-                if (following, number) in nodes:
-                    found.add(nodes[following, number])
+    behind = autograd_nodes([value for value, flag in zip(values, differentiable, strict=True) if flag])
+    found = {nodes[edge] for node in behind for edge in node.next_functions if edge in nodes}
     return tuple(sorted(found))
-
-
-def _drop_unused_vectors(graph: torch.fx.Graph) -> None:
-    """Eager computes eigenvectors only where a gradient may need them; for a traced tensor torch always asks for them."""
-    for target, wanted in ((torch.ops.aten._linalg_eigh.default, 0), (torch.ops.aten._linalg_svd.default, 1)):
-        for node in graph.find_nodes(op="call_function", target=target):
-            if all(user.target is operator.getitem and user.args[1] == wanted for user in node.users):
-                names = [argument.name for argument in target._schema.arguments]
-                flag = "compute_v" if "compute_v" in names else "compute_uv"
-                position = names.index(flag)
-                args = list(node.args)
-                if len(args) > position:
-                    args[position] = False
-                    node.args = tuple(args)
-                else:
-                    node.kwargs = {**node.kwargs, flag: False}
 
 
 def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:

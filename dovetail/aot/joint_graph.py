@@ -16,7 +16,7 @@ from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Program
-from dovetail.trace.opaque import OPAQUE
+from dovetail.trace.overrides import ASSUMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,8 @@ def must_stay(node: torch.fx.Node) -> bool:
 
 def assumes(node: torch.fx.Node) -> bool:
     """Whether a node may find that the data of a call is not such as the graph was captured for."""
-    return node.target in _ASSERTIONS or node.target is OPAQUE
+    may_refuse = ASSUMES.get(node.target)
+    return node.target in _ASSERTIONS or (may_refuse is not None and may_refuse(node))
 
 
 @dataclass(frozen=True)

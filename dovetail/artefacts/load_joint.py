@@ -25,12 +25,12 @@ from dovetail.artefacts.schema import make_schema, validate
 from dovetail.artefacts.size_expressions import evaluate
 from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import ArtefactError, DovetailError, InputError
+from dovetail.quirks.functionalisation import SAME_DTYPE
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
-from dovetail.trace.trace import SAME_DTYPE
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}

@@ -16,7 +16,7 @@ from torch import fx
 from dovetail.backward_capture import accumulation, hooks, operations
 from dovetail.backward_capture.builder import ARGUMENTS
 from dovetail.backward_capture.node_functions import NodeFunction
-from dovetail.quirks.exact import OTHER_FORMULA
+from dovetail.quirks.gradient_formulas import FIRST_ORDER
 
 CARRIED = "carried"
 
@@ -76,7 +76,7 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
     if isinstance(node.target, NodeFunction):
         if node.target.is_custom:
             return "an operator of a C++ extension"
-        return "torch computes it in another way while it is traced" if node.target.name in OTHER_FORMULA else ""
+        return "torch computes it in another way while it is traced" if node.target.name in FIRST_ORDER else ""
     if node.target is hooks.call_native_tensor_hooks:
         return "hooks of native code"
     index = hook_index(node)

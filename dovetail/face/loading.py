@@ -34,8 +34,16 @@ RULES = (
     "dovetail.rules.subclasses.kind",
     "dovetail.rules.torch.branches_on_data",
     "dovetail.rules.torch.storage_offsets",
-    "dovetail.rules.torch.whole_functions",
+    "dovetail.whole_calls.whole",
     "dovetail.rules.torch.known_values",
+    "dovetail.quirks.overlapping_writes",
+    "dovetail.quirks.functionalisation",
+    "dovetail.quirks.fake_kernels",
+    "dovetail.quirks.clamped_slices",
+    "dovetail.quirks.gradient_formulas",
+    "dovetail.quirks.eigenvectors",
+    "dovetail.quirks.losses",
+    "dovetail.quirks.replays",
     "dovetail.fast_guards",
 )
 """Modules with rules and quirks, in the order in which they are asked, and wings that plug into every capture."""

@@ -41,7 +41,6 @@ from dovetail.guards import (
     TypeIs,
     autocast_nesting,
 )
-from dovetail.rules.torch.whole_functions import number_as_tensor
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import (
     ConstantItem,
@@ -57,6 +56,7 @@ from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, Trace
+from dovetail.trace.python_numbers import number_as_tensor
 
 
 @dataclass(frozen=True)

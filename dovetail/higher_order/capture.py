@@ -17,7 +17,6 @@ import torch
 from dovetail.aot.capture_joint import finish_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.whole_calls import with_whole_calls
 from dovetail.errors import DovetailError, UserLocation
 from dovetail.events import EventLog
 from dovetail.guards import GuardSet
@@ -31,13 +30,13 @@ from dovetail.higher_order.runtime import (
     refusal,
     sizes_and_strides,
 )
-from dovetail.quirks.eigenvectors import phases_checked
-from dovetail.quirks.exact import use_exact_formulas
+from dovetail.quirks.replays import replayed
 from dovetail.runtime.spread import keep_common
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.trace import Bindings, CaptureSettings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
@@ -313,15 +312,13 @@ def _backward(
             id(item.value) for item in trace.inputs if private_sizes.carried_float(item.node.meta["val"]) is not None
         }
         numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
-        outputs = with_whole_calls(trace, program).run(inputs, numbers)
+        outputs = replayed(trace, program).run(inputs, numbers)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
         roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
         wanted = [sources[index] for index in request.wanted]
         if not roots or not wanted:
             return [None] * len(wanted)
-        if trace.settings.exact:
-            use_exact_formulas(trace, roots, twice=True)
-        with phases_checked(trace, roots, twice=True, in_parts=joint.order > 1):
+        with requested_gradients(trace, roots, twice=True, partial=joint.order > 1):
             gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
         # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
         # eager's, which differs by rounding.

@@ -1,39 +1,50 @@
-"""Slices of symbolic sizes at plain bounds that assume nothing about where they are cut off.
+"""Slices of symbolic sizes at plain bounds, without a guard on where they are cut off.
 
 ``x[-7:]`` of a symbolic size is 7 long, or as long as ``x`` where that is shorter. Torch's fake kernel decides for one of the
-two and guards on it, so that each side is a graph; both are the same graph, with the size ``Min(7, x.shape[0])``. What reads
-that size later guards on it there, if it has to.
+two and guards on it, so that each side is a graph; both are the same graph, with the size ``Min(7, x.shape[0])``. An operation
+that reads that size later guards on it there, if it has to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.overrides import SYMBOLIC_FAKE, Run
 
 _END = (1 << 63) - 1
 
 
-def clamped_slice(
-    tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> torch.Tensor | None:
-    """What ``aten.slice`` gives for a fake tensor, without a guard; None where torch's own kernel is to say.
+@quirk(
+    SYMBOLIC_FAKE,
+    torch.ops.aten.slice.Tensor,
+    example=lambda: Example(
+        lambda x: x[-7:] * 2,
+        [(torch.rand(size, 3),) for size in (12, 9, 7, 5, 3)],
+        graphs=2,
+        options={"fullgraph": True},
+    ),
+)
+def clamped_slice(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Slice a symbolic size without a guard, where the bounds are plain numbers and the step is 1.
 
-    That is so for plain sizes, symbolic bounds, steps other than 1 and sizes that only the data decides. A bound that is
-    symbolic is compared with the size by nearly every program, so that nothing would be won.
+    A symbolic bound is compared with the size by nearly every program, so that nothing would be won; sizes that only the data
+    decides, and bounds of bounds and of remainders, take torch longer to compare than another graph would.
     """
+    tensor, dim, start, end, step = _bound(*args, **kwargs)
     if tensor.layout != torch.strided or tensor.dim() == 0 or any(map(private_sizes.is_symbolic, (start, end, step))):
-        return None
+        return NotImplemented
     position = dim % tensor.dim()
     size = tensor.shape[position]
     if step != 1 or not private_sizes.is_symbolic(size) or (not start and (end is None or end >= _END)):
-        return None
+        return NotImplemented
     if private_sizes.is_data_number(size) or not private_sizes.is_polynomial(size):
-        # Bounds of bounds and of remainders take torch longer to compare than another graph would.
-        return None
+        return NotImplemented
     first = _clamped(start or 0, size)
     offset = tensor.storage_offset() + first * tensor.stride(position)
     sizes = list(tensor.shape)
@@ -42,13 +53,19 @@ def clamped_slice(
         return torch.ops.aten.as_strided.default(tensor, sizes, list(tensor.stride()), offset)
 
 
+def _bound(
+    self: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> tuple[torch.Tensor, int, Any, Any, Any]:
+    return self, dim, start, end, step
+
+
 def _clamped(bound: int, size: Any) -> Any:
     """A bound of a slice, counted from the front and between 0 and the size."""
     return private_sizes.greater(bound + size, 0) if bound < 0 else private_sizes.lesser(bound, size)
 
 
 def _length(start: int, end: int | None, size: Any) -> Any:
-    """How long a slice is, in as short an expression as can be: what compares it with 0 or 1 then need not guard."""
+    """How long a slice is, in as short an expression as can be: a comparison with 0 or 1 then need not guard."""
     if end is None:
         return private_sizes.lesser(-start, size) if start < 0 else private_sizes.greater(size - start, 0)
     if (start < 0) == (end < 0):

@@ -1,80 +1,75 @@
-"""Gradients of eigenvectors that are complex: what eager checks about them, and eager's formula for ``eig``.
-
-Such vectors are given up to a phase. Where a loss depends on it, eager raises an error, but not while a dispatch mode is on:
-an opaque call in the graph raises it instead. A gradient that is differentiated again comes back in two parts, to the backward
-and to the derivative of that, where eager checks their sum; in parts nothing is checked.
-
-The formula of ``torch.linalg.eig`` writes in place in eager and out of place while tracing; its own gradient then differs by
-rounding and strides.
-"""
+"""Eigenvectors: checks of their gradients that torch leaves out while tracing, and formulas that it changes."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from dovetail.quirks.registry import Example, quirk
+from dovetail.runtime.partial_gradients import are_partial
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
-from dovetail.trace.opaque import opaque
-from dovetail.trace.trace import Trace
+from dovetail.trace import Trace
+from dovetail.trace.overrides import GRADIENTS, GRAPHS, GradientRequest, autograd_nodes
+from dovetail.whole_calls.call import whole_call
 
+_EIG, _EIGH = "LinalgEigBackward0", "LinalgEighBackward0"
 _ILL_DEFINED = (
     "The eigenvectors in the complex case are specified up to multiplication by e^{i phi}. The specified loss function depends "
     "on this quantity, so it is ill-defined."
 )
-_MESSAGES = {
-    "LinalgEigBackward0": f"linalg_eig_backward: {_ILL_DEFINED}",
-    "LinalgEighBackward0": f"linalg_eigh_backward: {_ILL_DEFINED}",
-}
+_MESSAGES = {_EIG: f"linalg_eig_backward: {_ILL_DEFINED}", _EIGH: f"linalg_eigh_backward: {_ILL_DEFINED}"}
+
+Tangents = Sequence[torch.Tensor | None]
+
+
+def _matrix() -> torch.Tensor:
+    return torch.tensor([[2.0, 0.3, -0.7], [0.1, -1.0, 0.4], [0.6, 0.2, 0.5]])
+
+
+def _phase(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigh(torch.complex(x + x.T, x - x.T))[1].real
 
 
 @contextlib.contextmanager
-def phases_checked(
-    trace: Trace, roots: Sequence[torch.Tensor], twice: bool = False, in_parts: bool = False
+def _hooks(
+    request: GradientRequest, names: Sequence[str], make: Callable[[Any, torch.Tensor, torch.Tensor], Any]
 ) -> Iterator[None]:
-    """Gradients of ``roots`` that autograd is asked for in the block raise eager's error where they depend on a phase, unless
-    they come ``in_parts``; with ``twice`` those of ``torch.linalg.eig`` can be differentiated as in eager.
-
-    >>> with phases_checked(Trace(), [torch.ones(2, requires_grad=True)]):
-    ...     pass
-    """
+    """Put hooks on the nodes with these names, made from a node, its values and its vectors, as long as the block."""
     with contextlib.ExitStack() as stack:
-        for node in _vector_nodes(roots):
-            name = node.name()
-            with trace.recorder.paused():
-                values, vectors = (private_autograd.saved_value(node, each) for each in ("eigenvalues", "eigenvectors"))
-            if not in_parts and vectors.is_complex():
-                handle = node.register_prehook(functools.partial(_check, trace, vectors, _MESSAGES[name]))
-                stack.callback(handle.remove)
-            if twice and trace.settings.exact and name == "LinalgEigBackward0":
-                handle = node.register_hook(functools.partial(_eig_gradient, trace, values, vectors))
-                stack.callback(handle.remove)
+        for node in autograd_nodes(request.roots):
+            if node.name() in names:
+                with request.trace.recorder.paused():
+                    saved = [private_autograd.saved_value(node, each) for each in ("eigenvalues", "eigenvectors")]
+                handle = make(node, *saved)
+                if handle is not None:
+                    stack.callback(handle.remove)
         yield
 
 
-def _vector_nodes(roots: Sequence[torch.Tensor]) -> list[Any]:
-    found: list[Any] = []
-    seen: set[Any] = set()
-    stack: list[Any] = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack += [entry[0] for entry in node.next_functions]
-        if node.name() in _MESSAGES:
-            found.append(node)
-    return found
+@quirk(GRADIENTS, example=lambda: Example(_phase, [(_matrix(),)]))
+def phases_are_checked(request: GradientRequest) -> contextlib.AbstractContextManager[None]:
+    """Raise eager's error for a gradient that depends on the phase of complex eigenvectors.
+
+    Such vectors are given up to a phase. Eager checks that a loss does not depend on it, but not while a dispatch mode is on: a
+    whole call in the graph checks it. Where a gradient is differentiated again it arrives in two summands, one at the backward
+    and one at the derivative of that; eager checks their sum, and of the summands nothing can be checked.
+    """
+
+    def checked(node: Any, values: torch.Tensor, vectors: torch.Tensor) -> Any:
+        if request.partial or not vectors.is_complex():
+            return None
+        return node.register_prehook(functools.partial(_checked, request.trace, vectors, _MESSAGES[node.name()]))
+
+    return _hooks(request, (_EIG, _EIGH), checked)
 
 
-def _check(
-    trace: Trace, vectors: torch.Tensor, message: str, tangents: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor | None, ...] | None:
+def _checked(trace: Trace, vectors: torch.Tensor, message: str, tangents: Tangents) -> Tangents | None:
     tangent = tangents[1]
     if tangent is None:
         return None
@@ -83,43 +78,41 @@ def _check(
             # How the gradient turns each vector's phase.
             angles = torch.diagonal(torch.matmul(vectors.mH, tangent), 0, -2, -1).imag
             holds = torch.isclose(angles, torch.zeros_like(angles), rtol=1e-2, atol=1e-2).all()
-            (holds,) = opaque(trace, "the check of phases", functools.partial(_require, message), [holds])
+            (holds,) = whole_call(trace, "the check of phases", functools.partial(_require, message), [holds])
         # Where the check does not hold there is no result, but a result must depend on the check. (This keeps the strides.)
         return tangents[0], torch.where(holds, tangent, 0), *tangents[2:]
 
 
-_parts: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail gradient in parts", default=False)
-
-
-@contextlib.contextmanager
-def gradient_in_parts() -> Iterator[None]:
-    """Other parts of the gradients that a backward runs with go through another one, so that no part says anything by itself.
-
-    >>> with gradient_in_parts():
-    ...     _require("it does not hold", torch.tensor(False))
-    [tensor(True)]
-    """
-    token = _parts.set(True)
-    try:
-        yield
-    finally:
-        _parts.reset(token)
-
-
 def _require(message: str, holds: torch.Tensor) -> list[torch.Tensor]:
-    if not _parts.get() and not bool(holds):
+    if not are_partial() and not bool(holds):
         raise RuntimeError(message)
     return [torch.ones_like(holds)]
 
 
+def _eigenvectors(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, vectors = torch.linalg.eig(x)
+    return values, vectors.abs()
+
+
+@quirk(GRADIENTS, example=lambda: Example(_eigenvectors, [(_matrix(),)], order=2, exact=False))
+def eager_eig_gradient(request: GradientRequest) -> contextlib.AbstractContextManager[None]:
+    """Compute a gradient of ``torch.linalg.eig`` that will be differentiated with eager's operators in eager's order.
+
+    The C++ formula writes in place in eager and out of place while tracing; its own gradient then differs by rounding and
+    strides.
+    """
+    if not (request.twice and request.trace.settings.exact):
+        return contextlib.nullcontext()
+
+    def computed(node: Any, values: torch.Tensor, vectors: torch.Tensor) -> Any:
+        return node.register_hook(functools.partial(_eig_gradient, request.trace, values, vectors))
+
+    return _hooks(request, (_EIG,), computed)
+
+
 def _eig_gradient(
-    trace: Trace,
-    values: torch.Tensor,
-    vectors: torch.Tensor,
-    traced: Sequence[torch.Tensor | None],
-    tangents: Sequence[torch.Tensor | None],
+    trace: Trace, values: torch.Tensor, vectors: torch.Tensor, traced: Tangents, tangents: Tangents
 ) -> tuple[torch.Tensor | None] | None:
-    """The gradient of ``torch.linalg.eig``, with eager's operators in eager's order."""
     of_values, of_vectors = tangents[:2]
     if traced[0] is None or of_vectors is None:
         return None
@@ -139,3 +132,28 @@ def _eig_gradient(
             middle.copy_(of_values)
         gradient = torch.linalg.solve(turned, torch.matmul(inner, turned))
         return (gradient if traced[0].is_complex() else gradient.real,)
+
+
+@quirk(
+    GRAPHS,
+    example={
+        "eigvalsh": lambda: Example(torch.linalg.eigvalsh, [(torch.rand(24, 24),)], order=0),
+        "svdvals": lambda: Example(torch.linalg.svdvals, [(torch.rand(24, 24),)], order=0),
+    },
+)
+def unused_vectors(graph: torch.fx.Graph) -> None:
+    """Leave out eigenvectors and singular vectors that nothing reads.
+
+    Eager computes them only where a gradient may need them; for a traced tensor torch always asks for them, and the values
+    come from another routine of LAPACK.
+    """
+    for target, wanted in ((torch.ops.aten._linalg_eigh.default, 0), (torch.ops.aten._linalg_svd.default, 1)):
+        for node in graph.find_nodes(op="call_function", target=target):
+            if all(user.target is operator.getitem and user.args[1] == wanted for user in node.users):
+                names = [argument.name for argument in target._schema.arguments]
+                flag = "compute_v" if "compute_v" in names else "compute_uv"
+                position = names.index(flag)
+                if len(node.args) > position:
+                    node.update_arg(position, False)
+                else:
+                    node.kwargs = {**node.kwargs, flag: False}

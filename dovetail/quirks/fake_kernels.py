@@ -1,20 +1,70 @@
-"""Where torch's fake kernels are not what eager's kernels do, or take no symbolic sizes (found on torch 2.13)."""
+"""Fake kernels that are not what eager's kernels do, or that take no symbolic sizes.
+
+Where a fake kernel keeps strides that the kernel does not keep, a view of the result would be recorded that no real tensor has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dovetail.quirks.clamped_slices import clamped_slice
+from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.overrides import FAKE, SYMBOLIC_FAKE, Run
 
 _aten = torch.ops.aten
-# All of the next four tables: the fake kernel keeps strides that the kernel does not keep, and a view of such a result would
-# be recorded that no real tensor has. These keep channels-last on a CPU and nothing else; by the argument that counts.
-_CHANNELS_LAST = {
+_functional = torch.nn.functional
+
+
+def _image() -> torch.Tensor:
+    return torch.arange(1.0, 121.0).sin().reshape(2, 4, 3, 5).transpose(1, 2)
+
+
+def _strides(operator: Any, *arguments: Callable[[torch.Tensor], Any]) -> Callable[[], Example]:
+    """The strides of an operator's result, as a number that only the fake kernel decides while tracing."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        found = operator(*[make(x) for make in arguments])
+        first = found if isinstance(found, torch.Tensor) else found[0]
+        return first * first.stride(1)
+
+    return lambda: Example(program, [(_image(),)], order=0)
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape)
+
+
+def _number(value: Any) -> Callable[[torch.Tensor], Any]:
+    return lambda x: value
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return x.permute(3, 1, 2, 0)
+
+
+def _statistics(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(*_turned(x).shape[:-1], 1)
+
+
+def _channels(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape[1])
+
+
+_TRAINING = (_number(True), _number(0.1), _number(1e-5))
+_MASK = _number([True, False, False])
+_NONE = _number(None)
+_STATISTICS = (_channels, _channels)
+
+# By the argument whose layout counts.
+_BATCH_NORMS = {
     _aten._native_batch_norm_legit.default: 0,
     _aten._native_batch_norm_legit.no_stats: 0,
     _aten._native_batch_norm_legit_functional.default: 0,
@@ -22,78 +72,156 @@ _CHANNELS_LAST = {
     _aten.native_batch_norm.default: 0,
     _aten.native_batch_norm_backward.default: 1,
 }
-# Their result is contiguous.
-_CONTIGUOUS = frozenset(
-    {
-        _aten.mse_loss_backward.default,
-        _aten.smooth_l1_loss_backward.default,
-        _aten.huber_loss_backward.default,
-        _aten.native_layer_norm_backward.default,
-    }
+
+
+@quirk(
+    FAKE,
+    *_BATCH_NORMS,
+    example={
+        "forward": _strides(
+            _aten._native_batch_norm_legit_functional.default, _itself, _NONE, _NONE, *_STATISTICS, *_TRAINING
+        ),
+        "backward": _strides(
+            _aten.native_batch_norm_backward.default,
+            *(_itself, _itself, _NONE, _NONE, _NONE, *_STATISTICS, _number(True), _number(1e-5), _MASK),
+        ),
+    },
 )
-_CONTIGUOUS_ON_CPU = frozenset({_aten.log_sigmoid_forward.default})
-# Their result has the strides of a sum of these two arguments.
-_LIKE_A_SUM = {
+def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give a batch norm's result the layout that the kernel gives on a CPU: channels-last is kept, nothing else is."""
+    result = run(operator, args, kwargs)
+    image = args[_BATCH_NORMS[operator]]
+    is_cpu = image.device.type == "cpu"
+    return _laid_out(result, private_sizes.suggested_memory_format(image)) if is_cpu else result
+
+
+@quirk(
+    FAKE,
+    _aten.mse_loss_backward.default,
+    _aten.smooth_l1_loss_backward.default,
+    _aten.huber_loss_backward.default,
+    _aten.native_layer_norm_backward.default,
+    example={
+        "mse_loss": _strides(_aten.mse_loss_backward.default, lambda x: x.sum(), _itself, _plain, _number(1)),
+        "smooth_l1_loss": _strides(
+            _aten.smooth_l1_loss_backward.default, lambda x: x.sum(), _itself, _plain, _number(1), _number(1.0)
+        ),
+        "huber_loss": _strides(
+            _aten.huber_loss_backward.default, lambda x: x.sum(), _itself, _plain, _number(1), _number(1.0)
+        ),
+        "layer_norm": _strides(
+            _aten.native_layer_norm_backward.default,
+            *(_turned, _turned, _number([2]), _statistics, _statistics, _NONE, _NONE, _MASK),
+        ),
+    },
+)
+def contiguous_gradient(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make the first gradient of these backwards contiguous, as their kernels do."""
+    return _laid_out(run(operator, args, kwargs), torch.contiguous_format)
+
+
+@quirk(FAKE, _aten.log_sigmoid_forward.default, example=_strides(_aten.log_sigmoid_forward.default, _itself))
+def contiguous_log_sigmoid(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make the result contiguous on a CPU, as the kernel does."""
+    result = run(operator, args, kwargs)
+    return _laid_out(result, torch.contiguous_format) if args[0].device.type == "cpu" else result
+
+
+# By the two arguments that are operands.
+_SUMS = {
     _aten.elu_backward.default: (0, 5),
     _aten.hardswish_backward.default: (0, 1),
     _aten.softplus_backward.default: (0, 1),
 }
-# They take plain sizes only. The third argument is the size of the result.
-_IMAGE_GRADIENTS = frozenset(
-    getattr(_aten, f"upsample_{name}_backward").default
-    for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest3d")
-) | {
+_ELU = (_plain, _number(1.0), _number(1.0), _number(1.0), _number(False), _itself)
+
+
+@quirk(
+    FAKE,
+    *_SUMS,
+    example={
+        "elu": _strides(_aten.elu_backward.default, *_ELU),
+        "hardswish": _strides(_aten.hardswish_backward.default, _plain, _itself),
+        "softplus": _strides(_aten.softplus_backward.default, _plain, _itself, _number(1), _number(20)),
+    },
+)
+def strides_of_a_sum(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give these backwards the strides of a sum of their operands, as the iterator of their kernels does."""
+    with private_calls.no_torch_function():
+        return torch.add(*[args[position] for position in _SUMS[operator]])
+
+
+def _sizes(function: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Callable[[], Example]:
+    """A function at three sizes, for which two graphs are enough: a plain one and a symbolic one."""
+    return lambda: Example(
+        function, [(torch.rand(*shape, size),) for size in (8, 10, 12)], graphs=2, options={"fullgraph": True}
+    )
+
+
+def _resized(mode: str, *scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: _functional.interpolate(x, size=tuple(int(4 * factor) for factor in scale), mode=mode)
+
+
+_RESIZES = {
+    "linear1d": _sizes(_resized("linear", 1), 2, 3),
+    "bilinear2d": _sizes(_resized("bilinear", 1, 1), 1, 2, 6),
+    "trilinear3d": _sizes(_resized("trilinear", 1, 1, 1), 1, 1, 4, 5),
+    "bicubic2d": _sizes(_resized("bicubic", 1, 1), 1, 2, 6),
+    "nearest1d": _sizes(_resized("nearest", 1), 2, 3),
+    "nearest3d": _sizes(_resized("nearest", 1, 1, 1), 1, 1, 4, 5),
+}
+
+
+@quirk(
+    SYMBOLIC_FAKE,
+    *(getattr(_aten, f"upsample_{name}_backward").default for name in _RESIZES),
     _aten._upsample_bicubic2d_aa_backward.default,
     _aten._upsample_nearest_exact1d_backward.default,
     _aten._upsample_nearest_exact3d_backward.default,
-}
-# They have no fake kernel that takes symbolic sizes. Their result is that of a sum of the first two arguments, or contiguous
-# and like the second.
-_SYMBOLIC_SUMS = frozenset({_aten.hardshrink_backward.default, _aten.softshrink_backward.default})
-_LIKE_THE_SECOND = frozenset({_aten.multi_margin_loss_backward.default, _aten.multilabel_margin_loss_backward.default})
+    example=_RESIZES,
+)
+def resized_gradient(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give the gradient of a resized image the size that the third argument says; the fake kernel takes plain sizes only."""
+    return run(_aten.new_empty.default, (args[0], args[2]), {})
 
 
-class FakeMode(private_tracing.FakeTensorMode):
-    """Fake tensors with the strides that eager's kernels give."""
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the base class."""
-        result = super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        if func in _CHANNELS_LAST:
-            image = args[_CHANNELS_LAST[func]]
-            return (
-                _laid_out(result, private_sizes.suggested_memory_format(image))
-                if image.device.type == "cpu"
-                else result
-            )
-        if func in _CONTIGUOUS or (func in _CONTIGUOUS_ON_CPU and args[0].device.type == "cpu"):
-            return _laid_out(result, torch.contiguous_format)
-        if func in _LIKE_A_SUM:
-            with private_calls.no_torch_function():
-                return torch.add(*[args[position] for position in _LIKE_A_SUM[func]])
-        return result
+@quirk(
+    SYMBOLIC_FAKE,
+    _aten.hardshrink_backward.default,
+    _aten.softshrink_backward.default,
+    example={
+        "hardshrink": _sizes(_functional.hardshrink, 3),
+        "softshrink": _sizes(_functional.softshrink, 3),
+    },
+)
+def symbolic_sum(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give these backwards the size and strides of a sum; they have no fake kernel that takes symbolic sizes."""
+    return run(_aten.add.Tensor, args[:2], {})
 
 
-class SymbolicFakeMode(FakeMode):
-    """Fake tensors with symbolic sizes: C++ operators made of others ask for plain sizes, their Python forms do not.
+def _margin(loss: Callable[..., torch.Tensor], target: Callable[[], torch.Tensor]) -> Callable[[], Example]:
+    return lambda: Example(
+        lambda x: loss(x, target().expand(x.shape[0], -1).squeeze(1)),
+        [(torch.rand(size, 4),) for size in (3, 4, 5)],
+        graphs=2,
+        options={"fullgraph": True},
+    )
 
-    Only here, below what is recorded: the recorded operators stay those of eager.
-    """
 
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the base class."""
-        if func in _IMAGE_GRADIENTS:
-            func, args, kwargs = _aten.new_empty.default, (args[0], args[2]), {}
-        elif func in _SYMBOLIC_SUMS:
-            func, args, kwargs = _aten.add.Tensor, args[:2], {}
-        elif func in _LIKE_THE_SECOND:
-            func, args, kwargs = _aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format}
-        if func is _aten.slice.Tensor:
-            clamped = clamped_slice(*args, **(kwargs or {}))
-            if clamped is not None:
-                return clamped
-        with private_tracing.enable_python_dispatcher():
-            return super().dispatch(func, types, args, kwargs)
+@quirk(
+    SYMBOLIC_FAKE,
+    _aten.multi_margin_loss_backward.default,
+    _aten.multilabel_margin_loss_backward.default,
+    example={
+        "multi_margin": _margin(_functional.multi_margin_loss, lambda: torch.ones(1, 1, dtype=torch.int64)),
+        "multilabel_margin": _margin(
+            _functional.multilabel_margin_loss, lambda: torch.tensor([[1, 0, -1, -1]], dtype=torch.int64)
+        ),
+    },
+)
+def symbolic_margin_loss(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make the gradient of a margin loss like its input; it has no fake kernel that takes symbolic sizes."""
+    return run(_aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format})
 
 
 def _laid_out(result: Any, memory_format: torch.memory_format) -> Any:

@@ -15,10 +15,10 @@ import torch
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
 from dovetail.guards.wrappers import check_versions, wrappers_of
 from dovetail.higher_order.runtime import DifferentiableBackward, freed, refusal
-from dovetail.quirks.eigenvectors import gradient_in_parts
 from dovetail.runtime.autocast import UnderAutocast
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.independence import Independence, SavedValues, unpack
+from dovetail.runtime.partial_gradients import partial_gradients
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.runtime.spread import spread_gradients
 from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
@@ -186,7 +186,7 @@ def _autograd_function(
             if not private_autograd.keeps_graph():
                 free(ctx, values, defined)
             if ctx.in_parts:
-                with gradient_in_parts():
+                with partial_gradients():
                     return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
             return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
 

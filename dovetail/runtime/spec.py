@@ -82,7 +82,7 @@ class RuntimeSpec:
     say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
     before the graph runs. ``freed_together`` has for each differentiable output those that cannot be differentiated any more
     after a backward from it; None: all. ``arrangement`` is the order of the primals in which the leaves among them get their
-    gradients as in eager; (): any.
+    gradients as in eager; (): any. ``kept_alive`` are objects that operators of the graph name by number.
     """
 
     input_requires_grad: tuple[bool, ...]
@@ -94,6 +94,7 @@ class RuntimeSpec:
     metadata_changes: tuple[MetadataChange, ...] = ()
     freed_together: tuple[frozenset[int], ...] | None = None
     arrangement: tuple[int, ...] = ()
+    kept_alive: tuple[Any, ...] = ()
 
     def with_further_inputs(self, count: int) -> RuntimeSpec:
         """The same with inputs after the others that get no gradient."""

@@ -1,7 +1,7 @@
 """The open trace: fake, functional and proxy modes, the tensors handed in, and symbolic sizes."""
 
-from dovetail.quirks.overlap import OverlapError
-from dovetail.trace.program import LayoutChangeError, Program
+from dovetail.trace.overrides import RefusedOperatorError
+from dovetail.trace.program import Program
 from dovetail.trace.settings import CaptureSettings, Findings, Retry
 from dovetail.trace.shapes import (
     ASSUMPTION,
@@ -21,9 +21,8 @@ __all__ = [
     "Bindings",
     "CaptureSettings",
     "Findings",
-    "LayoutChangeError",
-    "OverlapError",
     "Program",
+    "RefusedOperatorError",
     "Retry",
     "ShapeGuards",
     "ShapePolicy",

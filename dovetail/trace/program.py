@@ -20,14 +20,11 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.trace.overrides import RefusedOperatorError
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
-
-
-class LayoutChangeError(CaptureError):
-    """A tensor is made to lie in other memory, or in another order, in a way that no graph can hold."""
 
 
 @dataclass(frozen=True)
@@ -312,9 +309,9 @@ class RecordingMode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the call and record it. Raises :class:`LayoutChangeError`."""
+        """Run the call and record it. Raises :class:`RefusedOperatorError`."""
         if function == _SET_DATA:
-            raise LayoutChangeError(".data of a tensor is set", advice="set it outside of the compiled function")
+            raise RefusedOperatorError(".data of a tensor is set", advice="set it outside of the compiled function")
         self.before_call()
         result = function(*args, **(kwargs or {}))
         self.recorder.record(function, args, kwargs or {}, result)

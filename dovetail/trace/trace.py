@@ -18,11 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
-from dovetail.quirks.fake_kernels import FakeMode, SymbolicFakeMode
-from dovetail.quirks.overlap import check_overlap
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
-from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
@@ -30,8 +27,10 @@ from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.line_table import LineTable
 from dovetail.trace.metadata import MetadataChange
-from dovetail.trace.program import LayoutChangeError, Program, Recorder, RecordingMode
-from dovetail.trace.repeats import RandomOperators, draws_random_numbers
+from dovetail.trace.modes import FakeMode, FunctionalMode, SymbolicFakeMode, Tracer
+from dovetail.trace.overrides import autograd_nodes
+from dovetail.trace.program import Program, Recorder, RecordingMode
+from dovetail.trace.repeats import RandomOperators
 from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv
 
@@ -69,122 +68,6 @@ class TracedInput:
         if self.requires_grad:
             return not self.value.requires_grad
         return self.value.requires_grad and self.value.is_leaf
-
-
-class _Tracer(private_tracing.PythonKeyTracer):
-    """Marks every node with its phase and the user's line."""
-
-    open_trace: Trace
-
-    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        trace = self.open_trace
-        is_random = draws_random_numbers(args[1])
-        again = trace.random.repeated(args[1]) if is_random else None
-        if again is not None:
-            return again
-        node = super().create_node(*args, **kwargs)
-        if is_random:
-            trace.random.record(node)
-        node.meta["phase"] = trace.phase
-        backward = private_autograd.current_backward()
-        if backward >= 0:
-            node.meta["in_backward"] = backward
-        if trace.phase == "backward" and torch.is_grad_enabled():
-            # Autograd's own formulas run without recording; what records is the program, called again.
-            node.meta["checkpointed"] = True
-        elif trace.phase == "backward" and trace.user_backward:
-            node.meta["user_backward"] = True
-        line = trace.backward_line() if trace.phase == "backward" else trace.locate()
-        if line is not None:
-            node.meta["user_line"] = line
-        return node
-
-
-# Eager refuses these for operands of different dtypes; their fake kernels do not look (torch 2.13). An unused result would
-# be dropped from the graph, and the error with it.
-SAME_DTYPE = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-        torch.ops.aten.mv.default,
-        torch.ops.aten.addmv.default,
-        torch.ops.aten.dot.default,
-        torch.ops.aten.vdot.default,
-    }
-)
-
-
-_RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
-_PLAIN_FORMATS = (None, torch.contiguous_format)
-
-
-class _FunctionalMode(private_tracing.FunctionalTensorMode):
-    """Functionalisation, with eager's order of random numbers.
-
-    Eager fills a tensor in the order of its memory. The functional ``bernoulli.p`` makes a contiguous result, so that a
-    dropout mask of a transposed tensor would be another one; a view in memory order makes them agree (the other random
-    operators keep the strides, checked on torch 2.13).
-    """
-
-    def __init__(self, open_trace: Trace) -> None:
-        super().__init__()
-        self.open_trace = open_trace
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bernoulli_.float:
-            target = args[0]
-            order = sorted(range(target.dim()), key=lambda dim: -target.stride(dim))
-            if order != list(range(target.dim())):
-                view = super().__torch_dispatch__(torch.ops.aten.permute.default, types, (target, order))
-                super().__torch_dispatch__(func, types, (view, *args[1:]), kwargs)
-                return target
-        check_overlap(func, args, kwargs)
-        if func in _RESIZES and (kwargs or {}).get("memory_format") not in _PLAIN_FORMATS:
-            # The functional form leaves the format out (torch 2.13).
-            raise LayoutChangeError("a tensor is resized to another memory format", advice="make a new tensor instead")
-        if torch.Tag.inplace_view in func.tags:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            self.open_trace.note_metadata_change(func, args, kwargs or {})
-            return result
-        functional = private_operators.functional_form(func) if func._schema.is_mutable else None
-        if functional is not None and private_sizes.has_symbols(args[0]):
-            try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            except RuntimeError as error:
-                if not private_sizes.asks_for_plain_sizes(error):
-                    raise
-            # To write in place is tried out on tensors that cannot have symbolic sizes (torch 2.13).
-            value = super().__torch_dispatch__(functional, types, args, kwargs)
-            if not torch.can_cast(value.dtype, args[0].dtype):
-                raise RuntimeError(
-                    f"result type {value.dtype} can't be cast to the desired output type {args[0].dtype}"
-                )
-            super().__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], value), {})
-            return args[0]
-        if func is torch.ops.aten.polygamma_.default:
-            # The only writing operator without a functional kernel (torch 2.13, searched for).
-            value = super().__torch_dispatch__(torch.ops.aten.polygamma.default, types, (args[1], args[0]), {})
-            super().__torch_dispatch__(torch.ops.aten.copy_.default, types, (args[0], value), {})
-            return args[0]
-        if func in SAME_DTYPE:
-            dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
-            if len(dtypes) > 1:
-                raise RuntimeError(f"{func} got operands of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def autograd_nodes(roots: Sequence[torch.Tensor]) -> set[Any]:
-    """All nodes of the autograd graph behind these tensors that are no leaves."""
-    found: set[Any] = set()
-    stack: list[Any] = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found and not hasattr(node, "variable"):
-            found.add(node)
-            stack += [following for following, _ in node.next_functions]
-    return found
 
 
 class _Shield(torch.autograd.Function):
@@ -237,8 +120,7 @@ class Trace:
             make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
             fake_mode = make_mode(shape_env=self.shape_env)
         self.fake_mode = fake_mode
-        self.tracer = _Tracer()
-        self.tracer.open_trace = self
+        self.tracer = Tracer(self)
         self.graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
         self.tracer.graph = self.graph
         self.tracer.root = torch.nn.Module()
@@ -261,6 +143,8 @@ class Trace:
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
         self.freed: set[Any] = set()
+        #: Objects that operators of the graph name by number; whatever can run the graph keeps them alive.
+        self.kept_alive: list[Any] = []
         self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
@@ -282,7 +166,7 @@ class Trace:
         stack.enter_context(private_tracing.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
             stack.enter_context(private_tracing.decompose(self.decompositions))
-        stack.enter_context(_FunctionalMode(self))
+        stack.enter_context(FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self._begin_call))
         if self.settings.math_attention:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -389,7 +273,7 @@ class Trace:
 
     def free_graph(self, roots: Sequence[torch.Tensor]) -> None:
         """Note that eager would have freed the autograd graph of these tensors by now."""
-        self.freed |= autograd_nodes(roots)
+        self.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable"))
 
     def is_freed(self, value: torch.Tensor) -> bool:
         """Whether the graph of a value is one that eager would have freed, at least in part."""
@@ -398,22 +282,9 @@ class Trace:
     def inputs_behind(self, roots: list[torch.Tensor]) -> list[TracedInput]:
         """The inputs that a derivative of ``roots`` reaches."""
         leaves = {id(item.leaf): item for item in self.inputs}
-        found: list[TracedInput] = []
-        seen: set[Any] = set()
-        stack: list[Any] = [root.grad_fn for root in roots]
-        for root in roots:
-            if root.grad_fn is None and id(root) in leaves:
-                found.append(leaves[id(root)])
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            item = leaves.get(id(getattr(node, "variable", None)))
-            if item is not None:
-                found.append(item)
-            stack += [entry[0] for entry in node.next_functions]
-        return found
+        found = [leaves.get(id(root)) for root in roots if root.grad_fn is None]
+        found += [leaves.get(id(getattr(node, "variable", None))) for node in autograd_nodes(roots)]
+        return [item for item in found if item is not None]
 
     def node_of(self, value: torch.Tensor) -> torch.fx.Node:
         """The graph node that computes the current value of a traced tensor."""

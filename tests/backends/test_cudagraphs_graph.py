@@ -14,8 +14,7 @@ from dovetail.backends.cudagraphs.obstacles import find_obstacle
 from dovetail.backends.cudagraphs.parts import cut, run_parts
 from dovetail.backends.cudagraphs.results import flat, is_dense, span
 from dovetail.backends.mutations import mutated_inputs
-from dovetail.trace.opaque import OPAQUE
-from dovetail.trace.sized import SIZED
+from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL
 
 aten = torch.ops.aten
 
@@ -252,7 +251,7 @@ def test_obstacles(target: Any, extra: tuple[Any, ...], word: str) -> None:
     assert (word in str(found)) if word else found is None
 
 
-@pytest.mark.parametrize("target", [OPAQUE, SIZED])
+@pytest.mark.parametrize("target", [WHOLE_CALL, RANDOM_WHOLE_CALL])
 def test_whole_calls_are_obstacles(target: Any) -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

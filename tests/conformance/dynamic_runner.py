@@ -148,7 +148,7 @@ def _captures(compiled: Any, fullgraph: bool) -> int:
 def _has_whole_loops(compiled: Any) -> bool:
     """Whether a graph has a loop over a changing size in it that is one call."""
     graphs = [entry.compiled.joint.graph for entry in compiled.compiled_call.entries if entry.compiled is not None]
-    return any("dovetail.sized" in str(node.target) for graph in graphs for node in graph.nodes)
+    return any("dovetail.whole_call" in str(node.target) for graph in graphs for node in graph.nodes)
 
 
 def _check(name: str, fullgraph: bool) -> DynamicResult:

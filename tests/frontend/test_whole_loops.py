@@ -43,7 +43,7 @@ def captures(compiled: Any) -> int:
 def calls_of_loops(compiled: Any) -> int:
     """How many loops the graph of the last entry has as one call."""
     entry = compiled.entries[0]
-    return str(entry.compiled.joint.graph_module.code).count("dovetail.sized") if entry.compiled is not None else 0
+    return str(entry.compiled.joint.graph_module.code).count("dovetail.whole_call") if entry.compiled is not None else 0
 
 
 def gated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

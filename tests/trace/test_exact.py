@@ -72,7 +72,7 @@ def test_a_gradient_inside_goes_through_the_opaque_operator() -> None:
 def test_a_capture_without_a_backend_keeps_the_traced_formula() -> None:
     joint = dovetail.capture(lambda x: x.prod(), (torch.rand(3, requires_grad=True),))
     assert joint.inexact == ("ProdBackward0",)
-    assert not joint.graph.find_nodes(op="call_function", target=torch.ops.dovetail.opaque.default)
+    assert not joint.graph.find_nodes(op="call_function", target=torch.ops.dovetail.whole_call.default)
 
 
 def test_an_opaque_result_of_another_size_runs_the_call_eagerly() -> None:

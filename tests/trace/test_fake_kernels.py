@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from dovetail.quirks.fake_kernels import FakeMode
+from dovetail.face.loading import load_rules
+from dovetail.trace.modes import FakeMode
 from tests.differential import same
 
 aten = torch.ops.aten
@@ -56,6 +57,7 @@ CALLS: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 def test_strides(name: str, channels_last: bool) -> None:
     x = permuted()
     operator, args = CALLS[name](x.contiguous(memory_format=torch.channels_last) if channels_last else x)
+    load_rules()
     mode = FakeMode()
     real = operator(*args)
     with mode:

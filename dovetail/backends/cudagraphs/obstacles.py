@@ -27,7 +27,7 @@ _SYNCHRONISING_NAMES = """
     sym_constrain_range to_sparse _to_dense _sparse_coo_tensor_unsafe _coalesce embedding_bag _embedding_bag quantile nanquantile
 """
 _SYNCHRONISING = frozenset(f"aten::{name}" for name in _SYNCHRONISING_NAMES.split())
-_WHOLE_CALLS = frozenset({"dovetail::opaque", "dovetail::sized", "dovetail::sized_random"})
+_WHOLE_CALLS = frozenset({"dovetail::whole_call", "dovetail::whole_call_random"})
 _HIGHER_ORDER = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl", "call_torchbind"})
 
 

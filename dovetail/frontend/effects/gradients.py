@@ -18,12 +18,11 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.effects.node_hooks import LeafNodeHooks
 from dovetail.frontend.values.values import Values
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
-from dovetail.quirks.eigenvectors import phases_checked
-from dovetail.quirks.exact import use_exact_formulas
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput
 from dovetail.trace.gradient_marks import marked_gradients
+from dovetail.trace.overrides import requested_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
 TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
@@ -149,9 +148,7 @@ class Gradients:
         trace = self._values.trace
         # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        if trace.settings.exact:
-            use_exact_formulas(trace, roots)
-        with trace.recorder.paused(), phases_checked(trace, roots), marked_gradients(trace, leaves):
+        with trace.recorder.paused(), requested_gradients(trace, roots), marked_gradients(trace, leaves):
             self.native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):

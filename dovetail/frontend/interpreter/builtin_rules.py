@@ -25,12 +25,11 @@ from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.frontend.sizes.numbers import is_exact_only_in_python, sum_of
 from dovetail.frontend.values.aliases import guard_hash
 from dovetail.frontend.values.leaves import plain_numbers
-from dovetail.quirks.eigenvectors import phases_checked
-from dovetail.quirks.exact import use_exact_formulas
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+from dovetail.trace.overrides import requested_gradients
 
 
 @rule(getattr)
@@ -414,15 +413,13 @@ def _autograd_grad(interpreter: TracingInterpreter, args: tuple[Any, ...], kwarg
     roots = args[0] if args else kwargs.get("outputs", ())
     trace = interpreter.values.trace
     roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    if trace.settings.exact:
-        use_exact_formulas(trace, roots)
     for traced in trace.inputs_behind(roots):
         if not traced.real.is_leaf:
             raise Break(
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
                 "compute it inside the function",
             )
-    with phases_checked(trace, roots):
+    with requested_gradients(trace, roots):
         return interpreter.call_torch(torch.autograd.grad, args, kwargs)
 
 

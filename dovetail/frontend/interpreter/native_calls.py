@@ -66,7 +66,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace import CaptureSettings, LayoutChangeError, OverlapError, Retry
+from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 
 # What these find out about a key is guarded (see :mod:`dovetail.frontend.values.aliases`).
 _HASHING = frozenset({"__hash__", "__eq__"})
@@ -436,7 +436,7 @@ class NativeCalls(TracingInterpreter):
                 ) from error
             trace.forgive_data_symbols(data_symbols)
             result = self._with_data(function, arguments, keywords, NotImplemented)
-        except (LayoutChangeError, OverlapError) as error:
+        except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
             if not arguments and not keywords and (owner is None or isinstance(owner, types.ModuleType)):

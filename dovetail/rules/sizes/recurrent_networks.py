@@ -17,8 +17,10 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
-from dovetail.trace.sized import FlatFunction, SizesRule, sized
 from dovetail.trace.trace import open_trace
+from dovetail.whole_calls.call import whole_call
+from dovetail.whole_calls.facts import SizesRule
+from dovetail.whole_calls.operator import FlatFunction
 
 
 class SizedFunction:
@@ -35,9 +37,10 @@ class SizedFunction:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call it, as one operator while tracing."""
-        if open_trace() is None:
+        trace = open_trace()
+        if trace is None:
             return tuple(self.function(*tensors))
-        return sized(self.__name__, self.function, self.sizes, tensors, self.draws)
+        return whole_call(trace, self.__name__, self.function, tensors, self.sizes, draws=self.draws)
 
 
 def record_call(interpreter: TracingInterpreter, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:

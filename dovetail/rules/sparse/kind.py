@@ -1,4 +1,4 @@
-"""Sparse tensors in the program: opaque values, and calls of torch that are given one stay whole.
+"""Sparse tensors in the program: values that only whole calls look into.
 
 What a program may ask of a sparse tensor without a call (its size, type, layout) is guarded. All else that is not a call of
 torch breaks the graph.
@@ -23,7 +23,7 @@ from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule,
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source
-from dovetail.rules.sparse.handles import SPARSE_LAYOUTS, SparseMatch, TicketSource, redeem
+from dovetail.rules.sparse.handles import HandleSource, SparseMatch
 from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
 from dovetail.runtime.recipe import Recipe, RecipeBuilder
 from dovetail.torch_private import calls as private_calls
@@ -32,7 +32,9 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private.trees import tree_flatten, tree_unflatten
 from dovetail.trace import Trace
-from dovetail.trace.opaque import carried_example, is_traced_ticket, opaque
+from dovetail.whole_calls.call import whole_call
+from dovetail.whole_calls.examples import carried_example, is_traced_handle
+from dovetail.whole_calls.handles import SPARSE_LAYOUTS, redeem
 
 _FACTS = frozenset(
     {
@@ -112,9 +114,9 @@ class SparseKind(ValueKind):
             raise Break(f"a hook or the backward of a custom autograd.Function reads {source.name}, a sparse tensor")
         values.guard(source, SparseMatch.of(real), f"{source.name} was read")
         with private_tracing.disable_current_modes():
-            at = TicketSource(source)
-            ticket = at.read(real)
-        return SparseValue(values.read(ticket, at), real)
+            at = HandleSource(source)
+            handle = at.read(real)
+        return SparseValue(values.read(handle, at), real)
 
     def example(self, values: Values, value: Any) -> torch.Tensor:
         """A sparse tensor like it."""
@@ -123,7 +125,7 @@ class SparseKind(ValueKind):
 
     def leave(self, interpreter: TracingInterpreter, builder: RecipeBuilder, value: Any) -> Recipe:
         """The tensor that the handle carries when the graph has run."""
-        return builder.made(value, redeem, [value.ticket])
+        return builder.made(value, redeem, [value.handle])
 
     def attribute(self, value: Any, name: str) -> Any:
         """An attribute that the guards hold to what it is, or a method."""
@@ -169,7 +171,7 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     tensors: dict[int, torch.Tensor] = {}
     for at, leaf in enumerate(leaves):
         if type(leaf) is SparseValue:
-            tensors[at] = leaf.ticket
+            tensors[at] = leaf.handle
         elif isinstance(leaf, torch.Tensor):
             if private_tensors.is_wrapper(leaf):
                 raise Break(f"{name} is given a sparse tensor and a tensor subclass")
@@ -195,11 +197,11 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     trace.recorder.unreplayable = trace.recorder.unreplayable or "a sparse tensor is used in it"
     try:
         with trace.recorder.paused(), private_calls.no_torch_function():
-            found = opaque(trace, name, call, list(tensors.values()))
+            found = whole_call(trace, name, call, list(tensors.values()))
     except CaptureError as error:
         raise Break(error.what, error.advice) from error
     made = [
-        SparseValue(item, carried_example(trace, item)) if is_traced_ticket(trace, item) else item for item in found
+        SparseValue(item, carried_example(trace, item)) if is_traced_handle(trace, item) else item for item in found
     ]
     for item in made:
         if isinstance(item, torch.Tensor):

@@ -13,16 +13,16 @@ SPARSE_TYPES = (torch.Tensor, torch.nn.Parameter, private_tensors.JaggedTensor)
 
 
 class SparseValue:
-    """A sparse tensor, or a jagged one: ``ticket`` is the traced tensor that stands for it, ``example`` one like it.
+    """A sparse tensor, or a jagged one: ``handle`` is the traced tensor that stands for it, ``example`` one like it.
 
     It is no tensor itself. Whatever reaches it but a call of torch breaks the graph.
     """
 
-    ticket: torch.Tensor
+    handle: torch.Tensor
     example: torch.Tensor
 
-    def __init__(self, ticket: torch.Tensor, example: torch.Tensor) -> None:
-        self.__dict__.update(ticket=ticket, example=example)
+    def __init__(self, handle: torch.Tensor, example: torch.Tensor) -> None:
+        self.__dict__.update(handle=handle, example=example)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:

@@ -36,14 +36,13 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Jump, branch_rule, operator_rule
 from dovetail.frontend.sizes.numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python
 from dovetail.guards import ComputedSource, Equals
-from dovetail.rules.torch.whole_functions import number_as_tensor
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION, Trace
-from dovetail.trace.opaque import OPAQUE
-from dovetail.trace.python_numbers import real_power
+from dovetail.trace.python_numbers import number_as_tensor, real_power
+from dovetail.whole_calls.operator import WHOLE_CALL
 
 # The user's own branches can be written in another way, and would hold the graph to answers that change at every call.
 _FOLLOWED = ("torch.optim.", "torch.amp.", "torch.nn.")
@@ -235,7 +234,7 @@ def _is_pure(node: torch.fx.Node, constants: Mapping[str, Any]) -> bool:
     target: Any = node.args[0].target if _is_item_of_list(node) else node.target  # type: ignore[union-attr]
     if isinstance(target, private_operators.OpOverload):
         random = torch.Tag.nondeterministic_seeded in target.tags
-        return node.op == "call_function" and target is not OPAQUE and not random and not target._schema.is_mutable
+        return node.op == "call_function" and target is not WHOLE_CALL and not random and not target._schema.is_mutable
     return node.op == "call_function" and (target in PYTHON_ONLY or target is real_power)
 
 

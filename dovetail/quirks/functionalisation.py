@@ -1,0 +1,132 @@
+"""Operators that torch's functionalisation records as something else than eager computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.quirks.registry import Example, quirk
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.overrides import FUNCTIONAL, WRITES, RefusedOperatorError, Run
+
+_aten = torch.ops.aten
+SAME_DTYPE = frozenset(
+    {
+        _aten.mm.default,
+        _aten.bmm.default,
+        _aten.addmm.default,
+        _aten.baddbmm.default,
+        _aten.mv.default,
+        _aten.addmv.default,
+        _aten.dot.default,
+        _aten.vdot.default,
+    }
+)
+"""Products whose operands must have one dtype."""
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten.bernoulli_.float,
+    example=lambda: Example(lambda x: x.clone().bernoulli_(0.5), [(torch.zeros(3, 4).t(),)], order=0),
+)
+def bernoulli_in_memory_order(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw a Bernoulli mask in the order of the tensor's memory, as eager does.
+
+    The functional ``bernoulli.p`` makes a contiguous result, so that the dropout mask of a transposed tensor would be another
+    one. The other random operators keep the strides.
+    """
+    target = args[0]
+    order = sorted(range(target.dim()), key=lambda dim: -target.stride(dim))
+    if order == list(range(target.dim())):
+        return NotImplemented
+    view = run(_aten.permute.default, (target, order), {})
+    run(operator, (view, *args[1:]), kwargs)
+    return target
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten.resize_.default,
+    _aten.resize_as_.default,
+    example=lambda: Example(
+        lambda x: x.clone().resize_((2, 3, 4, 5), memory_format=torch.channels_last), [(torch.arange(120.0),)], order=0
+    ),
+)
+def resized_to_format(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse a resize to a memory format: the functional form leaves the format out."""
+    if kwargs.get("memory_format") in (None, torch.contiguous_format):
+        return NotImplemented
+    raise RefusedOperatorError("a tensor is resized to another memory format", advice="make a new tensor instead")
+
+
+def _polygamma(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y.polygamma_(2)
+    return y
+
+
+@quirk(
+    FUNCTIONAL,
+    _aten.polygamma_.default,
+    example=lambda: Example(_polygamma, [(torch.rand(4),)], options={"fullgraph": True}),
+)
+def polygamma_in_place(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Write ``polygamma_`` as a copy: no other operator that writes lacks a functional kernel."""
+    value = run(_aten.polygamma.default, (args[1], args[0]), {})
+    run(_aten.copy_.default, (args[0], value), {})
+    return args[0]
+
+
+def _write_at_symbolic_size(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.renorm_(2, 0, 0.5)
+    return y
+
+
+@quirk(
+    WRITES,
+    example=lambda: Example(
+        _write_at_symbolic_size, [(torch.rand(size, 3),) for size in (4, 5, 6)], graphs=2, options={"fullgraph": True}
+    ),
+)
+def written_at_symbolic_sizes(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Write by a copy where torch tries the operator out on tensors that cannot have symbolic sizes."""
+    functional = private_operators.functional_form(operator)
+    is_view = torch.Tag.inplace_view in operator.tags
+    if is_view or functional is None or not private_sizes.has_symbols(args[0]):
+        return NotImplemented
+    try:
+        return run(operator, args, kwargs)
+    except RuntimeError as error:
+        if not private_sizes.asks_for_plain_sizes(error):
+            raise
+    value = run(functional, args, kwargs)
+    if not torch.can_cast(value.dtype, args[0].dtype):
+        raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {args[0].dtype}")
+    run(_aten.copy_.default, (args[0], value), {})
+    return args[0]
+
+
+def _products_of_two_types(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    torch.mm(x, y)
+    return x * 2
+
+
+@quirk(
+    FUNCTIONAL,
+    *SAME_DTYPE,
+    example=lambda: Example(_products_of_two_types, [(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float64))]),
+)
+def operands_of_one_type(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse operands of different dtypes as eager does.
+
+    The fake kernels do not compare them. An unused result would be dropped from the graph, and eager's error with it.
+    """
+    dtypes = {item.dtype for item in args if isinstance(item, torch.Tensor)}
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{operator} got operands of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
+    return NotImplemented

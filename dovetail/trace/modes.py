@@ -1,0 +1,115 @@
+"""The dispatch modes of a trace: functionalisation above, fake tensors below, and the tracer that records in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.overrides import FAKE, FUNCTIONAL, SYMBOLIC_FAKE, WRITE_CHECKS, WRITES
+from dovetail.trace.repeats import draws_random_numbers
+
+if TYPE_CHECKING:
+    from dovetail.trace.trace import Trace
+
+
+class FakeMode(private_tracing.FakeTensorMode):
+    """Fake tensors whose results are those of torch's fake kernels, or of the table ``FAKE``."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the base class."""
+        hook = FAKE.get(func)
+        if hook is None:
+            return self._dispatch(func, types, args, kwargs)
+        return self._hooked(hook, self._dispatch, func, types, args, kwargs)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _hooked(hook: Any, dispatch: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        def run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return dispatch(operator, types, tuple(args), dict(kwargs))
+
+        found = hook(run, func, args, kwargs or {})
+        return dispatch(func, types, args, kwargs) if found is NotImplemented else found
+
+
+class SymbolicFakeMode(FakeMode):
+    """Fake tensors with symbolic sizes.
+
+    C++ operators that are made of others ask for plain sizes, their Python forms do not. The recorded operators stay those of
+    eager: this mode is below what is recorded.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the base class."""
+        with private_tracing.enable_python_dispatcher():
+            hook = SYMBOLIC_FAKE.get(func)
+            if hook is None:
+                return super().dispatch(func, types, args, kwargs)
+            return self._hooked(hook, super().dispatch, func, types, args, kwargs)
+
+
+class FunctionalMode(private_tracing.FunctionalTensorMode):
+    """Functionalisation: operators that write become operators that return, except where ``FUNCTIONAL`` says otherwise."""
+
+    def __init__(self, open_trace: Trace) -> None:
+        super().__init__()
+        self.open_trace = open_trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        hook = FUNCTIONAL.get(func)
+        is_write = func._schema.is_mutable
+        if hook is None and not is_write:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+
+        def run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return super(FunctionalMode, self).__torch_dispatch__(operator, types, tuple(args), dict(kwargs))
+
+        for check in WRITE_CHECKS if is_write else ():
+            check(func, args, kwargs)
+        for item in (*((hook,) if hook is not None else ()), *(WRITES if is_write else ())):
+            found = item(run, func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        result = run(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            self.open_trace.note_metadata_change(func, args, kwargs)
+        return result
+
+
+class Tracer(private_tracing.PythonKeyTracer):
+    """Notes on every node its phase, the user's line, and where in a backward it was computed."""
+
+    def __init__(self, open_trace: Trace) -> None:
+        super().__init__()
+        self.open_trace = open_trace
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """See the base class."""
+        trace = self.open_trace
+        is_random = draws_random_numbers(args[1])
+        again = trace.random.repeated(args[1]) if is_random else None
+        if again is not None:
+            return again
+        node = super().create_node(*args, **kwargs)
+        if is_random:
+            trace.random.record(node)
+        node.meta["phase"] = trace.phase
+        backward = private_autograd.current_backward()
+        if backward >= 0:
+            node.meta["in_backward"] = backward
+        if trace.phase == "backward" and torch.is_grad_enabled():
+            # Autograd's own formulas run without recording; only a checkpointed region, called again, records.
+            node.meta["checkpointed"] = True
+        elif trace.phase == "backward" and trace.user_backward:
+            node.meta["user_backward"] = True
+        line = trace.backward_line() if trace.phase == "backward" else trace.locate()
+        if line is not None:
+            node.meta["user_line"] = line
+        return node

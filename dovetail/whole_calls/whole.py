@@ -1,0 +1,208 @@
+"""Any call of a function as one node: with numbers, constants, nested containers and arguments that it writes to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import data_rule
+from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private.trees import TreeSpec, tree_flatten, tree_unflatten
+from dovetail.trace import Trace
+from dovetail.trace.python_numbers import number_as_tensor
+from dovetail.trace.trace import open_trace
+from dovetail.whole_calls.call import whole_call
+from dovetail.whole_calls.examples import example_of
+
+CallSizes = Callable[..., Any]
+"""From the arguments of a call to the sizes of its result: ``(size, dtype)``, or a tensor that the result is like; a list of these
+for a function that returns a tuple.
+"""
+
+
+class Whole:
+    """A function that is one call of the graph wherever the program is traced, and itself elsewhere.
+
+    With ``sizes`` its results have the sizes that this function says, given the same arguments; without, those of an example.
+    With ``draws`` it may draw random numbers of the CPU.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], sizes: CallSizes | None = None, *, draws: bool = False, name: str = ""
+    ) -> None:
+        self.function = function
+        self.sizes = sizes
+        self.draws = draws
+        self.__name__ = name or getattr(function, "__name__", "function")
+        self.__qualname__ = name or getattr(function, "__qualname__", self.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as one operator while tracing. Raises :class:`CaptureError`."""
+        trace = open_trace()
+        return self.function(*args, **kwargs) if trace is None else _recorded(trace, self, args, kwargs)
+
+
+def call_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``function(*args, **kwargs)`` as one node of the open trace; raises :class:`Break` for a function that cannot be one."""
+    whole = Whole(function)
+    if private_state.is_any_autocast_on():
+        raise Break(f"{whole.__name__} cannot be kept whole under autocast")
+    try:
+        return whole(*args, **kwargs)
+    except CaptureError as error:
+        raise Break(error.what, error.advice) from error
+
+
+@data_rule
+def _needs_data(
+    interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Any:
+    """Keep a call whole that torch cannot trace."""
+    return call_whole(function, args, kwargs) if result is NotImplemented else NotImplemented
+
+
+def _recorded(trace: Trace, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``whole(*args, **kwargs)`` as one node of the graph and one call of the program.
+
+    Sizes among the arguments are those of a tensor. Numbers that depend on data, and numbers that the function returns, are
+    tensors without dimensions. An argument that it writes to is written to by the graph. Raises :class:`CaptureError` for a
+    function that cannot be one node.
+    """
+    with trace.recorder.paused():
+        call = _FlatCall(whole, args, kwargs)
+        written = call.written(trace) if whole.sizes is None else ()
+        if any(call.tensors[at].requires_grad for at in written):
+            raise CaptureError(f"{call.name} writes to a tensor that requires a gradient and cannot be kept whole")
+
+        def run(*given: torch.Tensor) -> list[torch.Tensor]:
+            own = [item.clone() if at in written else item for at, item in enumerate(given)]
+            return [*call.run(own), *[own[at] for at in written]]
+
+        rule = None if whole.sizes is None else call.sizes
+        results = whole_call(trace, call.name, run, call.tensors, rule, draws=whole.draws)
+        count = len(results) - len(written)
+        for at, value in zip(written, results[count:], strict=True):
+            call.tensors[at].copy_(value)
+        result = call.result(trace, results[:count])
+    trace.recorder.record(whole, tuple(args), kwargs, result)
+    return result
+
+
+class _FlatCall:
+    """A call as a function of tensors that returns tensors."""
+
+    def __init__(self, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.name = whole.__name__
+        self._whole = whole
+        leaves, self._arguments = tree_flatten((tuple(args), dict(kwargs)))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        count = 0
+        self._leaves: list[Callable[[Sequence[torch.Tensor]], Any]] = []
+        for leaf in leaves:
+            self._leaves.append(_tensor_at(count) if isinstance(leaf, torch.Tensor) else self._reader(leaf))
+            count += isinstance(leaf, torch.Tensor)
+        #: How the results are nested, and which are numbers; known when the function or its sizes have been asked.
+        self._results: TreeSpec | None = None
+        self._numbers: list[bool] = []
+
+    def _reader(self, leaf: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """How an argument that is no tensor is read off the tensors."""
+        if private_sizes.is_data_number(leaf):
+            self.tensors.append(number_as_tensor(leaf))
+            at = len(self.tensors) - 1
+            return lambda given: given[at].item()
+        if type(leaf) is torch.SymInt and self._whole.sizes is not None:
+            return self._size_reader(leaf)
+        if not is_leaf_value(leaf) and not _is_settings(leaf):
+            raise CaptureError(f"{self.name} cannot be kept whole: an argument of it is an object")
+        return lambda given: leaf
+
+    def _size_reader(self, size: torch.SymInt) -> Callable[[Sequence[torch.Tensor]], Any]:
+        wanted = private_sizes.expression_of(size)
+        for index, tensor in enumerate(self.tensors):
+            for dim, item in enumerate(tensor.shape):
+                if private_sizes.is_symbolic(item) and private_sizes.expression_of(item) == wanted:
+                    return lambda given: given[index].shape[dim]
+        device = self.tensors[0].device if self.tensors else torch.get_default_device()
+        # Its size is all that is read of it.
+        self.tensors.append(torch.empty([size], device=device))
+        at = len(self.tensors) - 1
+        return lambda given: given[at].shape[0]
+
+    def _bound(self, given: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
+            [read(given) for read in self._leaves], self._arguments
+        )
+        return arguments
+
+    def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Call the function; numbers that it returns as tensors."""
+        args, kwargs = self._bound(given)
+        results, spec = tree_flatten(self._whole.function(*args, **kwargs))
+        if self._results is None:
+            self._results, self._numbers = spec, [type(item) in (bool, int, float) for item in results]
+        return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
+
+    def sizes(self, *given: torch.Tensor) -> list[Any]:
+        """The sizes of the results, see :data:`dovetail.whole_calls.facts.SizesRule`."""
+        args, kwargs = self._bound(given)
+        assert self._whole.sizes is not None
+        found = self._whole.sizes(*args, **kwargs)
+        several = found if type(found) is list else [found]
+        if self._results is None:
+            self._results = tree_flatten((0,) * len(several) if type(found) is list else 0)[1]
+            self._numbers = [False] * len(several)
+        return several
+
+    def written(self, trace: Trace) -> list[int]:
+        """Which arguments the function writes to, found by an example call."""
+        with (
+            private_tracing.disable_current_modes(),
+            private_calls.no_torch_function(),
+            private_state.preserved_rng_state(),
+        ):
+            examples = [example_of(trace, tensor).requires_grad_(tensor.requires_grad) for tensor in self.tensors]
+            before = [tensor._version for tensor in examples]
+            with torch.no_grad():
+                self.run(examples)
+            return [at for at, tensor in enumerate(examples) if tensor._version != before[at]]
+
+    def result(self, trace: Trace, values: Sequence[torch.Tensor]) -> Any:
+        """The result that the program sees, made of the tensors that the node returns."""
+        made = [_number(trace, item) if flag else item for item, flag in zip(values, self._numbers, strict=True)]
+        assert self._results is not None
+        return tree_unflatten(made, self._results)
+
+
+def _tensor_at(index: int) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+    return lambda given: given[index]
+
+
+def _is_settings(value: Any) -> bool:
+    """Whether a value is a dataclass of torch's that holds plain values only."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    is_plain = all(is_leaf_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return is_plain and type(value).__module__.split(".", 1)[0] == "torch"
+
+
+def _number(trace: Trace, value: torch.Tensor) -> Any:
+    before = trace.data_symbols()
+    number = value.item()
+    if value.dtype == torch.bool:
+        trace.truths |= trace.data_symbols() - before
+    return number
+
+
+def _number_tensor(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64 if type(value) is float else None)

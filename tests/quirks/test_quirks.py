@@ -1,0 +1,119 @@
+"""Each quirk is still needed, and does what it is for.
+
+A quirk whose program is right without it can be deleted: torch has been mended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.face.loading import RULES
+from dovetail.quirks.registry import QUIRKS, Example, Quirk
+from tests.differential import same, tensors_in
+
+for _name in RULES:
+    importlib.import_module(_name)
+
+EXAMPLES = [
+    pytest.param(quirk, name, id=f"{quirk.name}{f', {name}' if name else ''}")
+    for quirk in QUIRKS.values()
+    if quirk.holds
+    for name in quirk.examples
+]
+
+
+def _observed(function: Any, call: tuple[Any, ...], order: int) -> list[Any]:
+    """What can be seen of a call: results, random numbers, errors, and gradients up to an order."""
+    torch.manual_seed(0)
+    args = [
+        item.detach().clone().requires_grad_(order > 0 and item.is_floating_point())
+        if isinstance(item, torch.Tensor)
+        else item
+        for item in call
+    ]
+    try:
+        result = function(*args)
+        found: list[Any] = [result, torch.get_rng_state()]
+        leaves = [item for item in args if isinstance(item, torch.Tensor) and item.requires_grad]
+        values = tensors_in(result)
+        for left in range(order, 0, -1):
+            roots = [item for item in values if item.requires_grad]
+            weights = [torch.linspace(0.7, 1.9, item.numel()).reshape(item.shape).to(item.dtype) for item in roots]
+            if left > 1:
+                # As in torch's own checks of second derivatives: some formulas look at whether these require a gradient.
+                weights = [item.requires_grad_() for item in weights]
+            if roots and leaves:
+                gradients = torch.autograd.grad(roots, leaves, weights, create_graph=left > 1, allow_unused=True)
+                values = [item for item in gradients if item is not None]
+                leaves = [*leaves, *weights]
+                found.append(gradients)
+    except RuntimeError:
+        return ["an error"]
+    return found
+
+
+def _agrees(example: Example) -> bool:
+    """Whether a compiled program does as eager does, with no more graphs than it should need."""
+    options = {"backend": "aten", **example.options}
+    compiled = dovetail.compile(example.function, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in example.calls:
+            expected, actual = (_observed(callee, call, example.order) for callee in (example.function, compiled))
+            try:
+                same(expected, actual, exact=example.exact)
+            except AssertionError:
+                return False
+    return example.graphs is None or len(compiled.entries) <= example.graphs
+
+
+def _dies(quirk: Quirk, name: str, absent: bool) -> bool:
+    """Whether a process that runs an example is killed by a signal."""
+    program = (
+        "import contextlib\nfrom tests.quirks import test_quirks as tests\n"
+        f"quirk = tests.QUIRKS[{quirk.name!r}]\n"
+        f"with quirk.absent() if {absent} else contextlib.nullcontext():\n"
+        f"    raise SystemExit(0 if tests._agrees(quirk.examples[{name!r}]()) else 1)\n"
+    )
+    code = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode
+    assert absent or code == 0
+    return code < 0
+
+
+@pytest.fixture(autouse=True)
+def _no_tables_left_changed() -> Iterator[None]:
+    before = {name: quirk.table.copy() for name, quirk in QUIRKS.items()}
+    yield
+    assert before == {name: quirk.table.copy() for name, quirk in QUIRKS.items()}
+
+
+@pytest.mark.parametrize(("quirk", "name"), EXAMPLES)
+def test_torch_still_has_the_fault(quirk: Quirk, name: str) -> None:
+    example = quirk.examples[name]()
+    if example.aborts:
+        assert _dies(quirk, name, absent=True)
+        return
+    with quirk.absent():
+        assert not _agrees(example), f"torch {torch.__version__} is right without {quirk.name}: delete the quirk"
+
+
+@pytest.mark.parametrize(("quirk", "name"), EXAMPLES)
+def test_the_quirk_makes_it_right(quirk: Quirk, name: str) -> None:
+    example = quirk.examples[name]()
+    assert not _dies(quirk, name, absent=False) if example.aborts else _agrees(example)
+
+
+def test_every_quirk_says_what_it_does() -> None:
+    for quirk in QUIRKS.values():
+        assert quirk.function.__doc__, quirk.name
+        assert quirk.examples, quirk.name
+        assert quirk.issue is None or quirk.issue.startswith("https://github.com/pytorch/pytorch/"), quirk.name
