@@ -66,7 +66,9 @@ def _call(
     if is_differentiable:
         found = _WholeCall.apply(trace, function, carried, *tensors)  # type: ignore[no-untyped-call]
     else:
-        found = record(trace, function, tensors)
+        # The operator has no derivative of its own.
+        with torch.no_grad():
+            found = record(trace, function, tensors)
     for value, example in zip(found, carried, strict=False):
         if example is not None:
             trace.node_of(value).meta[examples.CARRIED_EXAMPLE] = example
