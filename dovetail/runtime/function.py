@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from dovetail.errors import HigherOrderGradientError, PartialGradientError
-from dovetail.guards.wrappers import check_versions, wrappers_of
 from dovetail.higher_order.runtime import DifferentiableBackward, freed, refusal
 from dovetail.runtime.autocast import UnderAutocast
 from dovetail.runtime.backward_reads import pending_reads, reads_of
 from dovetail.runtime.independence import Independence, SavedValues, unpack
+from dovetail.runtime.origins import check_unchanged, origins_of
 from dovetail.runtime.partial_gradients import partial_gradients
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.runtime.spread import spread_gradients
@@ -110,8 +110,8 @@ def _autograd_function(
     inner_ties = [(item.output, _fed_inside(spec, item)) for item in spec.ties if _is_inside(spec, item)]
     # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
     saves_tensors: bool | None = None
-    # So is which inputs are parts of tensor subclasses.
-    wrapped: list[int] | None = None
+    # So is which inputs stand for other tensors.
+    standing: list[int] | None = None
 
     # Hooks of leaves can tell in which order the gradients come, and an error of one of them stops those behind it.
     arranged, restored = _both_ways(spec.arrangement)
@@ -121,11 +121,11 @@ def _autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            nonlocal saves_tensors, wrapped
+            nonlocal saves_tensors, standing
             primals = restored(given)
-            if wrapped is None:
-                wrapped = [index for index, value in enumerate(primals) if wrappers_of(value)]
-            ctx.wrappers = [noted for index in wrapped for noted in wrappers_of(primals[index])]
+            if standing is None:
+                standing = [index for index, value in enumerate(primals) if origins_of(value)]
+            ctx.origins = [noted for index in standing for noted in origins_of(primals[index])]
             if tangent_strides is not None:
                 ctx.tangent_strides = tangent_strides(primals)
             ctx.reads = pending_reads()
@@ -153,7 +153,7 @@ def _autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-            check_versions(ctx.wrappers)
+            check_unchanged(ctx.origins)
             if ctx.reads is not None:
                 ctx.reads.check()
             for hooks, output in getattr(ctx, "watched", ()):

@@ -65,13 +65,6 @@ def is_traced_wrapper(value: object) -> bool:
     return any(isinstance(item, torch.Tensor) and is_traced(item) for item in inner)
 
 
-def same_wrapper_form(left: Any, right: Any) -> bool:
-    """Whether the contexts of two wrappers' ``__tensor_flatten__`` agree; DTensor's record of sizes is left out."""
-    if type(left) is tuple and len(left) == 4:
-        return bool((left[0], left[2]) == (right[0], right[2]))
-    return bool(left == right)
-
-
 def dispatch_keys(tensor: torch.Tensor) -> str:
     """The dispatch keys of a tensor, as text."""
     return str(torch._C._dispatch_keys(tensor))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.guards import Predicate, Step
+from dovetail.runtime.origins import note_origin
 from dovetail.whole_calls.handles import make_handle, parts_of_handle
 
 
@@ -21,7 +22,7 @@ class HandleSource(Step):
 
     def read(self, value: Any) -> Any:
         handle = make_handle(value)
-        handle.wrapped_in = [(value, value._version)]  # type: ignore[attr-defined]
+        note_origin(handle, value)
         return handle
 
     def memory(self, value: torch.Tensor) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, rule, value_kind
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source, TypeIs
-from dovetail.guards.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
+from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
 from dovetail.runtime.recipe import Recipe, RecipeBuilder
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors

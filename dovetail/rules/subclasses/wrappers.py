@@ -1,30 +1,29 @@
-"""Tensor subclasses that wrap other tensors (``__tensor_flatten__``): taken apart at the edge of a graph, and built again.
+"""Takes tensor subclasses apart at the edge of a graph (``__tensor_flatten__``), and builds them again.
 
-Inside of a graph there are plain tensors only. Two autograd functions are the edge: :class:`InnerTensor` takes one inner tensor
-out of a wrapper, :class:`Wrapped` makes a wrapper of inner tensors. What a gradient really is, it says when it comes.
+Inside a graph there are plain tensors only. Two autograd functions are the edge: :class:`InnerTensor` takes one inner tensor
+out of a wrapper, :class:`Wrapped` makes a wrapper of inner tensors. The form of a gradient is read from the gradient itself when it
+comes, not guessed at capture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from dovetail.errors import HigherOrderGradientError, InputError
-from dovetail.guards.predicate import Predicate
-from dovetail.guards.source import Step
-from dovetail.torch_private import tensors as private_tensors
+from dovetail.guards import Predicate, Step
+from dovetail.runtime.origins import check_unchanged, note_origin
 
 
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
-    """The inner tensors of a wrapper, other inner objects, and what else is needed to build it again."""
+    """The inner tensors of a wrapper, its other inner objects, and the context that ``__tensor_unflatten__`` needs."""
     plain: Any = wrapper.detach() if wrapper.requires_grad else wrapper
-    names, meta = plain.__tensor_flatten__()
+    names, context = plain.__tensor_flatten__()
     values = {name: getattr(plain, name) for name in names}
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    return tensors, {name: value for name, value in values.items() if name not in tensors}, meta
+    return tensors, {name: value for name, value in values.items() if name not in tensors}, context
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,36 +33,38 @@ class WrapperMaker:
     kind: Any
     names: tuple[str, ...]
     others: dict[str, Any]
-    meta: Any
+    context: Any
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
     @classmethod
     def of(cls, wrapper: torch.Tensor) -> WrapperMaker:
-        """The maker of such wrappers."""
-        tensors, others, meta = parts_of(wrapper)
-        return cls(type(wrapper), tuple(tensors), others, meta, tuple(wrapper.shape), wrapper.stride())
+        """The maker of wrappers like this one."""
+        tensors, others, context = parts_of(wrapper)
+        return cls(type(wrapper), tuple(tensors), others, context, tuple(wrapper.shape), wrapper.stride())
 
     def is_like(self, wrapper: torch.Tensor) -> bool:
-        """Whether a wrapper is one that this builds."""
+        """Whether a wrapper could have been built by this maker."""
         if type(wrapper) is not self.kind:
             return False
-        tensors, others, meta = parts_of(wrapper)
+        tensors, others, context = parts_of(wrapper)
         return (
             tuple(tensors) == self.names
             and (tuple(wrapper.shape), wrapper.stride()) == (self.size, self.stride)
-            and bool(meta == self.meta)
+            and bool(context == self.context)
             and others.keys() == self.others.keys()
             and all(others[name] is item or bool(others[name] == item) for name, item in self.others.items())
         )
 
     def build(self, inner: dict[str, torch.Tensor]) -> torch.Tensor:
         """A wrapper that requires no gradient."""
-        made: torch.Tensor = self.kind.__tensor_unflatten__({**inner, **self.others}, self.meta, self.size, self.stride)
+        made: torch.Tensor = self.kind.__tensor_unflatten__(
+            {**inner, **self.others}, self.context, self.size, self.stride
+        )
         return made
 
     def __call__(self, *inner: torch.Tensor, form: GradientForm | None = None) -> torch.Tensor:
-        """A wrapper; it requires a gradient if an inner tensor does. ``form`` is told how its gradient looks."""
+        """A wrapper; it requires a gradient if an inner tensor does, and ``form`` then learns the form of the gradient."""
         if any(item.requires_grad for item in inner):
             made: torch.Tensor = Wrapped.apply(self, form, *inner)  # type: ignore[no-untyped-call]
             if form is None:
@@ -76,7 +77,7 @@ class WrapperMaker:
         """The inner tensors of a gradient of such a wrapper, brought into its form; raises :class:`InputError`."""
         if not self._has_same_form(gradient) and hasattr(gradient, "__coerce_same_metadata_as_tangent__"):
             other = () if type(gradient) is self.kind else (self.kind,)
-            gradient = gradient.__coerce_same_metadata_as_tangent__(self.meta, *other)
+            gradient = gradient.__coerce_same_metadata_as_tangent__(self.context, *other)
         if not self._has_same_form(gradient):
             raise InputError(
                 f"the gradient of a {self.kind.__name__} is a {type(gradient).__name__} of another form",
@@ -87,23 +88,29 @@ class WrapperMaker:
     def _has_same_form(self, gradient: Any) -> bool:
         if type(gradient) is not self.kind:
             return False
-        tensors, _, meta = parts_of(gradient)
-        return tuple(tensors) == self.names and private_tensors.same_wrapper_form(meta, self.meta)
+        tensors, _, context = parts_of(gradient)
+        if tuple(tensors) != self.names:
+            return False
+        if type(context) is tuple and len(context) == 4:
+            # That of a DTensor, whose record of sizes a gradient need not share.
+            return bool((context[0], context[2]) == (self.context[0], self.context[2]))
+        return bool(context == self.context)
+
+    def refuse_higher_order(self) -> None:
+        """Raise if the running backward is to be differentiated."""
+        if torch.is_grad_enabled():
+            raise HigherOrderGradientError(
+                "a second derivative through a compiled function is asked for (create_graph=True), "
+                f"with a {self.kind.__name__}",
+                advice="take both derivatives inside the compiled function, or run this one eagerly",
+            )
 
 
 @dataclass
 class GradientForm:
-    """How the gradient of a wrapper looks, found while capturing: DTensor's may be partial sums where the wrapper is whole."""
+    """The form of a wrapper's gradient, found while capturing: DTensor's may be partial sums where the wrapper is whole."""
 
     maker: WrapperMaker | None = None
-
-
-def _refuse_higher_order(maker: WrapperMaker) -> None:
-    if torch.is_grad_enabled():
-        raise HigherOrderGradientError(
-            f"a second derivative through a compiled function is asked for (create_graph=True), with a {maker.kind.__name__}",
-            advice="take both derivatives inside the compiled function, or run this one eagerly",
-        )
 
 
 class InnerTensor(torch.autograd.Function):
@@ -123,7 +130,7 @@ class InnerTensor(torch.autograd.Function):
         """A wrapper that holds the gradient, and zeros elsewhere."""
         if gradient is None:
             return None, None, None
-        _refuse_higher_order(ctx.maker)
+        ctx.maker.refuse_higher_order()
         inner = {
             name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype, device) in ctx.zeros.items()
         }
@@ -147,12 +154,12 @@ class Wrapped(torch.autograd.Function):
         """The inner gradients."""
         if gradient is None:
             return None, None, *[None] * len(ctx.maker.names)
-        _refuse_higher_order(ctx.maker)
+        ctx.maker.refuse_higher_order()
         if ctx.form is not None and type(gradient) is ctx.maker.kind:
             ctx.form.maker = WrapperMaker.of(gradient)
             return None, None, *parts_of(gradient)[0].values()
         if ctx.form is None:
-            check_versions([ctx.result])
+            check_unchanged([ctx.result])
         return None, None, *ctx.maker.take_apart(gradient)
 
 
@@ -163,28 +170,8 @@ def inner_tensor(wrapper: torch.Tensor, name: str, form: GradientForm | None = N
             found: torch.Tensor = InnerTensor.apply(wrapper, name, form or GradientForm())  # type: ignore[no-untyped-call]
     else:
         found = parts_of(wrapper)[0][name].detach()
-    outer: Any = wrapper
-    found.wrapped_in = [(wrapper, wrapper._version), *getattr(outer, "wrapped_in", ())]  # type: ignore[attr-defined]
+    note_origin(found, wrapper)
     return found
-
-
-def wrappers_of(inner: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-    """The wrappers that a tensor was taken out of, each with its version then.
-
-    Writes to a wrapper are counted by the wrapper only, so that saving the inner tensor for a backward would not notice.
-    """
-    found: Any = inner
-    return list(getattr(found, "wrapped_in", ()))
-
-
-def check_versions(noted: Iterable[tuple[torch.Tensor, int]]) -> None:
-    """Raise eager's error if a wrapper has been written to."""
-    for wrapper, version in noted:
-        if wrapper._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"a {type(wrapper).__name__} is at version {wrapper._version}; expected version {version} instead"
-            )
 
 
 @dataclass(frozen=True)
@@ -197,24 +184,29 @@ class InnerSource(Step):
 
     @property
     def name(self) -> str:
+        """The attribute of the wrapper, as a user writes it."""
         return f"{self.base.name}.{self.attribute}"
 
     def read(self, value: Any) -> Any:
+        """The inner tensor of a wrapper."""
         return inner_tensor(value, self.attribute, self.form)
 
 
 @dataclass(frozen=True, eq=False)
 class WrapperMatch(Predicate):
-    """A tensor subclass of the same class and form, that requires a gradient or not as before."""
+    """A tensor subclass has the same class and form, and requires a gradient or not as before."""
 
     maker: WrapperMaker
     requires_grad: bool
 
     def holds(self, value: Any) -> bool:
+        """Whether the form of a tensor is the same."""
         return self.maker.is_like(value) and value.requires_grad is self.requires_grad
 
     def describe(self, name: str) -> str:
+        """The question as a statement."""
         return f"{name} is a {self.maker.kind.__name__} of the same form"
 
     def failure(self, name: str, value: Any) -> str:
+        """A sentence on a tensor of another form."""
         return f"the form of the {self.maker.kind.__name__} `{name}` changed"
