@@ -47,9 +47,8 @@ from dovetail.guards.source import (
     NumberSource,
     Pinned,
     PinnedSource,
-    ReferentSource,
     SizeSource,
     Source,
     Step,
 )
-from dovetail.guards.tensor_predicate import Elements, Leafness, SameElements, TensorFacts, TensorMatch
+from dovetail.guards.tensor_predicate import Leafness, TensorFacts, TensorMatch

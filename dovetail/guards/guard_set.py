@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 
 from dovetail.errors import InputError, UserLocation
-from dovetail.guards.guard import FrozenGuards, Guard, SizeCheck, TensorInput, is_argument, root_of
+from dovetail.guards.guard import FrozenGuards, Guard, SizeCheck, TensorInput, is_argument
 from dovetail.guards.predicate import Equals, Predicate, SameObject
 from dovetail.guards.reading import short
-from dovetail.guards.source import ArgumentSource, GradSource, KeywordSource, Source
-from dovetail.guards.tensor_predicate import Leafness, StorageOffset, TensorFacts, TensorMatch
+from dovetail.guards.source import GradSource, Source
+from dovetail.guards.tensor_predicate import Leafness, TensorFacts, TensorMatch
 from dovetail.torch_private import guards as private_guards
 from dovetail.torch_private import sizes as private_sizes
 
@@ -157,12 +157,6 @@ class GuardSet:
         item = self._inputs[index]
         self.add(item.source, Leafness(item.facts.is_leaf), location, f"whether {item.source.name} is a leaf matters")
 
-    def add_storage_offset(self, index: int, location: UserLocation | None = None) -> None:
-        """Guard where in its storage the tensor starts."""
-        source = self.tensor_source(index)
-        offset = int(self._tensors[index].storage_offset())
-        self.add(source, StorageOffset(offset), location, f"{source.name}.storage_offset() was read")
-
     def add_separate_memory(self, index: int) -> None:
         """Guard that no other tensor input shares the memory of this one (for an input that is written to)."""
         self._check_open()
@@ -174,10 +168,7 @@ class GuardSet:
         self._backward.setdefault((guard.source, guard.predicate), guard)
 
     def set_call_shape(self, positional: int, keywords: Iterable[str]) -> None:
-        """Set the number of positional arguments of the call and the names of its keyword arguments, in order.
-
-        Without it, both are taken from the sources that were guarded.
-        """
+        """Set the number of positional arguments of the call and the names of its keyword arguments, in order."""
         self._check_open()
         self._call_shape = (positional, tuple(keywords))
 
@@ -187,7 +178,7 @@ class GuardSet:
         The set then lets go of its tensors and takes no more guards.
         """
         if self._frozen is None:
-            positional, keywords = self._call_shape or self._inferred_call_shape()
+            positional, keywords = self._call_shape or (None, None)
             bulk = argument_bulk = None
             # A tensor that has changed since (in an eager run) is checked fact by fact.
             unchanged = all(
@@ -213,17 +204,6 @@ class GuardSet:
             self._tensors.clear()
             self._index_of.clear()
         return self._frozen
-
-    def _inferred_call_shape(self) -> tuple[int, tuple[str, ...]]:
-        positional = 0
-        keywords: dict[str, None] = {}
-        for guard in self._guards.values():
-            root = root_of(guard.source)
-            if isinstance(root, ArgumentSource):
-                positional = max(positional, root.index + 1)
-            elif isinstance(root, KeywordSource):
-                keywords[root.keyword] = None
-        return positional, tuple(keywords)
 
     def _check_open(self) -> None:
         if self._frozen is not None:

@@ -17,7 +17,6 @@ other methods have defaults that are right for every step.
 from __future__ import annotations
 
 import types
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -446,17 +445,3 @@ class SizeSource(Step):
         if self.kind == "size":
             return value.size(self.dim)
         return value.stride(self.dim) if self.kind == "stride" else value.storage_offset()
-
-
-@dataclass(frozen=True)
-class ReferentSource(Step):
-    """The object that a weak reference refers to; None once that is gone."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.base.name}()"
-
-    def read(self, value: Any) -> Any:
-        if type(value) is not weakref.ReferenceType:
-            raise TypeError("no weak reference")
-        return value()

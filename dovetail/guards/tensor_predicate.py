@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail.guards.predicate import Call, Predicate
-from dovetail.guards.reading import short
 from dovetail.guards.source import Source
 from dovetail.torch_private import tensors as private_tensors
 
@@ -52,63 +51,6 @@ class Leafness(Predicate):
 
     def condition(self, writer: Writer, source: Source, variable: str) -> str:
         return f"{variable}.is_leaf is {self.is_leaf}"
-
-
-@dataclass(frozen=True)
-class StorageOffset(Predicate):
-    """A tensor starts at this element of its storage."""
-
-    offset: int
-
-    def holds(self, value: Any) -> bool:
-        return value.storage_offset() == self.offset
-
-    def describe(self, name: str) -> str:
-        return f"{name}.storage_offset() is {self.offset}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}.storage_offset()` was {self.offset}, is {value.storage_offset()}"
-
-
-@dataclass(frozen=True)
-class Elements(Predicate):
-    """A small tensor of whole numbers holds these elements; its shape is guarded elsewhere."""
-
-    values: tuple[int, ...]
-
-    def holds(self, value: Any) -> bool:
-        return tuple(value.flatten().tolist()) == self.values
-
-    def describe(self, name: str) -> str:
-        return f"{name} holds {short(self.values)}"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` held {short(self.values)}, holds {short(tuple(value.flatten().tolist()))}"
-
-
-@dataclass(frozen=True)
-class SameElements(Predicate):
-    """A small tensor holds these bytes; its shape and dtype are guarded elsewhere."""
-
-    content: bytes
-
-    @staticmethod
-    def _bytes(value: torch.Tensor) -> bytes:
-        return bytes(value.detach().flatten().contiguous().view(torch.uint8).tolist())
-
-    @staticmethod
-    def of(value: torch.Tensor) -> SameElements:
-        """The predicate that holds for the values of this tensor now."""
-        return SameElements(SameElements._bytes(value))
-
-    def holds(self, value: Any) -> bool:
-        return self._bytes(value) == self.content
-
-    def describe(self, name: str) -> str:
-        return f"{name} holds the same values"
-
-    def failure(self, name: str, value: Any) -> str:
-        return f"the values of `{name}` have changed"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dovetail.backward_capture import BackwardSession, open_session
 from dovetail.backward_capture import engine as engine_module
 from dovetail.backward_capture.engine import gate
 from dovetail.torch_private import engine as private_engine
-from dovetail.torch_private.tracing import TorchDispatchMode
+from dovetail.torch_private import tracing as private_tracing
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -311,7 +311,7 @@ def test_many_threads_do_not_end_the_process() -> None:
 
 
 def test_a_traced_backward_is_never_captured() -> None:
-    class Watching(TorchDispatchMode):
+    class Watching(private_tracing.TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(function)
             return function(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ import torch
 import dovetail
 from dovetail.errors import GraphBreakError
 from dovetail.face.compile import compiled_function
-from dovetail.guards import Elements
+from dovetail.rules.torch.known_values import Elements
 from tests.differential import same
 
 

@@ -37,6 +37,7 @@ from dovetail.guards import (
     Unbound,
     compile_checker,
 )
+from dovetail.rules.torch.storage_offsets import StorageOffset
 
 X = ArgumentSource(0, "L['x']")
 HERE = UserLocation("model.py", 31, "forward", "x.view(8, -1)")
@@ -533,7 +534,7 @@ def test_separate_memory():
 def test_storage_offset():
     guards = GuardSet()
     index = guards.add_tensor(X, torch.zeros(8)[4:])
-    guards.add_storage_offset(index)
+    guards.add(guards.tensor_source(index), StorageOffset(4))
     checker = compile_checker(guards)
     assert agree(checker, torch.zeros(8)[4:]) == [] and agree(checker, torch.zeros(4))
 
@@ -569,6 +570,7 @@ def test_call_shape():
     guards.add(X, Equals(1), None, "")
     guards.add(KeywordSource("b", "L['b']"), Equals(2), None, "")
     guards.add(KeywordSource("a", "L['a']"), Equals(3), None, "")
+    guards.set_call_shape(1, ("b", "a"))
     checker = compile_checker(guards)
     assert agree(checker, 1, b=2, a=3) == []
     assert "names of the keyword arguments" in agree(checker, 1, a=3, b=2)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.torch_private.operators import OpOverload
+from dovetail.torch_private import operators as private_operators
 
 LEAF_TYPES: frozenset[type] = frozenset(
     {
@@ -43,7 +43,7 @@ IDENTITY_TYPES = (
     types.CodeType,
     functools._lru_cache_wrapper,
     type,
-    OpOverload,
+    private_operators.OpOverload,
     # Immutable, and what native code makes of them depends on all that they hold.
     re.Pattern,
     re.Match,

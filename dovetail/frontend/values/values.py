@@ -56,8 +56,8 @@ from dovetail.guards import (
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
 from dovetail.runtime.recipe import plain_content
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private.tensors import is_traced
 from dovetail.trace import Trace
 
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
@@ -242,7 +242,7 @@ class Values:
         return value
 
     def _read_tensor(self, value: torch.Tensor, source: Source | None) -> Any:
-        if is_traced(value):
+        if private_tensors.is_traced(value):
             return value
         if source is None:
             return self.wrap(value)
@@ -299,14 +299,14 @@ class Values:
         if is_impostor(value):
             raise impostor_break(value)
         if isinstance(value, torch.Tensor):
-            return value if is_traced(value) else self._known_tensor(value)
+            return value if private_tensors.is_traced(value) else self._known_tensor(value)
         kind = type(value)
         if kind is tuple:
             if self.source_of(value) is None and any(isinstance(item, (torch.Tensor, tuple, list)) for item in value):
                 return tuple(self.wrap(item) for item in value)
         elif (kind is list or kind is dict) and self.source_of(value) is None:
             for key, item in enumerate(value) if kind is list else value.items():
-                if isinstance(item, torch.Tensor) and not is_traced(item):
+                if isinstance(item, torch.Tensor) and not private_tensors.is_traced(item):
                     value[key] = self.wrap(item)
         return value
 
@@ -406,7 +406,7 @@ class Values:
             return container
 
         def chosen(key: Any) -> Any:
-            if isinstance(key, torch.Tensor) and not is_traced(key):
+            if isinstance(key, torch.Tensor) and not private_tensors.is_traced(key):
                 return key if self.source_of(owner) is not None or key in owner else self.wrap(key)
             return self.key_in(owner, key)
 
@@ -417,7 +417,7 @@ class Values:
     def check_keys(self, containers: Iterable[Any]) -> None:
         """Refuse an operator on tables of which one has real tensors for its keys and another one traced ones."""
         kinds = {
-            is_traced(key)
+            private_tensors.is_traced(key)
             for container in containers
             if isinstance(container, (dict, set, frozenset, KeysView))
             for key in container
@@ -434,7 +434,7 @@ class Values:
         for watcher in self._watchers:
             watcher.check_native(value)
         if isinstance(value, torch.Tensor):
-            return value if is_traced(value) else self.wrap(value)
+            return value if private_tensors.is_traced(value) else self.wrap(value)
         if isinstance(value, (list, tuple, dict)):
             self.whole(value)
             kind = type(value)

@@ -7,6 +7,7 @@ import operator
 import typing
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +17,27 @@ from dovetail.frontend.interpreter.call_tables import CACHE_KEYS, is_of_library,
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, Identity, ReferentSource
+from dovetail.guards import Answers, Identity, Step
 from dovetail.runtime.recipe import interpreted_of
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+
+
+@dataclass(frozen=True)
+class ReferentSource(Step):
+    """The object that a weak reference refers to; None once that is gone."""
+
+    @property
+    def name(self) -> str:
+        """A call of the reference."""
+        return f"{self.base.name}()"
+
+    def read(self, value: Any) -> Any:
+        """The object that a weak reference refers to."""
+        if type(value) is not weakref.ReferenceType:
+            raise TypeError("no weak reference")
+        return value()
 
 
 @callable_rule(weakref.ReferenceType)

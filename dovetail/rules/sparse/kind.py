@@ -30,7 +30,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private.trees import tree_flatten, tree_unflatten
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Trace
 from dovetail.whole_calls.call import whole_call
 from dovetail.whole_calls.examples import carried_example, is_traced_handle
@@ -165,7 +165,7 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if name in _NUMBERS and type(args[0]) is SparseValue and not any(type(item) is SparseValue for item in args[1:]):
         _check_size(args[0])
         return function(args[0].example, *args[1:], **kwargs)
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise Break(f"{name} is given a sparse tensor under autocast")
     tensors: dict[int, torch.Tensor] = {}
@@ -185,8 +185,8 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         values = list(constants)
         for at, tensor in zip(tensors, given, strict=True):
             values[at] = tensor
-        arguments, keywords = tree_unflatten(values, structure)
-        results, spec = tree_flatten(function(*arguments, **keywords))
+        arguments, keywords = private_trees.tree_unflatten(values, structure)
+        results, spec = private_trees.tree_flatten(function(*arguments, **keywords))
         if not returned:
             returned.append(spec)
         if not all(isinstance(item, torch.Tensor) for item in results):
@@ -206,4 +206,4 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     for item in made:
         if isinstance(item, torch.Tensor):
             trace.recorder.number(item)
-    return tree_unflatten(made, returned[0])
+    return private_trees.tree_unflatten(made, returned[0])

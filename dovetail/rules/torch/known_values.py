@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, data_rule
-from dovetail.guards import Elements
+from dovetail.guards import Predicate
+from dovetail.guards.reading import short
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private.trees import tree_flatten, tree_unflatten
+from dovetail.torch_private import trees as private_trees
 
 _MOST_ELEMENTS = 64
+
+
+@dataclass(frozen=True)
+class Elements(Predicate):
+    """A small tensor of whole numbers holds these elements; its shape is guarded elsewhere."""
+
+    values: tuple[int, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether a tensor holds these elements."""
+        return tuple(value.flatten().tolist()) == self.values
+
+    def describe(self, name: str) -> str:
+        """The question as a statement."""
+        return f"{name} holds {short(self.values)}"
+
+    def failure(self, name: str, value: Any) -> str:
+        """A sentence on a tensor with other elements."""
+        return f"`{name}` held {short(self.values)}, holds {short(tuple(value.flatten().tolist()))}"
 
 
 @data_rule
@@ -37,8 +58,8 @@ def with_known_values(
         found = True
         return numbers if item.real.dim() == 0 else elements
 
-    leaves, structure = tree_flatten((args, kwargs))
-    arguments, keywords = tree_unflatten([plain(leaf) for leaf in leaves], structure)
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
+    arguments, keywords = private_trees.tree_unflatten([plain(leaf) for leaf in leaves], structure)
     return function(*arguments, **keywords) if found else NotImplemented
 
 
