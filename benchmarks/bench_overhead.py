@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from dovetail.report.curves import Table
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import tracing as private_tracing

@@ -11,8 +11,8 @@ from dovetail.backends.foreign.torch_compile import torch_backend as torch_backe
 from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
 from dovetail.face.compile import compile as compile
-from dovetail.face.compile import events_of as events_of
-from dovetail.face.compile import explain as explain
+from dovetail.face.explanation import events_of as events_of
+from dovetail.face.explanation import explain as explain
 from dovetail.options import Options as Options
 from dovetail.trace import mark_dynamic as mark_dynamic
 from dovetail.versions import __version__ as __version__

@@ -12,15 +12,19 @@ An :class:`EventLog` collects :class:`Event` values. Stages are timed with :meth
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+_MOST_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,39 @@ class Event:
 
 
 class EventLog:
-    """An append-only list of events, safe to use from several threads."""
+    """The latest events, safe to use from several threads.
 
-    def __init__(self) -> None:
-        self._events: list[Event] = []
+    Of more than ``limit`` events the oldest are dropped; ``dropped`` says how many. :meth:`count` and :meth:`seconds` count
+    dropped ones too.
+
+    >>> log = EventLog(limit=2)
+    >>> for reason in ("print", "input", "open"):
+    ...     log.note("graph break", reason=reason)
+    >>> log
+    3 events (1 earlier one dropped)
+      graph break (reason=input)
+      graph break (reason=open)
+    >>> log.count("graph break")
+    3
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._events: deque[Event] = deque(maxlen=limit)
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Event], None]] = []
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All events so far, in the order in which they ended."""
+        """The events that are kept, in the order in which they ended."""
         with self._lock:
             return tuple(self._events)
+
+    @property
+    def dropped(self) -> int:
+        """How many events are no longer kept."""
+        return sum(self._counts.values()) - len(self._events)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Call ``listener(event)`` for every event from now on."""
@@ -72,11 +97,11 @@ class EventLog:
 
     def seconds(self, name: str) -> float:
         """Total duration, in seconds, of all spans of this name."""
-        return sum(event.duration or 0.0 for event in self.events if event.name == name)
+        return self._seconds.get(name, 0.0)
 
     def count(self, name: str) -> int:
-        """How many events of this name there are."""
-        return sum(event.name == name for event in self.events)
+        """How many events of this name there were."""
+        return self._counts.get(name, 0)
 
     def write_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the events in the Chrome trace format, which Perfetto opens; times there are in microseconds."""
@@ -96,12 +121,36 @@ class EventLog:
                 row |= {"ph": "X", "dur": event.duration * 1e6}
             rows.append(row)
         target = Path(path)
-        target.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+        other = {"dropped events": self.dropped}
+        text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other})
+        target.write_text(text, encoding="utf-8")
         return target
 
     def _add(self, event: Event) -> None:
         with self._lock:
             self._events.append(event)
+            self._counts[event.name] += 1
+            self._seconds[event.name] += event.duration or 0.0
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener(event)
+
+    def _title(self) -> str:
+        dropped = self.dropped
+        text = f"{len(self._events) + dropped} events"
+        return text + (f" ({dropped} earlier one{'s' * (dropped > 1)} dropped)" if dropped else "")
+
+    def __repr__(self) -> str:
+        events = self.events
+        left_out = len(events) - _MOST_SHOWN
+        lines = [f"  … {left_out} of them left out here …"] if left_out > 0 else []
+        return "\n".join([self._title(), *lines, *(f"  {event}" for event in events[-_MOST_SHOWN:])])
+
+    def _repr_html_(self) -> str:
+        """A table for a notebook: name, milliseconds, details."""
+        rows = []
+        for event in self.events:
+            details = "<br>".join(html.escape(f"{key}: {value}") for key, value in event.details.items())
+            took = "" if event.duration is None else f"{event.duration * 1e3:.1f}"
+            rows.append(f"<tr><td>{html.escape(event.name)}</td><td>{took}</td><td>{details}</td></tr>")
+        return f"<p>{self._title()}</p><table><tr><th>event</th><th>ms</th><th></th></tr>{''.join(rows)}</table>"

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import AliasBase, Descriptor, Gradient, MutatedInput, Tangent, UserOutput
 from dovetail.aot.independence import freed_together
 from dovetail.aot.joint_graph import JointGraph, assumes, must_stay
-from dovetail.aot.state import AOTState, FrontendResult
+from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import shares_places
 from dovetail.aot.ties import find_ties
 from dovetail.errors import CaptureError
@@ -351,7 +352,7 @@ def capture_joint(state: AOTState) -> JointGraph:
     return finish_joint(trace, state.frontend(trace, state.function, state.args, state.kwargs))
 
 
-def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
+def finish_joint(trace: Trace, result: CaptureResult) -> JointGraph:
     """Append the backward to a trace that holds a captured forward, and close the graph."""
     # The program tape ends here; its mode would be asked about every attribute that fake tensors read of each other, 9,000
     # times in the backward of a 6-layer GPT.
@@ -359,7 +360,7 @@ def finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
         return _finish_joint(trace, result)
 
 
-def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
+def _finish_joint(trace: Trace, result: CaptureResult) -> JointGraph:
     found = _Outputs(trace, result.outputs)
     for mutation in found.mutations:
         result.guards.add_leafness(mutation.input_index)
@@ -423,7 +424,7 @@ def _finish_joint(trace: Trace, result: FrontendResult) -> JointGraph:
             len(leaves),
             len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
         )
-        partial = getattr(result, "order", 1) > 1
+        partial = result.order > 1
         # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/autocast.py).
         with torch.enable_grad(), without_autocast(), requested_gradients(trace, roots, partial=partial):
             flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))

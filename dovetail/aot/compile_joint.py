@@ -111,7 +111,7 @@ def make_entry(compiled: CompiledGraph) -> Entry:
         # A call that is done again by eager drops them itself; a later backward may read them.
         dropped=() if assumed or frozen.backward else compiled.dropped,
         numbers=bindings.function(capture.numbers) if capture.numbers else None,
-        turned_on=getattr(capture, "turned_on", ()),
+        turned_on=capture.inputs_made_differentiable,
     )
 
 

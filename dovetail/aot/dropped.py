@@ -20,7 +20,7 @@ Runner = Callable[[list[Any]], list[Any]]
 
 def droppable(joint: JointGraph) -> tuple[tuple[int, int], ...]:
     """Pairs of inputs, a tensor and its gradient, of which the gradient is of no use to the graph or to its results."""
-    found: tuple[tuple[int, int], ...] = getattr(joint.capture, "dropped", ())
+    found: tuple[tuple[int, int], ...] = joint.capture.gradients_dropped_first
     if not found or joint.order != 1:
         return ()
     placeholders = joint.graph_module.graph.find_nodes(op="placeholder")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.errors import GraphInvalidError
 from dovetail.runtime.spec import RuntimeSpec
@@ -81,7 +82,7 @@ class JointGraph:
     num_forward_outputs: int
     spec: RuntimeSpec
     fake_mode: Any
-    capture: Any = None
+    capture: CaptureResult
     provenance: tuple[PassRecord, ...] = field(default_factory=tuple)
     inexact: tuple[str, ...] = ()
     is_exact: bool = False
@@ -95,7 +96,7 @@ class JointGraph:
     @property
     def order(self) -> int:
         """The order of the derivative that the backward computes."""
-        return int(getattr(self.capture, "order", 1))
+        return self.capture.order
 
     @property
     def results(self) -> list[torch.fx.Node | None]:

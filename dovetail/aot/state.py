@@ -5,33 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from dovetail.aot.descriptors import Descriptor
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.errors import NotCallableError, StageError
-from dovetail.guards import GuardSet
 from dovetail.trace import CaptureSettings, Trace
 
-
-class FrontendResult(Protocol):
-    """What stage 1 needs of a frontend's result."""
-
-    @property
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Traced tensors that leave the function."""
-
-    @property
-    def input_descriptors(self) -> tuple[Descriptor, ...]:
-        """One for each traced input."""
-
-    @property
-    def guards(self) -> GuardSet:
-        """What the capture assumed."""
-
-
-Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], FrontendResult]
+Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], CaptureResult]
 _frontends: dict[str, Frontend] = {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,10 @@ def _check_effects(joint: JointGraph) -> None:
         ("effects", "it writes to Python objects (attributes, lists, .grad), which are not there in another process"),
         ("ambient_change", "it changes torch's own state (such as the grad mode)"),
         ("resume_point", "it is only the part of the program before a graph break"),
-        ("turned_on", "it sets requires_grad of a tensor that it is given"),
+        ("inputs_made_differentiable", "it sets requires_grad of a tensor that it is given"),
         ("numbers", "it returns numbers that depend on sizes"),
     ):
-        if getattr(capture, name, None):
+        if getattr(capture, name):
             raise ArtefactError(
                 f"the captured function cannot be exported: {text}",
                 advice="export a function that only takes and returns tensors and writes to tensors in place",
@@ -283,10 +284,16 @@ def _result(joint: JointGraph) -> Any:
 _UNKNOWN = object()
 
 
-def _encode_result(recipe: Recipe | dict[str, Any]) -> Any:
-    if isinstance(recipe, (dict, str, int, type(None))):
-        # A loaded graph that is exported again.
-        return recipe
+@dataclass(frozen=True)
+class StoredResult(Recipe):
+    """The result of a loaded graph, as it is written in the file."""
+
+    payload: Any
+
+
+def _encode_result(recipe: Recipe | None) -> Any:
+    if isinstance(recipe, StoredResult):
+        return recipe.payload
     if isinstance(recipe, TensorItem):
         return {"tensor": recipe.index}
     if isinstance(recipe, ConstantItem) and type(recipe.value) in (type(None), bool, int, str):

@@ -10,26 +10,28 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import CompiledGraph
 from dovetail.aot.descriptors import AliasBase, BufferInput, Descriptor, ParamInput
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator, operator_by_name
 from dovetail.artefacts.artefact import read_artefact
-from dovetail.artefacts.export_joint import NAMED, WRAPPING, derivative_order, name_of_input
+from dovetail.artefacts.export_joint import NAMED, WRAPPING, StoredResult, derivative_order, name_of_input
 from dovetail.artefacts.loaded_parts import LoadedView, build_result, highest_tensor
 from dovetail.artefacts.schema import make_schema, validate
 from dovetail.artefacts.size_expressions import evaluate
 from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import ArtefactError, DovetailError, InputError
+from dovetail.guards import GuardSet
 from dovetail.quirks.functionalisation import SAME_DTYPE
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, Tie, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import Bindings, shape_guards
+from dovetail.trace import Bindings, Program, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -38,38 +40,19 @@ _FORMATS = {str(value): value for value in vars(torch).values() if isinstance(va
 _TABLES: dict[str, Mapping[str, Any]] = {"dtype": _DTYPES, "layout": _LAYOUTS, "memory_format": _FORMATS}
 
 
-@dataclass(frozen=True)
-class _NoProgram:
-    """Stands where a captured graph has the program that it was captured from."""
-
-    unreplayable: str = "the graph was loaded from a file, without its program"
+_NO_PROGRAM = Program((), (), (), unreplayable="the graph was loaded from a file, without its program")
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedCapture:
-    """What is known of the function that a loaded graph was captured from."""
-
-    bindings: Bindings
-    result: Any
-    program: _NoProgram = _NoProgram()
-    function: None = None
-    effects: tuple[Any, ...] = ()
-    numbers: tuple[Any, ...] = ()
-    ambient_change: None = None
-    resume_point: None = None
+class _UnknownFunction(GuardSet):
+    """In place of the guards of a loaded graph: the function that it was captured from is not known."""
 
     @property
-    def guards(self) -> NoReturn:
-        """There are none: raises :class:`InputError`."""
+    def is_frozen(self) -> bool:
+        """Raises :class:`InputError`."""
         raise InputError(
             "a loaded graph does not know the function that it was captured from",
             advice="call what dovetail.load returned, or its .compile(...)",
         )
-
-    @property
-    def recipe(self) -> Any:
-        """The result as it is in the file."""
-        return self.result
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +67,7 @@ class LoadedGraph:
     joint: JointGraph
     state: dict[str, torch.Tensor]
     derivative_order: int
+    result: Any
     exported_by: str = ""
     compiled: CompiledGraph | None = None
     _cache: dict[str, Any] = field(default_factory=dict)
@@ -133,7 +117,7 @@ class LoadedGraph:
         assert self.compiled is not None
         self._check(primals, 0)
         self._check_autograd(primals)
-        return build_result(self.joint.capture.result, self.compiled.run(primals))
+        return build_result(self.result, self.compiled.run(primals))
 
     def run(
         self, primals: list[torch.Tensor], tangents: list[torch.Tensor]
@@ -269,7 +253,9 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
         num_forward_outputs=forward,
         spec=spec,
         fake_mode=fake_mode,
-        capture=LoadedCapture(bindings, payload["result"]),
+        capture=CaptureResult(
+            None, (), inputs, _UnknownFunction(), _NO_PROGRAM, bindings, recipe=StoredResult(payload["result"])
+        ),
         provenance=(PassRecord("load", 0.0, len(reader.graph.nodes), len(reader.graph.nodes)),),
         inexact=tuple(payload["inexact"]),
     )
@@ -277,7 +263,8 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
     if derivative_order(joint) != payload["derivative_order"]:
         raise ArtefactError("the artefact's derivative order is not that of its graph")
     shape_guards(environment, bindings)
-    return LoadedGraph(joint, _state(payload, joint, tensors), payload["derivative_order"], payload["torch"])
+    state = _state(payload, joint, tensors)
+    return LoadedGraph(joint, state, payload["derivative_order"], payload["result"], payload["torch"])
 
 
 class _Reader:

@@ -12,7 +12,9 @@ import torch
 
 from dovetail.backward_capture.handover import open_session
 from dovetail.backward_capture.session import BackwardSession
-from dovetail.face.compiled_function import CompiledFunction, capturing, compile_lock
+from dovetail.face.attempts import capturing
+from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.dispatcher import compile_lock
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state
 

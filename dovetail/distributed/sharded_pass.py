@@ -83,7 +83,7 @@ def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
     placeholders = joint.graph.find_nodes(op="placeholder")
     shards = {node.args[0] for node in nodes if node.target in (gather, replica)}
     is_updated = any(placeholders[item.input_index] in shards for item in joint.spec.mutations)
-    is_broken = getattr(joint.capture, "resume_point", None) is not None
+    is_broken = joint.capture.resume_point is not None
     return any(node.target in (scatter, reduce) for node in nodes) and (is_broken or not is_updated)
 
 

@@ -1,4 +1,4 @@
-"""The public face: ``compile``, ``capture`` and ``explain``."""
+"""The public face: ``compile`` and ``capture``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
 from dovetail.errors import CaptureError, NotCallableError
-from dovetail.events import EventLog
-from dovetail.face.compiled_function import CompiledFunction, collection_paused
+from dovetail.face.attempts import MOST_ATTEMPTS, collection_paused
+from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.loading import load_rules
 from dovetail.face.module import CompiledModule
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.sizes.size_changes import SizeChanges
@@ -74,80 +74,19 @@ def capture(function: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     >>> joint.num_primals
     3
     """
-
-    def attempt(settings: CaptureSettings) -> JointGraph:
-        with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
-            return capture_joint(create_state(stack, function, tuple(args), kwargs, settings=settings))
-
+    load_rules()
     # Dimensions that were marked are symbolic here too.
-    settings = CaptureSettings(SizeChanges().policy(None, False, tuple(args), kwargs or {}))
-    try:
-        while True:
-            try:
-                return attempt(settings)
-            except Retry as retry:
-                settings = retry.changed(settings)
-            except (RuntimeError, NotImplementedError) as error:
-                if not lacks_derivative(error):
-                    raise
-                settings = dataclasses.replace(settings, math_attention=True)
-    except Break as stop:
-        raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What Dovetail would do with a call, and why. ``breaks`` says where graphs are broken, and what runs after."""
-
-    entries: tuple[str, ...]
-    events: tuple[str, ...]
-    breaks: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.entries)} compiled entries"]
-        lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
-        if self.breaks:
-            lines.append(f"{len(self.breaks)} places where a graph is broken")
-            lines += [f"  {text}" for text in self.breaks]
-        lines += [f"  {event}" for event in self.events]
-        return "\n".join(lines)
-
-
-def explain(compiled: Any) -> Callable[..., Explanation]:
-    """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
-
-    Nothing is run and nothing compiled.
-    """
-    function = compiled_function(compiled)
-
-    def report(*args: Any, **kwargs: Any) -> Explanation:
-        texts = []
-        for entry in function.entries:
-            failures = entry.checker.explain(function.original, args, kwargs)
-            kind = f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
-            texts.append(kind if not failures else "miss: " + "; ".join(str(item) for item in failures))
-        breaks = [
-            f"{item.__qualname__}: {len(item.entries)} compiled entries after it"  # type: ignore[attr-defined]
-            for item in function.continuations()
-        ]
-        return Explanation(tuple(texts), tuple(str(event) for event in function.events.events), tuple(breaks))
-
-    return report
-
-
-def compiled_function(compiled: Any) -> CompiledFunction:
-    """The :class:`CompiledFunction` behind what :func:`compile` returned."""
-    if isinstance(compiled, CompiledModule):
-        compiled = compiled.compiled_call
-    if not isinstance(compiled, CompiledFunction):
-        # What compiles anew for each process group has the one that it runs under ``compiled``.
-        inner = getattr(compiled, "compiled", None)
-        if isinstance(inner, (CompiledModule, CompiledFunction)):
-            return compiled_function(inner)
-        raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
-    return compiled
-
-
-def events_of(compiled: Any) -> EventLog:
-    """The events of a compiled function or module."""
-    return compiled_function(compiled).events
+    settings = CaptureSettings(SizeChanges().shapes(None, True, tuple(args), kwargs or {}))
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            with collection_paused(), private_state.preserved_rng_state(), contextlib.ExitStack() as stack:
+                return capture_joint(create_state(stack, function, tuple(args), kwargs, settings=settings))
+        except Retry as retry:
+            settings = retry.changed(settings)
+        except Break as stop:
+            raise CaptureError(stop.reason, where=stop.where, advice=stop.advice) from stop
+        except (RuntimeError, NotImplementedError) as error:
+            if settings.math_attention or not lacks_derivative(error):
+                raise
+            settings = dataclasses.replace(settings, math_attention=True)
+    raise CaptureError("the capture takes another way each time", advice="report this as a bug")

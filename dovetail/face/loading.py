@@ -1,13 +1,19 @@
-"""Loads the modules that put rules and quirks into the tables of the core.
+"""Loads what plugs into the core: rules, quirks, and wings that fill tables of the core.
 
-They are named here, not imported: the core works without them. ``import dovetail`` loads none.
+They are named here, not imported: the core works without them. ``import dovetail`` loads none; :func:`load_rules` imports all of
+them before the first capture. ``DOVETAIL_WITHOUT_RULES=1`` in the environment leaves them out, which is how the tests check that
+the core stands on its own.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
 
+import torch
+
+WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
 RULES = (
     "dovetail.rules.optim.loss_scaling",
     "dovetail.rules.optim.optimizers",
@@ -46,14 +52,21 @@ RULES = (
     "dovetail.quirks.replays",
     "dovetail.fast_guards",
 )
-"""Modules with rules and quirks, in the order in which they are asked, and wings that plug into every capture."""
+"""Modules that put themselves into tables of the core, in the order in which the tables ask them."""
 
 
 @functools.cache
 def load_rules() -> None:
-    """Load all rules and quirks, once; called before the first capture.
+    """Import everything that plugs into the core, once.
 
     >>> load_rules()
     """
-    for name in RULES:
-        importlib.import_module(name)
+    if not os.environ.get(WITHOUT_RULES):
+        for name in RULES:
+            importlib.import_module(name)
+
+
+def load_distributed_rules() -> None:
+    """Import what is known of modules of several processes, once there are several."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        importlib.import_module("dovetail.distributed")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.aot.capture_joint import finish_joint
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.errors import DovetailError, UserLocation
@@ -35,7 +35,7 @@ from dovetail.runtime.spread import keep_common
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
-from dovetail.trace import Bindings, CaptureSettings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace import CaptureSettings, Program, ShapePolicy, Trace, shape_guards
 from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
@@ -54,18 +54,6 @@ class _NoGuards(GuardSet):
 
     def add_separate_memory(self, index: int) -> None:
         """Inputs are written to in clones only."""
-
-
-@dataclass(frozen=True)
-class ReplayCapture:
-    """What a replay hands on, see :class:`dovetail.aot.state.FrontendResult`."""
-
-    outputs: tuple[torch.Tensor, ...]
-    input_descriptors: tuple[Descriptor, ...]
-    guards: GuardSet
-    program: Program
-    bindings: Bindings
-    order: int
 
 
 def lacks_derivative(error: BaseException) -> bool:
@@ -269,8 +257,9 @@ def capture_backward(
         descriptors += [UserInput(str(item)) for item, flag in zip(outputs, request.defined, strict=True) if flag]
         gradients = _backward(trace, joint, program, request, primals, tangents)
         present = tuple(gradient for gradient in gradients if gradient is not None)
-        capture = ReplayCapture(
-            present, tuple(descriptors), _NoGuards(), trace.program(present), trace.bindings(), joint.order + 1
+        program_of_gradients = trace.program(present)
+        capture = CaptureResult(
+            None, present, tuple(descriptors), _NoGuards(), program_of_gradients, trace.bindings(), joint.order + 1
         )
         return finish_joint(trace, capture), tuple(gradient is not None for gradient in gradients)
 

@@ -75,12 +75,13 @@ class Findings:
     """What a capture finds out for later captures of the same function, also where it fails.
 
     ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
-    ``observed``: values that rules have noted, or :data:`CHANGES`.
+    ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
     """
 
     asked_numbers: bool = False
     asked_is_compiling: bool = False
     observed: dict[Hashable, Any] = field(default_factory=dict)
+    changing_numbers: set[str] = field(default_factory=set)
 
 
 class Retry(Interruption):

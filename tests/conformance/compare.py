@@ -42,7 +42,8 @@ def _torch_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def breaks(compiled: Any) -> list[str]:
     """Each graph break of something made by Dovetail: the reason and the user's line."""
-    from dovetail.face.compile import CompiledFunction, CompiledModule, events_of
+    from dovetail.face.compile import CompiledFunction, CompiledModule
+    from dovetail.face.explanation import events_of
 
     if not isinstance(compiled, (CompiledFunction, CompiledModule)):
         return []
@@ -65,7 +66,8 @@ def not_compiled(compiled: Any) -> str:
     Without this a fall back to eager would pass every comparison.
     """
     try:
-        from dovetail.face.compile import CompiledFunction, CompiledModule, compiled_function
+        from dovetail.face.compile import CompiledFunction, CompiledModule
+        from dovetail.face.explanation import compiled_function
     except ImportError:
         return ""
     if not isinstance(compiled, (CompiledFunction, CompiledModule)):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from tests.differential import same
 
 WIDTH = 6

@@ -9,10 +9,17 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.distributed import ShardingOptions, data_parallel, exchange_shards, replicate, shard, team
+from dovetail.distributed import (
+    ShardingOptions,
+    data_parallel,
+    exchange_shards,
+    replicate,
+    shard,
+    team,
+)
 from dovetail.distributed import plan as plans
 from dovetail.distributed.plan import Plan
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, build, make_step
 

@@ -7,7 +7,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from dovetail.rules.torch.known_values import Elements
 from tests.differential import same
 

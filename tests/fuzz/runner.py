@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.face.compile import CompiledFunction, compiled_function
+from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.explanation import compiled_function
 from dovetail.guards import AmbientState
 from dovetail.torch_private import state as private_state
 from tests.fuzz.world import Comparison, Difference

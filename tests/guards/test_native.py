@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from dovetail.fast_guards import generator
 from dovetail.fast_guards.native import NativeWriter
 from dovetail.torch_private import guard_managers as private_guard_managers

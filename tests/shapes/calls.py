@@ -59,7 +59,7 @@ def check_calls(
 
 def entries_of(compiled: Any) -> int:
     """How many entries a compiled function or module has."""
-    from dovetail.face.compile import compiled_function
+    from dovetail.face.explanation import compiled_function
 
     return len(compiled_function(compiled).entries)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from tests.differential import backward, clone_inputs, same
 from tests.shapes.calls import randn
 

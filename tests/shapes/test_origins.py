@@ -10,7 +10,7 @@ import torch
 import dovetail
 from dovetail.backends import Backend
 from dovetail.backends.aten import compile_aten
-from dovetail.face.compile import compiled_function
+from dovetail.face.explanation import compiled_function
 from tests.shapes.calls import entries_of, randn
 
 

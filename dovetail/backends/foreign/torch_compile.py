@@ -18,6 +18,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.aot.state import create_state
@@ -40,7 +41,7 @@ from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace import Bindings, Program, Trace
+from dovetail.trace import Trace
 
 TorchCompiled = Callable[..., Any]
 _MODULE_TABLE = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
@@ -139,33 +140,26 @@ class _GraphRunner(torch.fx.Interpreter):
 
 
 @dataclass(frozen=True)
-class GraphCapture:
-    """What the capture of a caller's graph hands on, see :class:`dovetail.aot.state.FrontendResult`.
+class CallersCall:
+    """How a compiled graph is called in the place of the caller's graph.
 
     ``inputs`` says for each traced input which argument it is, or is the tensor that the graph holds itself; an argument in
     ``carriers`` is a number that comes as the size of an empty tensor. ``results`` says for each leaf of the result of which
     kind it is: ``("tensor", index)``, ``("number", index)`` or ``("constant", value)``.
     """
 
-    function: Any
-    outputs: tuple[torch.Tensor, ...]
-    input_descriptors: tuple[Descriptor, ...]
     guards: CallersGuards
-    ambient: AmbientState
-    program: Program
-    bindings: Bindings
     inputs: tuple[int | torch.Tensor, ...]
     carriers: frozenset[int]
     results: tuple[tuple[str, Any], ...]
     result_spec: private_trees.TreeSpec
-    numbers: tuple[Any, ...]
-    ambient_change: AmbientChange | None
 
     def runtime(self, compiled: CompiledGraph) -> TorchCompiled:
         """The function that the caller runs instead of its graph."""
         run, inputs, carriers, results, spec = compiled.run, self.inputs, self.carriers, self.results, self.result_spec
-        numbers = self.bindings.function(self.numbers) if self.numbers else None
-        change, holds, graph = self.ambient_change, self.guards.check(), self.function
+        capture = compiled.joint.capture
+        numbers = capture.bindings.function(capture.numbers) if capture.numbers else None
+        change, holds, graph = capture.ambient_change, self.guards.check(), capture.function
 
         def call(*args: Any) -> Any:
             values: list[Any] = []
@@ -271,7 +265,7 @@ class _Results:
         self.numbers: list[Any] = []
 
     def sort(self, leaf: Any) -> tuple[str, Any]:
-        """The kind of a leaf, see :class:`GraphCapture`."""
+        """The kind of a leaf, see :class:`CallersCall`."""
         if private_sizes.is_symbolic(leaf):
             self.numbers.append(private_sizes.expression_of(leaf))
             return "number", len(self.numbers) - 1
@@ -291,7 +285,7 @@ class _Results:
 
 def capture_graph(
     trace: Trace, graph: torch.fx.GraphModule, given: Sequence[private_dynamo.CallersInput]
-) -> GraphCapture:
+) -> tuple[CaptureResult, CallersCall]:
     """Run a graph that another compiler has captured under an open trace.
 
     Raises :class:`CaptureError` or :class:`InputError` for what Dovetail cannot take.
@@ -315,21 +309,18 @@ def capture_graph(
     leaves, spec = private_trees.tree_flatten(result)
     sorter = _Results(inputs)
     results = tuple(map(sorter.sort, leaves))
-    return GraphCapture(
+    capture = CaptureResult(
         graph,
         tuple(sorter.tensors),
         tuple(inputs.descriptors),
         inputs.guards,
-        trace.ambient,
         trace.program(tuple(sorter.tensors)),
         trace.bindings(),
-        tuple(inputs.origins),
-        frozenset(inputs.carriers),
-        results,
-        spec,
-        tuple(sorter.numbers),
-        None if change.is_empty else change,
+        numbers=tuple(sorter.numbers),
+        ambient=trace.ambient,
+        ambient_change=None if change.is_empty else change,
     )
+    return capture, CallersCall(inputs.guards, tuple(inputs.origins), frozenset(inputs.carriers), results, spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,9 +369,14 @@ class TorchBackend:
                 )
                 outer.enter_context(private_dynamo.symbolic_sizes_in(fake_mode))
                 given = private_dynamo.callers_inputs(graph, inputs, fake_mode)
-                state = create_state(
-                    stack, graph, tuple(given), frontend=_frontend, decompositions=None, fake_mode=fake_mode
-                )
+                calls: list[CallersCall] = []
+
+                def frontend(trace: Trace, graph: Any, given: Any, _: Mapping[str, Any]) -> CaptureResult:
+                    capture, call = capture_graph(trace, graph, given)
+                    calls.append(call)
+                    return capture
+
+                state = create_state(stack, graph, tuple(given), frontend=frontend, fake_mode=fake_mode)
                 for item, real in zip(given, inputs, strict=True):
                     if isinstance(real, torch.Tensor) and real is not item.value:
                         state.trace.check_input(real, item.name)
@@ -396,7 +392,7 @@ class TorchBackend:
                 memory_budget=self.options.memory_budget,
                 numerics=self.options.numerics,
             )
-            return joint.capture.runtime(compiled)  # type: ignore[no-any-return]
+            return calls[0].runtime(compiled)
 
     def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
         self.events.note("runs as torch captured it", reason=error.what, where=error.where)
@@ -404,12 +400,6 @@ class TorchBackend:
             raise error
         warnings.warn(f"a graph of torch.compile runs eagerly: {error}", EagerFallbackWarning, stacklevel=2)
         return graph.forward
-
-
-def _frontend(
-    trace: Trace, graph: torch.fx.GraphModule, given: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> GraphCapture:
-    return capture_graph(trace, graph, given)
 
 
 def _refuse_mode(mode: str | None, more: Mapping[str, Any]) -> None:

@@ -1,12 +1,13 @@
-"""The state of suspended frames as a static point and a flat tuple of live values.
+"""Suspended frames as a static point and a flat tuple of live values.
 
-A :data:`ResumePoint` is the same at every pass through a break (code, instruction, names); the live values travel beside it.
+A :data:`ResumePoint` holds code, instruction and names, and is the same at every pass through a graph break; the live values travel
+beside it. Continuations are kept by their resume point.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,12 @@ from dovetail.frontend.code.liveness import live_locals
 
 @dataclass(frozen=True)
 class FramePoint:
-    """One frame of a resume point. ``function`` is None where the function object travels with the values (a closure)."""
+    """One frame of a resume point: what of it is the same at every pass.
+
+    ``position`` is the next instruction. ``function`` is None where the function object travels with the values: a closure is
+    another object at each pass. ``cells`` are the frame's own cells, each with whether it is bound. ``depth`` is the height of the
+    stack, ``nulls`` the places on it that hold no value, ``exceptions`` says which levels of handlers hold an exception.
+    """
 
     code: types.CodeType
     position: int
@@ -31,69 +37,7 @@ class FramePoint:
 
 
 ResumePoint = tuple[FramePoint, ...]
-
-
-def _travels(function: types.FunctionType) -> bool:
-    return function.__closure__ is not None or "<locals>" in function.__qualname__
-
-
-def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, list[Any], list[str]]:
-    """The point and the live values of one frame, with names to show for the values."""
-    code = frame.code
-    live = live_locals(code)[frame.position]
-    names = tuple(name for name in frame.locals if name in live and name not in frame.cells)
-    closure = dict(zip(code.co_freevars, frame.function.__closure__ or (), strict=True))
-    own_cells = tuple(name for name, cell in frame.cells.items() if closure.get(name) is not cell)
-    prefix = "" if number == count - 1 else f"{code.co_name}."
-    values: list[Any] = []
-    shown: list[str] = []
-    travels = _travels(frame.function)
-    if travels:
-        values.append(frame.function)
-        shown.append(f"{prefix}{code.co_name}")
-    for name in names:
-        values.append(frame.locals[name])
-        shown.append(f"{prefix}L[{name!r}]")
-    cells: list[tuple[str, bool]] = []
-    for name in own_cells:
-        cell = frame.cells[name]
-        cells.append((name, is_bound(cell)))
-        values.append(cell)
-        shown.append(f"{prefix}cell of {name}")
-    nulls: list[int] = []
-    for position, item in enumerate(frame.stack):
-        if item is NULL:
-            nulls.append(position)
-        else:
-            values.append(item)
-            shown.append(f"{prefix}stack[{position}]")
-    exceptions = []
-    for position, error in enumerate(frame.current_exceptions):
-        exceptions.append(error is not None)
-        if error is not None:
-            values.append(error)
-            shown.append(f"{prefix}exception[{position}]")
-    point = FramePoint(
-        code,
-        frame.position,
-        None if travels else frame.function,
-        names,
-        tuple(cells),
-        len(frame.stack),
-        tuple(nulls),
-        tuple(exceptions),
-        tuple(frame.keyword_names),
-    )
-    return point, values, shown
-
-
-def is_bound(cell: types.CellType) -> bool:
-    """Whether a closure cell holds a value."""
-    try:
-        cell.cell_contents  # noqa: B018  (an empty cell raises)
-    except ValueError:
-        return False
-    return True
+"""The frames that go on after a graph break, outermost first."""
 
 
 def flatten(frames: Sequence[Frame]) -> tuple[ResumePoint, tuple[Any, ...], tuple[str, ...]]:
@@ -107,6 +51,49 @@ def flatten(frames: Sequence[Frame]) -> tuple[ResumePoint, tuple[Any, ...], tupl
         values += own
         names += shown
     return tuple(points), tuple(values), tuple(names)
+
+
+def frame_values(frame: Frame, number: int, count: int) -> tuple[FramePoint, list[Any], list[str]]:
+    """The point and the live values of one frame of ``count``, with names to show for the values."""
+    point = _point_of(frame)
+    named = list(_live_values(frame, point))
+    prefix = "" if number == count - 1 else f"{frame.code.co_name}."
+    return point, [value for _, value in named], [prefix + name for name, _ in named]
+
+
+def _point_of(frame: Frame) -> FramePoint:
+    code = frame.code
+    live = live_locals(code)[frame.position]
+    closure = dict(zip(code.co_freevars, frame.function.__closure__ or (), strict=True))
+    own_cells = [(name, cell) for name, cell in frame.cells.items() if closure.get(name) is not cell]
+    travels = frame.function.__closure__ is not None or "<locals>" in frame.function.__qualname__
+    return FramePoint(
+        code,
+        frame.position,
+        None if travels else frame.function,
+        tuple(name for name in frame.locals if name in live and name not in frame.cells),
+        tuple((name, is_bound(cell)) for name, cell in own_cells),
+        len(frame.stack),
+        tuple(position for position, item in enumerate(frame.stack) if item is NULL),
+        tuple(error is not None for error in frame.current_exceptions),
+        tuple(frame.keyword_names),
+    )
+
+
+def _live_values(frame: Frame, point: FramePoint) -> Iterator[tuple[str, Any]]:
+    """Names and values in the order in which :func:`unflatten` takes them."""
+    if point.function is None:
+        yield frame.code.co_name, frame.function
+    for name in point.local_names:
+        yield f"L[{name!r}]", frame.locals[name]
+    for name, _ in point.cells:
+        yield f"cell of {name}", frame.cells[name]
+    for position, item in enumerate(frame.stack):
+        if item is not NULL:
+            yield f"stack[{position}]", item
+    for position, error in enumerate(frame.current_exceptions):
+        if error is not None:
+            yield f"exception[{position}]", error
 
 
 def unflatten(point: ResumePoint, values: Sequence[Any]) -> list[Frame]:
@@ -131,6 +118,15 @@ def unflatten(point: ResumePoint, values: Sequence[Any]) -> list[Frame]:
         frame.step = 0
         frames.append(frame)
     return frames
+
+
+def is_bound(cell: types.CellType) -> bool:
+    """Whether a closure cell holds a value."""
+    try:
+        cell.cell_contents  # noqa: B018  (an empty cell raises)
+    except ValueError:
+        return False
+    return True
 
 
 def location_of(point: ResumePoint) -> UserLocation:

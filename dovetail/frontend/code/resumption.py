@@ -1,4 +1,4 @@
-"""The rest of a function after a graph break, as a callable of the live values.
+"""The code after a graph break as a callable of the live values.
 
 A :class:`Resumption` is captured like any function, with guards on its arguments, and run for real where it cannot be captured.
 """
@@ -6,17 +6,22 @@ A :class:`Resumption` is captured like any function, with guards on its argument
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from dovetail.frontend.code.frame import Frame, Unread
-from dovetail.frontend.code.points import ResumePoint, location_of, unflatten
+from dovetail.frontend.code.points import FramePoint, ResumePoint, location_of, unflatten
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.guards import ArgumentSource, AttributeSource, Identity
+from dovetail.guards import ArgumentSource, AttributeSource, Identity, Source
+
+if TYPE_CHECKING:
+    from dovetail.frontend.interpreter.interpreter import Interpreter
+
+_Sourced = tuple[Any, Source]
 
 
 class Resumption:
-    """The rest of a function after a graph break, as a callable of the live values."""
+    """The code of a function from a resume point on. ``names`` are shown for the live values, its arguments."""
 
     def __init__(self, point: ResumePoint, names: tuple[str, ...]) -> None:
         self.point = point
@@ -28,34 +33,43 @@ class Resumption:
         self.__doc__ = None
 
     def __call__(self, *values: Any) -> Any:
-        """Run the rest for real."""
+        """Run the code for real."""
         return Machine().run(unflatten(self.point, values))
 
-    def traced_frames(self, interpreter: TracingInterpreter, values: tuple[Any, ...]) -> tuple[Frame, ...]:
-        """The frames for a trace: every value with its source, locals not read before the trace reads them."""
-        reader = interpreter.values
+    def traced_frames(self, interpreter: Interpreter, values: tuple[Any, ...]) -> tuple[Frame, ...]:
+        """The frames for a trace, with a source for each value. Local variables are not read before the trace reads them."""
         sources = [ArgumentSource(position, name) for position, name in enumerate(self.names)]
         left = iter(zip(values, sources, strict=True))
         traced: list[Any] = []
         for item in self.point:
-            closure_source: Any = None
-            if item.function is None:
-                function, closure_source = next(left)
-                reader.note(function, closure_source)
-                for name in ("__code__", "__globals__"):
-                    reader.guard(
-                        AttributeSource(closure_source, name), Identity(getattr(function, name)), "the function's code"
-                    )
-                interpreter.note_closure(function, closure_source)
-                traced.append(function)
-            traced += [Unread(value, source) for value, source in (next(left) for _ in item.local_names)]
-            for _, _bound in item.cells:
-                cell, source = next(left)
-                interpreter.note_cell(cell, source)
-                traced.append(cell)
-            count = item.depth - len(item.nulls) + sum(item.exceptions)
-            for value, source in (next(left) for _ in range(count)):
-                if isinstance(value, types.CellType):
-                    interpreter.note_cell(value, source)
-                traced.append(reader.read(value, source))
+            traced += _traced_values(interpreter, item, left)
         return tuple(unflatten(self.point, traced))
+
+
+def _traced_values(interpreter: Interpreter, point: FramePoint, left: Iterator[_Sourced]) -> Iterator[Any]:
+    """The live values of one frame as a trace has them, in the order of :func:`dovetail.frontend.code.points.flatten`."""
+    reader = interpreter.values
+    if point.function is None:
+        function, source = next(left)
+        _note_function(interpreter, function, source)
+        yield function
+    for _ in point.local_names:
+        yield Unread(*next(left))
+    for _ in point.cells:
+        cell, source = next(left)
+        interpreter.note_cell(cell, source)
+        yield cell
+    for _ in range(point.depth - len(point.nulls) + sum(point.exceptions)):
+        value, source = next(left)
+        if isinstance(value, types.CellType):
+            interpreter.note_cell(value, source)
+        yield reader.read(value, source)
+
+
+def _note_function(interpreter: Interpreter, function: types.FunctionType, source: Source) -> None:
+    """A closure is another object at each pass: its code and globals are guarded in the place of its identity."""
+    interpreter.values.note(function, source)
+    for name in ("__code__", "__globals__"):
+        predicate = Identity(getattr(function, name))
+        interpreter.values.guard(AttributeSource(source, name), predicate, "the function's code")
+    interpreter.note_closure(function, source)

@@ -1,91 +1,110 @@
-"""What was seen to change from call to call: these sizes and numbers become symbolic at the next capture."""
+"""Sizes and numbers that were seen to change from call to call: the next capture makes them symbolic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dovetail.frontend.breaks.symbols import BreakSymbols, NamesAfter
-from dovetail.guards import Equals, ItemSource, TensorMatch
+from dovetail.aot.capture_result import BreakSymbols, NamesAfter
+from dovetail.guards import Equals, TensorMatch
 from dovetail.guards.reading import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace import ShapePolicy, marks_of
 
 
+@dataclass(frozen=True)
 class SizeChanges:
-    """The record of one compiled function, by the names of the sources."""
+    """The sizes (dimensions of tensors) and numbers of one compiled function that change, by the names of their sources.
 
-    def __init__(self) -> None:
-        self._sizes: dict[str, set[int]] = {}
-        self._numbers: set[str] = set()
+    >>> SizeChanges().with_numbers(["L['rate']"]).shapes(None, True, (), {}).numbers
+    frozenset({"L['rate']"})
+    """
 
-    @property
-    def has_sizes(self) -> bool:
-        """Whether a size of a tensor was seen to change."""
-        return bool(self._sizes)
+    sizes: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    numbers: frozenset[str] = frozenset()
 
-    def expect(self, symbols: BreakSymbols, names: NamesAfter) -> None:
-        """Take what was symbolic before a graph break for what changes after it."""
+    def with_numbers(self, names: Iterable[str]) -> SizeChanges:
+        """The same and numbers that will change, whether they have or not."""
+        return SizeChanges(self.sizes, self.numbers | frozenset(names))
+
+    def with_symbols(self, symbols: BreakSymbols, names: NamesAfter) -> SizeChanges:
+        """The same and, after a graph break, what was symbolic before it."""
+        found = _Found(self)
         for name, dims in symbols.sizes_after(names):
-            self._sizes.setdefault(name, set()).update(dims)
-        self._numbers |= symbols.numbers_after(names)
+            found.add_sizes(name, dims)
+        found.numbers |= symbols.numbers_after(names)
+        return found.frozen()
 
-    def learn(self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Compare a call that no entry fits with what each entry was made for."""
+    def with_call(
+        self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> SizeChanges:
+        """The same and the differences between a call and what the entries were made for, none of which takes the call."""
+        found = _Found(self)
         for entry in entries:
             frozen = entry.checker.guards
-            self._learn_rates(entry)
             for guard in frozen.guards:
-                predicate = guard.predicate
+                predicate, name = guard.predicate, guard.source.name
                 if not isinstance(predicate, (Equals, TensorMatch)):
                     continue
                 try:
                     value = guard.source.fetch(callee, args, kwargs)
                 except FETCH_ERRORS:
                     continue
-                name = guard.source.name
                 if isinstance(predicate, Equals):
-                    self._learn_number(name, predicate.value, value)
+                    found.add_number(name, predicate.value, value)
                 elif issubclass(type(value), torch.Tensor):
-                    shape = frozen.tensors[predicate.index].facts.shape
-                    if value.dim() == len(shape):
-                        changed = {d for d, then in enumerate(shape) if then is not None and then != value.shape[d]}
-                        if changed:
-                            self._sizes.setdefault(name, set()).update(changed)
+                    found.add_shape(name, frozen.tensors[predicate.index].facts.shape, value.shape)
+        return found.frozen()
 
-    def _learn_rates(self, entry: Entry) -> None:
-        """A rate that a schedule writes after each call will change, although it may not have changed yet."""
-        if any(effect.kind == "call" for effect in entry.effects):
-            for guard in entry.checker.guards.guards:
-                source = guard.source
-                if isinstance(source, ItemSource) and source.key == "lr" and isinstance(guard.predicate, Equals):
-                    self._numbers.add(source.name)
-
-    def _learn_number(self, name: str, then: Any, now: Any) -> None:
-        if type(now) is not type(then) or type(now) not in (int, float, tuple, torch.Size):
-            return
-        if type(now) in (tuple, torch.Size):
-            numbers = all(type(item) in (int, float) for item in (*then, *now))
-            if not numbers or len(then) != len(now) or then == now:
-                return
-            for position, pair in enumerate(zip(then, now, strict=True)):
-                self._learn_number(f"{name}[{position}]", *pair)
-        if now != then:
-            self._numbers.add(name)
-
-    def policy(
-        self, dynamic: bool | None, takes_program: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def shapes(
+        self, dynamic: bool | None, allows_symbols: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> ShapePolicy:
-        """What is symbolic in the next capture. A program tape has no symbols, so that a backend of programs gets none."""
-        if dynamic is False or takes_program:
+        """Which sizes and numbers are symbolic in the next capture; ``dynamic`` is the option."""
+        if dynamic is False or not allows_symbols:
             return ShapePolicy(allowed=False)
         leaves = private_trees.tree_leaves((args, dict(kwargs)))
         return ShapePolicy(
             everything=dynamic is True,
-            sizes={name: frozenset(dims) for name, dims in self._sizes.items()},
-            numbers=frozenset(self._numbers),
+            sizes=self.sizes,
+            numbers=self.numbers,
             marked=any(issubclass(type(leaf), torch.Tensor) and bool(marks_of(leaf)) for leaf in leaves),
         )
+
+
+class _Found:
+    """Changes under construction."""
+
+    def __init__(self, known: SizeChanges) -> None:
+        self._known = known
+        self._sizes = dict(known.sizes)
+        self.numbers = set(known.numbers)
+
+    def frozen(self) -> SizeChanges:
+        return SizeChanges(self._sizes, frozenset(self.numbers))
+
+    def add_sizes(self, name: str, dims: frozenset[int]) -> None:
+        self._sizes[name] = self._sizes.get(name, frozenset()) | dims
+
+    def add_shape(self, name: str, then: Sequence[int | None], now: torch.Size) -> None:
+        if len(now) == len(then):
+            dims = frozenset(dim for dim, size in enumerate(then) if size is not None and size != now[dim])
+            if dims:
+                self.add_sizes(name, dims)
+
+    def add_number(self, name: str, then: Any, now: Any) -> None:
+        """Note a number that is another one now, or a tuple with such items."""
+        kind = type(now)
+        if kind is not type(then) or kind not in (int, float, tuple, torch.Size):
+            return
+        if kind in (tuple, torch.Size):
+            are_numbers = all(type(item) in (int, float) for item in (*then, *now))
+            if not are_numbers or len(then) != len(now) or then == now:
+                return
+            for position, pair in enumerate(zip(then, now, strict=True)):
+                self.add_number(f"{name}[{position}]", *pair)
+        if now != then:
+            self.numbers.add(name)

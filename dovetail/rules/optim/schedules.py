@@ -116,6 +116,13 @@ class Waiting:
             self._containers += [vars(part), *part.optimizer.param_groups]
             rates = [item for group in part.optimizer.param_groups for item in _written_values(group)]
             self._filled += [(item, self._readers(item)) for item in rates if isinstance(item, torch.Tensor)]
+            self._expect_change(part.optimizer)
+
+    def _expect_change(self, optimizer: torch.optim.Optimizer) -> None:
+        """A rate that a schedule writes after each call will change, although it may not have changed yet."""
+        sources = [self._values.source_of(group) for group in optimizer.param_groups]
+        names = {ItemSource(source, "lr").name for source in sources if source is not None}
+        self._values.trace.findings.changing_numbers.update(names)
 
     def _readers(self, rate: torch.Tensor) -> frozenset[torch.fx.Node]:
         traced = self._values.trace.known(rate)

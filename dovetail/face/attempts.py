@@ -1,0 +1,365 @@
+"""One call captured and compiled: attempt after attempt, until one succeeds or eager has to take the call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.capture_result import CaptureResult
+from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint, make_entry
+from dovetail.aot.first_run import can_put_off, compile_put_off
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.state import create_state
+from dovetail.errors import (
+    BackendError,
+    CaptureError,
+    DovetailError,
+    EagerFallbackWarning,
+    GraphBreakWarning,
+    InputError,
+    ModuleMadeError,
+    UnbuildableError,
+    UninitialisedError,
+)
+from dovetail.face.learned import Part
+from dovetail.face.loading import load_rules
+from dovetail.face.warnings import explain_break, name_of, warn_user
+from dovetail.frontend.capture import capture as run_frontend
+from dovetail.frontend.code.frame import Break, LockTaken
+from dovetail.guards import GuardSet
+from dovetail.higher_order.capture import lacks_derivative
+from dovetail.runtime.ended import ended_assumption
+from dovetail.runtime.entry import Entry
+from dovetail.torch_private import state as private_state
+from dovetail.trace import CaptureSettings, Findings, Retry, Trace
+from dovetail.trace.settings import GRAPH_BREAKS, SAYS_COMPILING
+
+# An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
+MOST_ATTEMPTS = 16
+
+
+class _Capturing(threading.local):
+    """Whether this thread is capturing: what the capture calls runs as it is, and is not compiled by itself."""
+
+    active = False
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Capturing, for the length of a block."""
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+
+capturing = _Capturing()
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """No cyclic garbage collection while capturing: nearly all that is made lives on, and going through it again and again
+    took 9 % of the capture of a 6-layer GPT.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An attempt succeeded. ``tensors`` are the inputs of the graph at this call."""
+
+    entry: Entry
+    tensors: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EagerOnce:
+    """Eager takes this call, and nothing is concluded for later ones: the call prepares something."""
+
+
+@dataclass(frozen=True)
+class EagerFromNowOn:
+    """Eager takes this call and all later ones for which the guards hold."""
+
+    stop: Break
+    guards: GuardSet
+
+
+@dataclass(frozen=True)
+class ProgramRaised:
+    """The program raised while it was captured: eager decides whether that was the program's own error."""
+
+    error: Exception
+    guards: GuardSet
+
+
+Outcome = Compiled | EagerOnce | EagerFromNowOn | ProgramRaised
+
+
+class Attempts:
+    """Captures and compiles one call. Each attempt that fails says what the next one does otherwise.
+
+    ::
+
+        run
+          _attempt
+            _compile              capture, passes, lower
+            Retry                 the settings that it changes
+            _after_break          the next graph ends before this instruction; or other settings; or eager
+            _after_refusal        errors of Dovetail's own
+            _after_exception      errors of the program, or of torch at symbolic sizes
+    """
+
+    def __init__(self, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._part = part
+        self._options = part.options
+        self._shared = part.shared
+        self._args = args
+        self._kwargs = kwargs
+        self._settings = self._first_settings()
+        self._guards = GuardSet()
+        self._findings = Findings()
+        #: The steps of the frames that go on after the graph, outermost first; empty while no graph break is planned.
+        self._plan: tuple[int, ...] = ()
+        # Graph breaks of a capture with sizes made of data: without these, the capture may come to another break.
+        self._unconfirmed: list[Break] = []
+
+    def run(self) -> Outcome:
+        """Attempt until there is an outcome."""
+        load_rules()
+        for _ in range(MOST_ATTEMPTS):
+            outcome = self._attempt()
+            if outcome is not None:
+                return outcome
+        return self._eager(Break("the capture takes another way each time", "report this as a bug"))
+
+    # --- one attempt --------------------------------------------------------------------------------------------------
+
+    def _attempt(self) -> Outcome | None:
+        self._guards = GuardSet()
+        stop_before = self._plan[-1] if self._plan else 0
+        observed = self._shared.learned.observed
+        self._settings = dataclasses.replace(self._settings, stop_before=stop_before, observed=observed)
+        try:
+            with capturing.on():
+                entry = self._compile()
+        except Retry as retry:
+            self._start_over(retry.changed(self._settings), retry)
+        except Break as stop:
+            return self._after_break(stop)
+        except DovetailError as error:
+            return self._after_refusal(error)
+        except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
+            return self._after_exception(error)
+        else:
+            return self._checked(entry)
+        return None
+
+    def _compile(self) -> Entry:
+        with private_state.preserved_rng_state(), self._shared.events.span("compile"):
+            joint = self._capture()
+            # A compiler of kernels leaves more garbage than it keeps, 0.6 million objects for a step of 82 parameters: with
+            # collection paused, the process needed 100 MiB more.
+            slow = self._shared.backend.slow_to_compile
+            with contextlib.nullcontext() if slow else collection_paused():
+                for graph_pass in self._options.passes:
+                    joint = joint.apply(graph_pass)
+                return make_entry(self._lower(joint))
+
+    def _capture(self) -> JointGraph:
+        def frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
+            return run_frontend(trace, self._guards, function, args, kwargs)
+
+        shared, settings, part = self._shared, self._settings, self._part.point
+        with collection_paused(), shared.events.span("capture"), contextlib.ExitStack() as stack:
+            state = create_state(
+                stack, self._part.function, self._args, self._kwargs, frontend=frontend, settings=settings
+            )
+            self._findings = state.trace.findings
+            try:
+                joint = capture_joint(state)
+            finally:
+                shared.learned = shared.learned.with_findings(part, self._findings)
+        needs_data_sizes = settings.shapes.data_sizes == "keep" or self._findings.asked_numbers
+        shared.learned = shared.learned.with_data_sizes(part, needs_data_sizes)
+        return joint
+
+    def _lower(self, joint: JointGraph) -> CompiledGraph:
+        options, shared = self._options, self._shared
+        choices: dict[str, Any] = {
+            "options": options.backend_options,
+            "events": shared.events,
+            "memory_budget": options.memory_budget,
+            "numerics": options.numerics,
+        }
+        ended = ended_assumption(self._guards.so_far(), joint.capture.effects)
+        if ended is not None and can_put_off(joint, shared.backend):
+            shared.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
+            return compile_put_off(joint, shared.backend, **choices)
+        return compile_joint(None, joint, shared.backend, **choices)
+
+    def _checked(self, entry: Entry) -> Outcome:
+        """The entry, if its guards hold for the call that it was captured for."""
+        for stop in self._unconfirmed:
+            self._report(stop)
+        checker, call = entry.checker, (self._part.function, self._args, self._kwargs)
+        tensors = checker.check(*call)
+        if tensors is not None:
+            return Compiled(entry, tensors)
+        failures = checker.explain(*call)
+        reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
+        return self._eager(Break(reason, "report this as a bug"))
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    def _first_settings(self) -> CaptureSettings:
+        part, options, backend = self._part, self._options, self._shared.backend
+        learned = self._shared.learned
+        dynamic = True if part.is_for_all_sizes and options.dynamic is None else options.dynamic
+        # A program tape has no symbols, so a backend that runs the program gets none.
+        allows_symbols = backend.takes_symbolic_shapes and not backend.takes_program
+        changes = learned.changes_of(part.point)
+        shapes = changes.shapes(dynamic, allows_symbols, self._args, self._kwargs)
+        if backend.data_sizes:
+            # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
+            keeps = part.point in learned.needs_data_sizes
+            shapes = dataclasses.replace(shapes, data_sizes="keep" if keeps else "ask")
+        settings = CaptureSettings(
+            shapes,
+            marks_gradients=any(getattr(item, "marks_gradients", False) for item in options.passes),
+            without=learned.without | ({GRAPH_BREAKS} if options.fullgraph else set()),
+        )
+        return self._as_exact_as_backend(settings)
+
+    def _as_exact_as_backend(self, settings: CaptureSettings) -> CaptureSettings:
+        exact = self._shared.backend.numerics == "bitwise"
+        return dataclasses.replace(settings, exact=exact, one_graph=exact and self._options.fullgraph)
+
+    def _start_over(self, settings: CaptureSettings, because: BaseException) -> None:
+        """The next attempt captures the call from its start, with these settings."""
+        shared, before, after = self._shared, self._settings.shapes, settings.shapes
+        reason = f"{type(because).__name__}: {because}"
+        if before.data_sizes == "keep" != after.data_sizes:
+            shared.learned = shared.learned.with_data_sizes(self._part.point, False)
+            shared.events.note("no sizes made of data", reason=reason)
+        elif before.allowed and not after.allowed:
+            shared.events.note("static shapes", reason=reason)
+        shared.learned = shared.learned.with_settings(settings)
+        self._settings = settings
+        self._plan = ()
+        self._unconfirmed.clear()
+
+    # --- what an attempt raised ---------------------------------------------------------------------------------------
+
+    def _after_break(self, stop: Break) -> Outcome | None:
+        if isinstance(stop, LockTaken) and self._is_first_preparation("a lock is taken", stop.where):
+            return EagerOnce()
+        steps = stop.steps if stop.steps and stop.resumable else ()
+        can_end_here = bool(steps) and not self._options.fullgraph
+        if stop.otherwise and not can_end_here:
+            self._start_over(self._settings.giving_up(stop.otherwise), stop)
+            return None
+        if self._settings.shapes.data_sizes == "keep" and (self._plan or not steps):
+            self._start_over(self._settings.with_fewer_symbols(), stop)
+            return None
+        return self._end_graph_at(steps, stop)
+
+    def _after_refusal(self, error: DovetailError) -> Outcome | None:
+        if isinstance(error, UninitialisedError):
+            self._shared.events.note("initialisation", reason=error.what)
+            return EagerOnce()
+        if isinstance(error, InputError) and not self._part.refuses_inputs:
+            return self._eager(Break(error.what, error.advice, error.where))
+        if isinstance(error, InputError) or not isinstance(error, (CaptureError, BackendError)):
+            raise error
+        if isinstance(error, ModuleMadeError) and self._is_first_preparation(str(error), error.where):
+            return EagerOnce()
+        has_symbols = self._settings.shapes.has_symbols
+        if isinstance(error, BackendError) and not has_symbols:
+            self._give_up_default_backend(error)
+            return None
+        if has_symbols and not (self._plan and isinstance(error, UnbuildableError)):
+            self._start_over(self._settings.with_fewer_symbols(), error)
+            return None
+        # The state at this break cannot be built again; that of the calling frame may be.
+        return self._end_graph_at(self._plan[:-1], Break(error.what, error.advice, error.where))
+
+    def _after_exception(self, error: Exception) -> Outcome | None:
+        settings = self._settings
+        if lacks_derivative(error) and not settings.math_attention:
+            self._shared.events.note("attention by its parts", reason=str(error))
+            self._start_over(dataclasses.replace(settings, math_attention=True), error)
+        elif self._findings.asked_is_compiling and settings.allows(SAYS_COMPILING):
+            # The branch for compilers has raised; eager takes the other one.
+            self._shared.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
+            self._start_over(settings.giving_up(SAYS_COMPILING), error)
+        elif settings.shapes.has_symbols:
+            self._start_over(self._settings.with_fewer_symbols(), error)
+        else:
+            return ProgramRaised(error, self._guards)
+        return None
+
+    # --- graph breaks and eager ---------------------------------------------------------------------------------------
+
+    def _end_graph_at(self, steps: tuple[int, ...], stop: Break) -> Outcome | None:
+        """Plan a graph that ends before this instruction; eager takes the call where none can, or where it was tried."""
+        if self._options.fullgraph or not steps or steps == self._plan:
+            return self._eager(stop)
+        if self._settings.shapes.data_sizes == "keep":
+            self._unconfirmed.append(stop)
+        else:
+            self._report(stop)
+        if stop.varies:
+            self._shared.learned = dataclasses.replace(self._shared.learned, sizes_vary=True)
+        self._plan = steps
+        return None
+
+    def _eager(self, stop: Break) -> EagerFromNowOn:
+        return EagerFromNowOn(stop, self._guards)
+
+    def _is_first_preparation(self, reason: str, where: object) -> bool:
+        """Whether a call is the first to meet something that may be done once and for all, so that eager may do it.
+
+        Not where passes edit the graph (an exchange between processes, say), which eager would leave out.
+        """
+        learned = self._shared.learned
+        if self._plan or self._options.passes or learned.was_reported(reason, where):
+            return False
+        self._shared.learned = learned.with_report(reason, where)
+        self._shared.events.note("initialisation", reason=reason, where=where)
+        return True
+
+    def _report(self, stop: Break) -> None:
+        """Record a graph break, and warn at the first one of each place."""
+        self._shared.events.note("graph break", reason=stop.reason, where=stop.where)
+        if not self._shared.learned.was_reported(stop.reason, stop.where):
+            self._shared.learned = self._shared.learned.with_report(stop.reason, stop.where)
+            warn_user(explain_break("graph break", stop), GraphBreakWarning)
+
+    def _give_up_default_backend(self, error: BackendError) -> None:
+        """Take "aten" in the place of a default backend that does not work here; raise for one that was asked for by name."""
+        shared = self._shared
+        if self._options.backend is not None or shared.backend.name == "aten":
+            raise error
+        shared.events.note("backend given up", instead="aten", reason=error.what)
+        warn_user(
+            f'{name_of(self._part.function)} runs the captured ATen operators one by one (backend="aten"), because '
+            f"{error.what}\n  what to do: run `dovetail doctor`, which says what is missing here",
+            EagerFallbackWarning,
+        )
+        shared.backend = choose_backend("aten", self._options.numerics)
+        self._settings = self._as_exact_as_backend(self._settings)

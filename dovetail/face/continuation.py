@@ -1,0 +1,122 @@
+"""The code after a graph break: the instruction that broke the graph runs for real, what follows is compiled like any function."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.aot.capture_result import NamesAfter
+from dovetail.face.dispatcher import Dispatcher
+from dovetail.face.learned import Part, SharedState
+from dovetail.frontend.breaks.symbols import names_after_break, names_made_at_break
+from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
+from dovetail.frontend.code.resumption import Resumption
+from dovetail.frontend.interpreter.generator import cleans_up
+from dovetail.frontend.interpreter.machine import Machine
+from dovetail.options import Options
+from dovetail.runtime.entry import Completed
+
+
+@dataclass(frozen=True)
+class _Suspended:
+    """A continuation has come to a graph break: the point and the live values there."""
+
+    point: ResumePoint
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The graph break from which a continuation was first reached.
+
+    ``names`` are the continuation's names for values from before the break, ``made`` those for values that the instruction there
+    has made.
+    """
+
+    point: ResumePoint
+    names: NamesAfter
+    made: frozenset[str]
+
+
+class Continuation(Dispatcher):
+    """The code of a function after a graph break, with entries of its own. Its arguments are the values that live at the break."""
+
+    def __init__(self, resumption: Resumption, options: Options, shared: SharedState, origin: _Origin) -> None:
+        # Code that is first reached after sizes have changed will see them change too.
+        for_all_sizes = shared.learned.sizes_vary or shared.learned.has_changed_sizes
+        super().__init__(
+            Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=origin.made)
+        )
+        self._origin = origin
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._learn(args, kwargs)
+        shared, point, origin = self._part.shared, self._part.point, self._origin
+        learned = shared.learned
+        symbols = learned.break_symbols.get(origin.point)
+        if symbols is not None:
+            changes = learned.changes_of(point).with_symbols(symbols, origin.names)
+            shared.learned = learned.with_changes(point, changes)
+
+    def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
+        values = results.pop()
+        # The loop of ``Continuations.run`` goes on: a program with a break in a loop needs no deep stack.
+        return values.result if isinstance(values, Completed) else _Suspended(point, values)
+
+
+class Continuations:
+    """The continuations of one compiled function, by resume point. They are made when they are first reached."""
+
+    def __init__(self, options: Options, shared: SharedState) -> None:
+        self._options = options
+        self._shared = shared
+        self._by_point: dict[ResumePoint, Continuation] = {}
+
+    def __iter__(self) -> Iterator[Continuation]:
+        return iter(list(self._by_point.values()))
+
+    def run(self, point: ResumePoint, results: list[Any]) -> Any:
+        """Run the instruction at a graph break for real, then the code after it; over and over where that breaks again.
+
+        ``results`` holds the live values; they are taken out, so that nobody but the code that goes on refers to them.
+        """
+        values = results.pop()
+        if isinstance(values, Completed):
+            return values.result
+        while True:
+            frames = unflatten(point, values)
+            if any(map(cleans_up, values)):
+                # Its ``finally`` runs as soon as nobody refers to it; a graph would hold all of its arguments to its end.
+                self._shared.events.note(
+                    "graph break", reason="a suspended generator has cleaning up to do", where=None
+                )
+                values = None
+                gc.collect()
+                return Machine().run(frames)
+            returned = Machine().step_to_work(frames)
+            if not frames:
+                return returned
+            before, live = point, values
+            point, values, names = flatten(frames)
+            following = self._by_point.get(point) or self._make(before, live, Resumption(point, names), values)
+            live = None
+            del frames
+            outcome = following(*values)
+            if not isinstance(outcome, _Suspended):
+                return outcome
+            point, values, outcome = outcome.point, outcome.values, None
+
+    def _make(
+        self, before: ResumePoint, live: tuple[Any, ...], resumption: Resumption, values: tuple[Any, ...]
+    ) -> Continuation:
+        """The continuation that is first reached from the break at ``before``, where the values were ``live``."""
+        names = resumption.names
+        after = names_after_break(live, values, names)
+        made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, names)
+        earlier = self._shared.learned.made_at_breaks.get(before, frozenset())
+        made |= {name for position in earlier for name in after.get(position, ())}
+        continuation = Continuation(resumption, self._options, self._shared, _Origin(before, after, made))
+        # Another thread may have come here at the same time.
+        return self._by_point.setdefault(resumption.point, continuation)

@@ -1,0 +1,206 @@
+"""A callable with its compiled entries: finds the entry for a call, or makes one."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.errors import (
+    EagerFallbackWarning,
+    GraphBreakError,
+    RecompileLimitError,
+    RecompileLimitWarning,
+)
+from dovetail.events import EventLog
+from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, ProgramRaised, capturing
+from dovetail.face.learned import Part
+from dovetail.face.loading import load_distributed_rules
+from dovetail.face.warnings import explain_break, name_of, warn_user
+from dovetail.frontend import native_errors
+from dovetail.frontend.code.frame import Break, LetGo
+from dovetail.frontend.code.points import ResumePoint
+from dovetail.frontend.interpreter.generator import cleans_up
+from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
+from dovetail.runtime.entry import Entry
+from dovetail.torch_private import state as private_state
+
+#: Held while a call is compiled, never while the user's code runs: that may wait for another thread that wants to compile.
+compile_lock = threading.RLock()
+Run = Callable[[], Any]
+"""How a call runs, once that is decided."""
+
+
+class Dispatcher:
+    """A callable with its entries.
+
+    ::
+
+        __call__
+          checker.check            of each entry, the most recent first; a hit runs the entry
+          _miss                    under the lock
+            _find                  another thread may have compiled the entry meanwhile
+            _compile               attempts, see :class:`dovetail.face.attempts.Attempts`
+              _run                 by the new entry
+              _fall_back           eagerly, now and whenever the same guards hold
+              _after_exception     eagerly, to see whether the program itself raises
+              _over_limit          eagerly, without another entry
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.original = part.function
+        self.options = part.options
+        self.entries: list[Entry] = []
+        self._part = part
+        self._limit_warned = False
+
+    @property
+    def events(self) -> EventLog:
+        """What was decided, why, and how long it took."""
+        return self._part.shared.events
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the first entry whose guards hold; compile one where none do."""
+        original = self.original
+        # First of all: where torch.compile traces this, it is a constant, and the original becomes part of torch's graph.
+        if torch.compiler.is_dynamo_compiling() or private_state.dispatch_mode_count() or capturing.active:
+            return original(*args, **kwargs)
+        for entry in self.entries:
+            tensors = entry.checker.check(original, args, kwargs)
+            if tensors is not None:
+                if entry is not self.entries[0]:
+                    self._ask_first(entry)
+                if entry.resume_point is None:
+                    return entry.call(original, args, kwargs, tensors)
+                return self._go_on(entry.resume_point, [entry.call(original, args, kwargs, tensors)])
+        return self._miss(args, kwargs)
+
+    def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
+        """Go on at a graph break with the live values, the only item of ``results``, which is taken out."""
+        raise NotImplementedError
+
+    # --- finding an entry ---------------------------------------------------------------------------------------------
+
+    def _ask_first(self, entry: Entry) -> None:
+        """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
+        if entry.run is None or self.options.entry_order == "newest" or not compile_lock.acquire(blocking=False):
+            return
+        try:
+            # A new list: other threads may be going through the old one.
+            self.entries = [entry, *(other for other in self.entries if other is not entry)]
+        finally:
+            compile_lock.release()
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        waited = not compile_lock.acquire(blocking=False)
+        if waited:
+            compile_lock.acquire()
+        try:
+            run = (self._find(args, kwargs) if waited else None) or self._compile(args, kwargs)
+        finally:
+            compile_lock.release()
+        if any(map(cleans_up, args)):
+            # A capture refers to it in circles: its ``finally`` would come late.
+            gc.collect()
+        return run()
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
+        """The call with an entry that another thread has compiled meanwhile."""
+        for entry in self.entries:
+            tensors = entry.checker.check(self.original, args, kwargs)
+            if tensors is not None:
+                return functools.partial(self._run, entry, args, kwargs, tensors)
+        return None
+
+    def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+        if entry.resume_point is None:
+            return entry.call(self.original, args, kwargs, tensors)
+        return self._go_on(entry.resume_point, [entry.call(self.original, args, kwargs, tensors)])
+
+    # --- making an entry ----------------------------------------------------------------------------------------------
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """Compile an entry for this call; returns how the call runs."""
+        if len(self.entries) >= self.options.recompile_limit:
+            return functools.partial(self._over_limit, args, kwargs)
+        load_distributed_rules()
+        ambient = AmbientState.snapshot()
+        self._learn(args, kwargs)
+        match Attempts(self._part, args, kwargs).run():
+            case Compiled(entry, tensors):
+                self._keep(entry)
+                return functools.partial(self._run, entry, args, kwargs, tensors)
+            case EagerOnce():
+                return functools.partial(self.original, *args, **kwargs)
+            case EagerFromNowOn(stop, guards):
+                return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
+            case ProgramRaised(error, guards):
+                return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note why no entry takes the call, and the sizes and numbers that have changed."""
+        call = (self.original, args, kwargs)
+        if self.entries:
+            misses = [entry.checker.explain(*call) for entry in self.entries]
+            by_break = next((miss for miss in misses if are_decided_by(miss, self._part.made_at_break)), None)
+            details = {} if by_break is None else {"decided_by": "what ran at the graph break"}
+            failures = by_break or misses[0]
+            self.events.note("recompile", reason=str(failures[0]) if failures else "unknown", **details)
+        part, shared = self._part, self._part.shared
+        changes = shared.learned.changes_of(part.point).with_call(self.entries, *call)
+        shared.learned = shared.learned.with_changes(part.point, changes)
+
+    def _keep(self, entry: Entry) -> None:
+        shared = self._part.shared
+        self.entries = [entry, *self.entries]
+        shared.learned = shared.learned.with_capture(entry.compiled.joint.capture, self._part.made_at_break)
+
+    # --- eager --------------------------------------------------------------------------------------------------------
+
+    def _fall_back(
+        self, stop: Break, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run eagerly from now on wherever the guards collected so far hold, and say so once."""
+        self.events.note("graph break", reason=stop.reason, where=stop.where)
+        if self.options.fullgraph:
+            raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
+        text = explain_break(f"{name_of(self.original)} runs eagerly", stop)
+        if isinstance(stop, LetGo) or any(map(cleans_up, args)):
+            # The frames of the capture refer to the object, in circles.
+            stop.__traceback__ = stop.__cause__ = stop.__context__ = None
+            gc.collect()
+        result = self.original(*args, **kwargs)
+        warn_user(text, EagerFallbackWarning)
+        checker = compile_checker(guards.freeze(), ambient=ambient)
+        with compile_lock:
+            self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
+        return result
+
+    def _after_exception(
+        self, error: Exception, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The program raised while it was captured: eager decides whether that was the user's own error."""
+        reason = f"capture failed with {type(error).__name__}: {error}"
+        if self.options.fullgraph:
+            if not native_errors.is_marked_native(error):
+                self.original(*args, **kwargs)
+            raise GraphBreakError(reason, advice="drop fullgraph=True to run it eagerly") from error
+        return self._fall_back(Break(reason), guards, ambient, args, kwargs)
+
+    def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raises = self.options.at_recompile_limit == "error"
+        if raises or not self._limit_warned:
+            self._limit_warned = True
+            failures = self.entries[0].checker.explain(self.original, args, kwargs)
+            text = f"{name_of(self.original)} has been compiled {len(self.entries)} times (recompile_limit)"
+            reason = f"the last reason: {failures[0] if failures else 'unknown'}"
+            if raises:
+                raise RecompileLimitError(
+                    f"{text}; {reason}", advice='raise recompile_limit, or say at_recompile_limit="eager"'
+                )
+            warn_user(f"{text} and runs eagerly for new inputs; {reason}", RecompileLimitWarning)
+        return self.original(*args, **kwargs)

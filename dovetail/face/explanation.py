@@ -1,0 +1,98 @@
+"""Look at a compiled function: its entries, its graph breaks, its events."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.errors import NotCallableError
+from dovetail.events import EventLog
+from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.module import CompiledModule
+from dovetail.runtime.entry import Entry
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What Dovetail would do with a call, and why.
+
+    ``entries`` says of each compiled entry whether its guards hold, ``breaks`` where a graph ends before the function does, with
+    the number of entries that go on there, ``events`` what was decided so far.
+
+    >>> Explanation(("hit",), (), ("f (going on at line 3): 1 compiled entries",))
+    1 compiled entries
+      entry 0: hit
+    1 graph breaks
+      f (going on at line 3): 1 compiled entries
+    """
+
+    entries: tuple[str, ...]
+    events: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.entries)} compiled entries"]
+        lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
+        if self.breaks:
+            lines.append(f"{len(self.breaks)} graph breaks")
+            lines += [f"  {text}" for text in self.breaks]
+        lines += [f"  {event}" for event in self.events]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: entries and graph breaks as lists, events to be opened."""
+        parts = [_list("compiled entries", self.entries), _list("graph breaks", self.breaks)]
+        events = _list("events", self.events)
+        return "".join(parts) + (f"<details><summary>events</summary>{events}</details>" if events else "")
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    rows = "".join(f"<li><pre>{html.escape(item)}</pre></li>" for item in items)
+    return f"<p>{len(items)} {title}</p><ol start='0'>{rows}</ol>" if items else ""
+
+
+def explain(compiled: Any) -> Callable[..., Explanation]:
+    """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
+
+    Nothing is run and nothing compiled.
+    """
+    function = compiled_function(compiled)
+
+    def report(*args: Any, **kwargs: Any) -> Explanation:
+        entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
+        breaks = tuple(
+            f"{item.original.__qualname__}: {len(item.entries)} compiled entries after it"
+            for item in function.continuations()
+        )
+        return Explanation(entries, tuple(map(str, function.events.events)), breaks)
+
+    return report
+
+
+def _explain_entry(entry: Entry, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    failures = entry.checker.explain(callee, args, kwargs)
+    if failures:
+        return "miss: " + "; ".join(map(str, failures))
+    return f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
+
+
+def compiled_function(compiled: Any) -> CompiledFunction:
+    """The :class:`CompiledFunction` behind what :func:`dovetail.compile` returned."""
+    if isinstance(compiled, CompiledModule):
+        compiled = compiled.compiled_call
+    if isinstance(compiled, CompiledFunction):
+        return compiled
+    # A callable that compiles anew for each process group keeps the present function under ``compiled``.
+    inner = getattr(compiled, "compiled", None)
+    if isinstance(inner, (CompiledModule, CompiledFunction)):
+        return compiled_function(inner)
+    raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
+
+
+def events_of(compiled: Any) -> EventLog:
+    """The events of a compiled function or module."""
+    return compiled_function(compiled).events

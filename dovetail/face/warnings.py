@@ -1,0 +1,42 @@
+"""Warnings at the user's line, and the sentences in them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from dovetail.frontend.code.frame import Break
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn at the user's line: the nearest one outside of this package and of torch's module calls."""
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("dovetail", "torch"):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def explain_break(head: str, stop: Break) -> str:
+    """A graph break as a sentence with its place and what to do about it.
+
+    >>> print(explain_break("graph break", Break("print writes to the terminal", "use logging")))
+    graph break: print writes to the terminal
+      what to do: use logging
+    """
+    text = f"{head}: {stop.reason}"
+    if stop.where is not None:
+        text += f"\n  at {stop.where}"
+    if stop.advice:
+        text += f"\n  what to do: {stop.advice}"
+    return text
+
+
+def name_of(function: Any) -> str:
+    """A function's name in a sentence; the look-up on an object of the user's may raise anything."""
+    try:
+        return str(function.__qualname__)
+    except Exception:  # noqa: BLE001  (an attribute of the user's own object)
+        return type(function).__name__

@@ -1,0 +1,59 @@
+"""What a capture knows of the function that is called: its code, its lines, what the user calls its arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import types
+from typing import Any
+
+import torch
+
+from dovetail.errors import UserLocation
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.attributes import class_attribute
+
+
+def code_of(function: Any) -> types.CodeType | None:
+    """The code that a call of ``function`` runs first; None where that is not Python."""
+    while isinstance(function, (functools.partial, types.MethodType)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if type(function) is not types.FunctionType:
+        name = "forward" if isinstance(function, torch.nn.Module) else "__call__"
+        function = class_attribute(type(function), name)[0]
+    return function.__code__ if type(function) is types.FunctionType else None
+
+
+def argument_names(function: Any, count: int) -> list[str]:
+    """What the user calls the positional arguments of a function or module.
+
+    >>> argument_names(lambda x, y: x, 3)
+    ["L['x']", "L['y']", 'args[2]']
+    """
+    if isinstance(function, functools.partial):
+        # Arguments that were bound before come first; the names of the rest are not worth the search.
+        return [f"args[{position}]" for position in range(count)]
+    code = code_of(function)
+    skip = 0 if type(function) is types.FunctionType else 1
+    names = code.co_varnames[skip : code.co_argcount] if code is not None else ()
+    return [f"L[{names[position]!r}]" if position < len(names) else f"args[{position}]" for position in range(count)]
+
+
+def definition_of(function: Any) -> UserLocation | None:
+    """Where a function, or a module's forward, is defined."""
+    code = code_of(function)
+    if code is None:
+        return None
+    line = code.co_firstlineno
+    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
+
+
+def refuse_generator_functions(function: Any) -> None:
+    """Raise :class:`Break` for a generator function or coroutine, whose body does not run when it is called."""
+    code = code_of(function)
+    if code is not None and code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        raise Break(
+            f"{code.co_qualname} is a generator function: its body runs later, a piece at each next()",
+            "compile what it calls, or return a list",
+        )

@@ -1,0 +1,138 @@
+"""The values that leave a capture: each becomes a recipe that an entry builds the value from at every call."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Null, Unread
+from dovetail.frontend.code.points import FramePoint
+from dovetail.frontend.interpreter.interpreter import Interpreter
+from dovetail.frontend.rules import kind_of
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
+from dovetail.runtime.recipe import (
+    ConstantItem,
+    DataNumberItem,
+    NumberItem,
+    Recipe,
+    RecipeBuilder,
+    SourceItem,
+    TensorItem,
+    holds_interpreted,
+)
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.python_numbers import number_as_tensor
+
+
+class Outputs:
+    """Collects what the graph of a capture must return, while recipes are built for the values that leave it.
+
+    ::
+
+        build(value)                    the recipe of one value, container by container
+          _classify(value)              of an item: a recipe, or None where the item is made anew from its parts
+            ValueKind.leave             a stand-in of a rule's kind that the program has made
+            _tensor                     computed by the graph
+            _symbolic, _data_number     computed from sizes, or by the graph
+            SourceItem                  read again where it was read: it existed before the call
+            ConstantItem                the object itself
+
+    ``goes_on`` says that the values are live at a graph break. ``tensors`` and ``numbers`` are what recipes refer to by position.
+    """
+
+    def __init__(self, interpreter: Interpreter, goes_on: bool) -> None:
+        self._interpreter = interpreter
+        self._values = interpreter.values
+        self._trace = interpreter.trace
+        self._goes_on = goes_on
+        self._positions: dict[int, int] = {}
+        self._builder = RecipeBuilder(self._classify)
+        self.tensors: list[torch.Tensor] = []
+        self.numbers: list[Any] = []
+
+    def build(self, value: Any) -> Recipe:
+        """The recipe of a value; raises :class:`CaptureError` for one that cannot leave the graph."""
+        return self._builder.build(value)
+
+    def holds(self, value: Any) -> bool:
+        """Whether an object is part of what was built so far."""
+        return self._builder.holds(value)
+
+    def _classify(self, value: Any) -> Recipe | None:
+        if isinstance(value, torch.Tensor):
+            value = self._values.wrap(value)
+        kind = kind_of(value)
+        if kind is not None:
+            known = self._values.stood_for(value)
+            return (
+                kind.leave(self._interpreter, self._builder, value) if known is None else SourceItem(known.source.fetch)
+            )
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if private_sizes.is_data_number(value):
+            return self._data_number(value)
+        if private_sizes.is_symbolic(value):
+            return self._symbolic(value)
+        if isinstance(value, Unread):
+            return SourceItem(value.source.fetch)
+        if self._interpreter.is_created(type(value)):
+            self._refuse(
+                f"a {type(value).__qualname__}, whose class is defined inside the function, leaves it",
+                "define the class outside of the function",
+            )
+        if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
+            return ConstantItem(value)
+        return self._source(value) or self._object(value)
+
+    def _object(self, value: Any) -> Recipe | None:
+        """An object that the program has made, or one of those that are told apart by identity alone."""
+        if is_bound_builtin(value):
+            return None
+        if type(value) is types.FunctionType and holds_interpreted(value):
+            # What torch.func.vmap(f) returns, say: it is made again with the user's own function in it.
+            return None
+        if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
+            return ConstantItem(value)
+        return None
+
+    def _source(self, value: Any) -> Recipe | None:
+        source = self._values.source_of(value)
+        return None if source is None else SourceItem(source.fetch)
+
+    def _symbolic(self, value: Any) -> Recipe:
+        self.numbers.append(value)
+        return NumberItem(len(self.numbers) - 1)
+
+    def _data_number(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Recipe:
+        """A number that the graph computes leaves it as a tensor without dimensions."""
+        if self._goes_on:
+            self._refuse("a number that the data decides is needed after a graph break")
+        self.tensors.append(number_as_tensor(value))
+        return DataNumberItem(len(self.tensors) - 1)
+
+    def _tensor(self, value: torch.Tensor) -> Recipe:
+        self._check_tensor(value)
+        if id(value) not in self._positions:
+            self._positions[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+        return TensorItem(self._positions[id(value)])
+
+    def _check_tensor(self, value: torch.Tensor) -> None:
+        is_made = self._trace.input_of(value) is None
+        if getattr(value, "_is_param", False) and is_made:
+            self._refuse("a parameter is made inside and leaves the function", "make it outside of the function")
+        if value.is_leaf and value.grad is not None and is_made:
+            self._refuse("a tensor that is made inside and has a gradient leaves the function", "return its gradient")
+        if value.grad_fn is not None and private_autograd.has_hooks(value):
+            # In the graph they are in front of all that is seen of its gradient outside; in eager they are behind it.
+            self._refuse(
+                "a tensor with a hook on its gradient leaves the function",
+                "register the hook outside, or return a view of the tensor: x.view_as(x)",
+            )
+
+    def _refuse(self, what: str, advice: str = "") -> NoReturn:
+        raise CaptureError(what, where=self._interpreter.locate(), advice=advice)
