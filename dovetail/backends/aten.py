@@ -115,7 +115,7 @@ def fresh(value: Any) -> Any:
     """Return the tensor itself, or a detached alias (same version counter) if it is a view or requires a gradient.
 
     >>> x = torch.ones(2, requires_grad=True)
-    >>> fresh(x * 2).requires_grad, private.is_tensor_view(fresh(x.detach()[:1]))
+    >>> fresh(x * 2).requires_grad, private_tensors.is_tensor_view(fresh(x.detach()[:1]))
     (False, False)
     """
     if isinstance(value, torch.Tensor) and (value.requires_grad or private_tensors.is_tensor_view(value)):

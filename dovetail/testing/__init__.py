@@ -1,4 +1,4 @@
-"""For people who make backends: the conformance suite.
+"""The conformance suite for backends.
 
 >>> from dovetail.testing import check_backend
 >>> report = check_backend("aten", groups=["aliasing"], show=False, isolate=False)
@@ -15,12 +15,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.backends import Backend, lookup_backend
-from dovetail.backends.debug.pieces import Piece
+from dovetail.backends.debug.subgraphs import Subgraph
 from dovetail.backends.protocol import Kind
 from dovetail.testing.cases import CaseResult
 from dovetail.testing.probe import Probe, probe_backends
 from dovetail.testing.report import Report
-from dovetail.testing.suite import CASE_SECONDS, items_for, run_items
+from dovetail.testing.suite import CASE_SECONDS, cases_for, run_cases
 from dovetail.torch_private import tracing as private_tracing
 
 __all__ = ["CaseResult", "Probe", "Report", "check_backend", "compare_graph", "probe_backends"]
@@ -36,11 +36,11 @@ def check_backend(
     seconds: float = CASE_SECONDS,
     show: bool = True,
 ) -> Report:
-    """Run a backend, by name or as an object, through the suite; prints a table, and returns it.
+    """Run a backend, by name or as an object, through the suite; print the table and return it.
 
-    The cases run in another process, so that one that crashes or takes longer than ``seconds`` is an entry of the table like
-    any other; ``isolate=False`` runs them here. ``groups`` picks some of "operators", "models", "mutation", "aliasing",
-    "dynamic shapes", "second order" and "errors"; ``options`` are given to the backend; the cases' tensors are on ``device``.
+    The cases run in another process, so that a crash, or a case that takes longer than ``seconds``, is an entry of the table
+    like any other; ``isolate=False`` runs them here. ``groups`` picks some of "operators", "models", "mutation", "aliasing",
+    "dynamic shapes", "second order" and "errors"; the backend gets ``options``; the cases' tensors are on ``device``.
 
     >>> print(check_backend("aten", groups=["mutation"], show=False, isolate=False).rows())
     [('mutation', '5/6', '1', '-')]
@@ -48,9 +48,9 @@ def check_backend(
     found = lookup_backend(backend)
     subject = backend if isinstance(backend, str) else found
     found = found.with_options(options or {})
-    items = items_for(found, groups)
-    results = tuple(run_items(subject, items, options=options or {}, device=device, isolate=isolate, seconds=seconds))
-    report = Report(found, results)
+    pairs = [(subject, case) for case in cases_for(found, groups)]
+    results = run_cases(pairs, options=options, device=device, isolate=isolate, seconds=seconds)
+    report = Report(found, tuple(results))
     if show:
         print(report)
     return report
@@ -64,9 +64,9 @@ def compare_graph(
     kind: Kind = "inference",
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """How a backend differs from ATen's own operators on a function of tensors that returns one list; empty if it does not.
+    """Say in words how a backend differs from ATen's own operators on a function of tensors that returns one list.
 
-    This is what the scripts call that the backend "bisect" writes.
+    The result is empty if it does not differ. The scripts that the backend "bisect" writes call this.
 
     >>> compare_graph(lambda x: [x.sin()], [torch.ones(2)], backend="aten")
     ''
@@ -74,7 +74,5 @@ def compare_graph(
     fake_mode = private_tracing.FakeTensorMode()
     with fake_mode, torch.no_grad():
         module = make_fx(graph)(*[fake_mode.from_tensor(value, static_shapes=True) for value in inputs])
-    found = Piece(module, list(inputs), (), kind).try_backend(
-        lookup_backend(backend).with_options(options or {}), options or {}
-    )
-    return str(found or "")
+    found = lookup_backend(backend).with_options(options or {})
+    return str(Subgraph(module, list(inputs), kind=kind).try_backend(found, options or {}) or "")

@@ -1,4 +1,4 @@
-"""``python -m dovetail.testing.child JOB OUTPUT``: a part of the suite, or probes of backends, in a process of its own."""
+"""``python -m dovetail.testing.child JOB OUTPUT``: runs cases of the suite in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from dovetail.backends.debug.children import writer
-from dovetail.testing.probe import probe_here
+from dovetail.backends.debug.processes import writer
 from dovetail.testing.suite import run_job
 
 if __name__ == "__main__":
-    job, write = json.loads(sys.argv[1]), writer(Path(sys.argv[2]))
-    if "probe" in job:
-        for name in job["probe"]:
-            write(vars(probe_here(name)))
-    else:
-        run_job(job, write)
+    run_job(json.loads(sys.argv[1]), writer(Path(sys.argv[2])))

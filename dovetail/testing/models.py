@@ -1,4 +1,4 @@
-"""The suite's models: each is trained for a few steps, and run for inference, and everything that it holds is compared."""
+"""The suite's models: each is trained for a few steps and run for inference; losses, parameters, buffers and gradients count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dovetail.testing.cases import Case, Compile, state_of
+from dovetail.testing.cases import Case, Compile, program_case, state_of
 
 Batch = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
@@ -158,9 +158,12 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
 }
 
 MODEL_CASES: tuple[Case, ...] = (
-    *(Case("models", f"{name}, trained", functools.partial(_train, *parts), True) for name, parts in _MODELS.items()),
-    *(Case("models", f"{name}, inference", functools.partial(_infer, *parts)) for name, parts in _MODELS.items()),
-    Case("models", "gradients of two batches added up", _accumulate, True),
-    Case("models", "a whole step, optimizer included", _whole_step, may_refuse=True),
-    Case("models", "frozen parameters, gradient of the input", _frozen_part, True),
+    *(program_case("models", f"{name}, trained", functools.partial(_train, *model)) for name, model in _MODELS.items()),
+    *(
+        program_case("models", f"{name}, inference", functools.partial(_infer, *model))
+        for name, model in _MODELS.items()
+    ),
+    program_case("models", "gradients of two batches added up", _accumulate),
+    program_case("models", "a whole step, optimizer included", _whole_step, may_refuse=True),
+    program_case("models", "frozen parameters, gradient of the input", _frozen_part),
 )

@@ -1,24 +1,24 @@
-"""What a run of the suite found, as a table for the terminal and for a page."""
+"""Reports of the conformance suite, for the terminal and for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dovetail.backends import Backend
-from dovetail.testing.cases import GROUPS, CaseResult
+from dovetail.testing.cases import GROUPS, CaseResult, Group
 
-_WORDS = ("passed", "refused", "failed", "crashed", "timed out")
-_SHOWN = 12
-_ADVICE = "\n  what to do"
 _WRONG = ("failed", "crashed", "timed out")
+#: The number of wrong and refused cases that a page lists for each backend.
+_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all cases. A case that is refused, with a reason, is not wrong.
+    """The results of all cases. A refusal, with a reason, is not wrong.
 
-    ``label``: what a table calls the backend, its name unless given; ``note``: a sentence below the table.
+    ``label``: the backend's name in a table, if it is another; ``note``: a sentence below the table.
     """
 
     backend: Backend
@@ -28,7 +28,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no case failed, crashed or timed out, and each group of operators and models has a case that is right."""
+        """Whether no case is wrong, and operators and models, if they ran, have a case that passed."""
         groups = {result.group for result in self.results} & {"operators", "models"}
         right = {result.group for result in self.results if result.status == "passed"}
         return not self.failures and groups <= right
@@ -40,27 +40,31 @@ class Report:
 
     @property
     def refusals(self) -> tuple[CaseResult, ...]:
-        """The cases that the backend, or Dovetail, says it cannot do."""
+        """The cases that the backend, or Dovetail, refused."""
         return tuple(result for result in self.results if result.status == "refused")
 
     @property
     def seconds(self) -> float:
-        """Time in all cases together."""
+        """The time of all cases together."""
         return sum(result.seconds for result in self.results)
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """For each group: its name, how many passed of all, how many were refused, and how many were wrong."""
-        found: list[tuple[str, str, str, str]] = []
+    def _counts(self) -> Iterator[tuple[Group, int, Counter[str]]]:
+        """Yield each group that ran, with its number of cases and the number of cases by status."""
         for group in GROUPS:
-            mine = [result for result in self.results if result.group == group]
-            if mine:
-                counts = {word: sum(result.status == word for result in mine) for word in _WORDS}
-                wrong = ", ".join(f"{counts[word]} {word}" for word in _WRONG if counts[word])
-                found.append((group, f"{counts['passed']}/{len(mine)}", str(counts["refused"] or "-"), wrong or "-"))
+            statuses = [result.status for result in self.results if result.group == group]
+            if statuses:
+                yield group, len(statuses), Counter(statuses)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the table: for each group its name, how many cases passed of all, were refused, and were wrong."""
+        found: list[tuple[str, str, str, str]] = []
+        for group, size, counts in self._counts():
+            wrong = ", ".join(f"{counts[word]} {word}" for word in _WRONG if counts[word])
+            found.append((group, f"{counts['passed']}/{size}", str(counts["refused"] or "-"), wrong or "-"))
         return found
 
     def promise(self) -> str:
-        """What the backend says about itself, in one line."""
+        """Return the facts that the backend declares, in one line."""
         relative, absolute = self.backend.tolerances
         numbers = "to the last bit" if self.backend.numerics == "bitwise" else f"within {relative:g} and {absolute:g}"
         table = self.backend.decompositions()
@@ -79,23 +83,20 @@ class Report:
         return "\n".join(line.rstrip() for line in lines)
 
     def cells(self) -> list[str]:
-        """The row for a page: one cell for each group, such as "5/6, 1 refused"."""
-        found = []
-        for group in GROUPS:
-            mine: list[str] = [result.status for result in self.results if result.group == group]
-            counts = {word: mine.count(word) for word in _WORDS}
-            words = [f"{counts['passed']}/{len(mine)}"]
-            words += [f"{counts[word]} {word}" for word in _WORDS[1:] if counts[word]]
-            found.append(", ".join(words) if mine else "")
-        return found
+        """Return the row of a page: one cell for each group, such as "5/6, 1 refused"."""
+        cells = dict.fromkeys(GROUPS, "")
+        for group, size, counts in self._counts():
+            words = [f"{counts[word]} {word}" for word in ("refused", *_WRONG) if counts[word]]
+            cells[group] = ", ".join([f"{counts['passed']}/{size}", *words])
+        return list(cells.values())
 
     def markdown(self) -> str:
-        """The table for a page, with the wrong and the refused cases below it."""
+        """Return the table for a page, with the wrong and the refused cases below it."""
         return tables([self])
 
 
 def tables(reports: Sequence[Report]) -> str:
-    """One table of several backends for a page, then what each promises, gets wrong and refuses."""
+    """Return one table of several backends for a page, then the promise and the wrong and refused cases of each."""
     lines = [f"| backend | conforms | {' | '.join(GROUPS)} |", f"|---|---|{'---|' * len(GROUPS)}"]
     for report in reports:
         verdict = "yes" if report.passed else "no"
@@ -110,5 +111,5 @@ def tables(reports: Sequence[Report]) -> str:
 
 
 def _shortened(result: CaseResult, width: int = 200) -> str:
-    text = " ".join(str(result).split(_ADVICE)[0].split())
+    text = " ".join(str(result).split("\n  what to do")[0].split())
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -16,7 +16,7 @@ from dovetail.backends import Backend, lookup_backend, register_backend, unregis
 from dovetail.backends.aten import compile_aten
 from dovetail.errors import OptionError
 from dovetail.testing import check_backend
-from dovetail.testing.suite import items_for
+from dovetail.testing.suite import cases_for
 
 
 def _backend(change: Callable[[Any, Any], Any], **promises: Any) -> Backend:
@@ -51,10 +51,10 @@ def test_our_own_reference_backends_conform(name, capsys):
 
 
 def test_names_are_unique_and_kinds_are_respected():
-    names = Counter(entry.name for entry in items_for(lookup_backend("aten")))
+    names = Counter(entry.name for entry in cases_for(lookup_backend("aten")))
     assert max(names.values()) == 1
     only = Backend("only", compile_aten, kinds=("inference",))
-    assert all("(forward)" not in entry.name for entry in items_for(only))
+    assert all("(forward)" not in entry.name for entry in cases_for(only))
 
 
 def test_unknown_groups_are_named():

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dovetail.backends import lookup_backend
-from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, replay, shared
-from dovetail.backends.debug.conformance import check_backend
+from dovetail.backends.cudagraphs import SimulatedRecorder, release_recordings, shared, slots
 from dovetail.errors import OptionError, RecordingWarning
+from dovetail.testing import check_backend
 from tests.backends.recorded import check_calls, check_training, compile_recorded, recorded_backend
 
 
@@ -252,8 +252,8 @@ def test_a_backward_outlives_recordings_of_its_forward() -> None:
         step(x).backward()
         (wanted,) = torch.autograd.grad(model(x).tanh().sum(), model.weight)
         assert torch.equal(model.weight.grad, wanted)
-        for part in [item for item in shared._parts if item._recorder is recorder and item.spec.kind == "forward"]:
-            part.release()
+        for piece in [item for item in shared._pieces if item._recorder is recorder and item.spec.kind == "forward"]:
+            piece.release()
     assert recorder.live <= 3
     assert recorder.replays == 16
 
@@ -270,7 +270,7 @@ def test_several_batches_of_a_star_argument_are_copied() -> None:
 
 def test_a_copied_input_lies_on_the_device_wherever_it_came_from() -> None:
     """A value that the host reads while recording would be the first call's for ever."""
-    buffer = replay._Buffer.like(0, torch.tensor(3), torch.device("meta"))
+    buffer = slots.Buffer.like(0, torch.tensor(3), torch.device("meta"))
     assert buffer.value.device.type == "meta" and buffer.value.shape == ()
 
 
@@ -368,7 +368,7 @@ def test_every_operator_left_out_is_named_with_its_line(told: Told) -> None:
     told.check(r"aten.mul.Tensor at .*`y = y \* 2`: .* \(4 times\)")
 
 
-def test_results_of_several_parts_can_be_kept(told: Told) -> None:
+def test_results_of_several_pieces_can_be_kept(told: Told) -> None:
     def mixed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first = x.exp()
         host = first.double() + 1
@@ -498,13 +498,15 @@ def test_released_recordings_are_made_again_and_results_stay() -> None:
 
 def test_conformance_over_aten(told: Told) -> None:
     told.asked = True  # a few of the suite's graphs cannot be recorded as a whole
-    assert check_backend(recorded_backend(SimulatedRecorder())) == ()
+    report = check_backend(recorded_backend(SimulatedRecorder()), groups=["operators"], isolate=False, show=False)
+    assert report.failures == ()
 
 
 def test_conformance_over_inductor(told: Told) -> None:
     told.asked = True
     recorder = SimulatedRecorder(opaque=True)
-    assert check_backend(recorded_backend(recorder, kernels="inductor")) == ()
+    backend = recorded_backend(recorder, kernels="inductor")
+    assert check_backend(backend, groups=["operators"], isolate=False, show=False).failures == ()
     assert recorder.replays > 0
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.backends.cudagraphs import SimulatedRecorder, backend, numbers, obstacles, replay, results
+from dovetail.backends.cudagraphs import SimulatedRecorder, backend, numbers, obstacles, replay, results, slots
 from tests.backends.recorded import check_calls, check_training, compile_recorded, recorded_backend
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -206,34 +206,34 @@ def stale_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
             for index, number in shape.numbers.items():
                 number.fill_(inputs[index])
 
-    monkeypatch.setattr(replay.RecordedPart, "_fill", fill)
+    monkeypatch.setattr(replay.RecordedPiece, "_fill", fill)
 
 
 def numbers_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is recorded as it is at the first call."""
     monkeypatch.setattr(backend, "read_from_memory", lambda graph, device: ())
     monkeypatch.setattr(numbers, "is_float", lambda node: False)
-    whole = replay.RecordedPart._key
+    whole = replay.RecordedPiece._key
 
     def without_numbers(self: Any, inputs: Any, copied: Any) -> Any:
         return whole(self, [0 if isinstance(value, float) else value for value in inputs], copied)
 
-    monkeypatch.setattr(replay.RecordedPart, "_key", without_numbers)
+    monkeypatch.setattr(replay.RecordedPiece, "_key", without_numbers)
 
 
 def sizes_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes, and whole numbers, which the graph takes as sizes."""
-    whole = replay.RecordedPart._key
-    monkeypatch.setattr(replay.RecordedPart, "_key", lambda self, *args: ((), whole(self, *args)[1]))
+    whole = replay.RecordedPiece._key
+    monkeypatch.setattr(replay.RecordedPiece, "_key", lambda self, *args: ((), whole(self, *args)[1]))
 
 
 def no_copies_of_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay.RecordedPart, "_fill", lambda self, shape, inputs: None)
+    monkeypatch.setattr(replay.RecordedPiece, "_fill", lambda self, shape, inputs: None)
 
 
 def addresses_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = replay.RecordedPart._key
-    monkeypatch.setattr(replay.RecordedPart, "_key", lambda self, *args: (whole(self, *args)[0], ()))
+    whole = replay.RecordedPiece._key
+    monkeypatch.setattr(replay.RecordedPiece, "_key", lambda self, *args: (whole(self, *args)[0], ()))
 
 
 def no_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,24 +242,24 @@ def no_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_replay_after_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = replay.RecordedPart._replay
+    whole = replay.RecordedPiece._replay
     seen: set[int] = set()
 
-    def skipping(self: Any, slot: Any, shape: Any, inputs: Any, copied: Any) -> Any:
+    def skipping(self: Any, slot: Any, inputs: Any) -> Any:
         if id(slot) not in seen:
             seen.add(id(slot))
             slot.recording.replay, replaying = lambda: None, slot.recording.replay
-            outputs = whole(self, slot, shape, inputs, copied)
+            outputs = whole(self, slot, inputs)
             slot.recording.replay = replaying
             return outputs
-        return whole(self, slot, shape, inputs, copied)
+        return whole(self, slot, inputs)
 
-    monkeypatch.setattr(replay.RecordedPart, "_replay", skipping)
+    monkeypatch.setattr(replay.RecordedPiece, "_replay", skipping)
 
 
 def no_write_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written to an input's copy stays there."""
-    monkeypatch.setattr(replay._Buffer, "write_back", lambda self, value: None)
+    monkeypatch.setattr(slots.Buffer, "write_back", lambda self, value: None)
 
 
 def silent_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,13 +269,13 @@ def silent_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parameters_taken_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's writes go to copies of the parameters, and nobody brings them back."""
-    whole = replay.RecordedPart._copied
+    whole = replay.RecordedPiece._copied
 
     def everything(self: Any, inputs: Any) -> frozenset[int]:
         tensors = {index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
         return whole(self, inputs) | tensors - self.spec.numbers
 
-    monkeypatch.setattr(replay.RecordedPart, "_copied", everything)
+    monkeypatch.setattr(replay.RecordedPiece, "_copied", everything)
     no_write_back(monkeypatch)
 
 
@@ -300,7 +300,7 @@ def noise_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_at_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay.RecordedPart, "_overlaps", lambda self, inputs, copied: False)
+    monkeypatch.setattr(replay.RecordedPiece, "_overlaps", lambda self, inputs, copied: False)
 
 
 Program = Callable[[SimulatedRecorder], None]

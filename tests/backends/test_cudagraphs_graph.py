@@ -11,7 +11,7 @@ import torch
 
 from dovetail.backends.cudagraphs import SimulatedRecorder
 from dovetail.backends.cudagraphs.obstacles import find_obstacle
-from dovetail.backends.cudagraphs.parts import cut, run_parts
+from dovetail.backends.cudagraphs.pieces import cut, run_pieces
 from dovetail.backends.cudagraphs.results import flat, is_dense, span
 from dovetail.backends.mutations import mutated_inputs
 from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL
@@ -142,9 +142,9 @@ def zigzag(graph: torch.fx.Graph) -> None:
 def test_detours_to_the_host_are_made_together() -> None:
     inputs = [torch.randn(3), torch.randn(3)]
     module = graph_of(zigzag, inputs)
-    parts = cut(module, lambda node: not on_host(node))
-    assert [part.recorded for part in parts] == [True, False, True]
-    run = run_parts(module, parts, [lambda values, part=part: list(part.graph(*values)) for part in parts])
+    pieces = cut(module, lambda node: not on_host(node))
+    assert [piece.is_recordable for piece in pieces] == [True, False, True]
+    run = run_pieces(module, pieces, [lambda values, piece=piece: list(piece.graph(*values)) for piece in pieces])
     outputs = run(list(inputs))
     for output, value in zip(outputs, inputs):
         assert torch.equal(output, (value.exp().double() * 2).float().sin())
@@ -161,9 +161,9 @@ def test_random_operators_keep_their_order() -> None:
 
     inputs = [torch.ones(3), torch.ones(3)]
     module = graph_of(build, inputs)
-    parts = cut(module, lambda node: not on_host(node))
-    assert len(parts) == 3
-    run = run_parts(module, parts, [lambda values, part=part: list(part.graph(*values)) for part in parts])
+    pieces = cut(module, lambda node: not on_host(node))
+    assert len(pieces) == 3
+    run = run_pieces(module, pieces, [lambda values, piece=piece: list(piece.graph(*values)) for piece in pieces])
     torch.manual_seed(0)
     wanted = module(*inputs)
     torch.manual_seed(0)
@@ -181,8 +181,8 @@ def test_a_graph_that_writes_keeps_its_order() -> None:
 
     inputs = [torch.ones(3), torch.ones(3)]
     module = graph_of(build, inputs)
-    parts = cut(module, lambda node: not on_host(node))
-    run = run_parts(module, parts, [lambda values, part=part: list(part.graph(*values)) for part in parts])
+    pieces = cut(module, lambda node: not on_host(node))
+    run = run_pieces(module, pieces, [lambda values, piece=piece: list(piece.graph(*values)) for piece in pieces])
     x = torch.ones(3)
     before, _, after = run([x, torch.ones(3)])
     assert torch.equal(before, torch.ones(3).sin())
@@ -190,30 +190,30 @@ def test_a_graph_that_writes_keeps_its_order() -> None:
     assert torch.equal(x, torch.full((3,), 2.0))
 
 
-def test_a_part_without_kernels_is_not_recorded() -> None:
+def test_a_piece_without_kernels_is_not_recorded() -> None:
     def build(graph: torch.fx.Graph) -> None:
         x, y = two(graph)
         graph.output([graph.call_function(aten.t.default, (x,)), y])
 
     module = graph_of(build, [torch.ones(2, 2), torch.ones(2)])
-    assert [part.recorded for part in cut(module, lambda node: True)] == [False]
+    assert [piece.is_recordable for piece in cut(module, lambda node: True)] == [False]
 
 
 def test_values_are_freed_after_their_last_use() -> None:
     import weakref
 
     module = graph_of(zigzag, [torch.randn(3), torch.randn(3)])
-    parts = cut(module, lambda node: not on_host(node))
+    pieces = cut(module, lambda node: not on_host(node))
     inputs = [torch.randn(3), torch.randn(3)]
     seen = [weakref.ref(value) for value in inputs]
     alive: list[bool] = []
 
     def last(values: list[Any]) -> list[Any]:
         alive.extend(item() is not None for item in seen)
-        return list(parts[2].graph(*values))
+        return list(pieces[2].graph(*values))
 
-    runs = [lambda values, part=part: list(part.graph(*values)) for part in parts[:2]]
-    run_parts(module, parts, [*runs, last])(inputs)
+    runs = [lambda values, piece=piece: list(piece.graph(*values)) for piece in pieces[:2]]
+    run_pieces(module, pieces, [*runs, last])(inputs)
     assert alive == [False, False]
 
 

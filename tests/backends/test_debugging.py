@@ -12,7 +12,8 @@ import torch
 
 import dovetail
 from dovetail.backends.debug.float64 import PrecisionReport
-from dovetail.backends.debug.pieces import Recording, memory_of
+from dovetail.backends.debug.subgraphs import GraphRun
+from dovetail.backends.debug.values import memory_of
 from dovetail.errors import BackendError, OptionError
 from dovetail.testing import check_backend, compare_graph
 from dovetail.testing.models import ConvNet, Transformer
@@ -211,7 +212,7 @@ def test_debugging_backends_conform(name, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_pieces_are_right_where_memory_is_laid_out_in_unusual_ways():
+def test_subgraphs_are_right_where_memory_is_laid_out_in_unusual_ways():
     x = torch.arange(12.0).reshape(3, 4)
 
     def program(x, y):
@@ -220,10 +221,10 @@ def test_pieces_are_right_where_memory_is_laid_out_in_unusual_ways():
 
     y = torch.ones(1, 3).expand(3, 3)
     graph, _, _ = make_graph(program, x, y)
-    recording = Recording.of(graph, [x, y])
-    for unit in recording.units:
-        piece = recording.piece([unit])
-        assert piece.try_backend(dovetail.backends.lookup_backend("aten"), {}) is None
+    run = GraphRun.of(graph, [x, y])
+    for operation in run.operations:
+        subgraph = run.subgraph([operation])
+        assert subgraph.try_backend(dovetail.backends.lookup_backend("aten"), {}) is None
     assert memory_of(y).tolist() == [1.0, 1.0, 1.0]
 
 

@@ -14,9 +14,9 @@ import dovetail
 import tests.backends.planted  # noqa: F401  (registers the backend)
 from dovetail.backends import ATEN, Backend, guarded, lookup_backend, registry
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.debug import children
+from dovetail.backends.debug import processes
 from dovetail.errors import BackendError, EagerFallbackWarning
-from dovetail.testing.cases import Case, run_case
+from dovetail.testing.cases import program_case
 from dovetail.testing.models import MODEL_CASES, Transformer
 
 
@@ -89,7 +89,7 @@ def test_training_goes_on_with_one_warning(fault, only):
 )
 def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkeypatch):
     """As in a process that uses CUDA."""
-    monkeypatch.setattr(children, "can_fork", lambda: False)
+    monkeypatch.setattr(processes, "can_fork", lambda: False)
     backend = guarded("planted", seconds=2)
     f = dovetail.compile(lambda x: (x * 2).softmax(-1), backend=backend, backend_options={"fault": fault})
     x = torch.randn(3, 4)
@@ -103,9 +103,9 @@ def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkey
 
 
 def test_what_a_new_interpreter_cannot_know_is_caught_here(monkeypatch):
-    monkeypatch.setattr(children, "can_fork", lambda: False)
+    monkeypatch.setattr(processes, "can_fork", lambda: False)
     started = []
-    monkeypatch.setattr(children, "rows_of_module", lambda *args: started.append(args) or iter([]))
+    monkeypatch.setattr(processes, "rows_of_module", lambda *args: started.append(args) or iter([]))
     f = dovetail.compile(lambda x: x.exp(), backend=guarded(bad_backend("raises", "inference")))
     with torch.no_grad(), pytest.warns(EagerFallbackWarning, match="not this graph"):
         assert torch.equal(f(torch.ones(2)), torch.ones(2).exp())
@@ -167,7 +167,7 @@ def test_a_sound_backend_is_used():
     case = next(case for case in MODEL_CASES if case.name == "transformer with dropout, trained")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert run_case(case, backend).status == "passed"
+        assert case.run(backend).status == "passed"
     assert calls == ["forward", "backward"]
 
 
@@ -178,7 +178,7 @@ def test_sizes_that_change_under_a_guard():
         f = compile_(lambda x: (x * x.shape[0]).sum(0))
         return [f(torch.randn(size, 2)) for size in (2, 5, 9)]
 
-    assert run_case(Case("dynamic shapes", "sizes", program), backend).status == "passed"
+    assert program_case("dynamic shapes", "sizes", program).run(backend).status == "passed"
 
 
 def test_the_program_tape_needs_no_net():

@@ -14,7 +14,7 @@ from dovetail.backends.foreign.inference_only import ONNXRUNTIME, OPENVINO
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.testing import check_backend
 from dovetail.testing.models import Perceptron
-from dovetail.testing.tables import BEGIN, END, ROWS, replace_tables
+from tests.backends.tables import BEGIN, END, ROWS, replace_tables
 
 LIBRARIES = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
 

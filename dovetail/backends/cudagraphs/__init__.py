@@ -1,8 +1,8 @@
-"""The ``cudagraphs`` backend: work for a GPU is recorded once and then replayed, safely by default.
+"""The ``cudagraphs`` backend: records work for a GPU once and then replays it, safely by default.
 
-``CUDAGRAPHS`` is the backend, ``release_recordings`` gives all recordings back, ``SimulatedRecorder`` behaves like a GPU on
-machines without one. The way of a graph: :mod:`.obstacles` and :mod:`.mutations` look at it, :mod:`.parts` cuts it,
-:mod:`.replay` records and replays each part, :mod:`.results` hands out what a replay has computed.
+``CUDAGRAPHS`` is the backend, ``release_recordings`` frees all recordings, ``SimulatedRecorder`` behaves like a GPU on machines
+without one. A graph passes through these modules: :mod:`.obstacles` finds what cannot be recorded, :mod:`.pieces` cuts the graph
+there, :mod:`.replay` records and replays each piece, :mod:`.results` hands out what a replay has computed.
 """
 
 from dovetail.backends.cudagraphs.backend import CUDAGRAPHS, RecordedGraph, Settings, compile_cudagraphs, make_settings

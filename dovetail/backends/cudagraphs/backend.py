@@ -1,7 +1,8 @@
-"""The ``cudagraphs`` backend: cut the graph, compile each part with a kernel backend, record what can be recorded."""
+"""The ``cudagraphs`` backend: cuts the graph, compiles each piece with a kernel backend, records what can be recorded."""
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,23 +16,23 @@ from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
 from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
-from dovetail.backends.cudagraphs.parts import Part, cut, run_parts
+from dovetail.backends.cudagraphs.pieces import Piece, cut, run_pieces
 from dovetail.backends.cudagraphs.recorder import Recorder
-from dovetail.backends.cudagraphs.replay import Limits, PartSpec, RecordedPart
+from dovetail.backends.cudagraphs.replay import Limits, RecordedPiece
 from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
+from dovetail.backends.cudagraphs.slots import PieceSpec
 from dovetail.backends.inductor.backend import INDUCTOR
 from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
-from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import sizes as private_sizes
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
-_PIPELINE_OPTIONS = ("static_inputs", "user_visible_outputs", "write_backs")
 _LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
-#: How many places a warning names; the string of the compiled graph has them all.
+#: The number of places that a warning names; the string of the compiled graph has them all.
 _LISTED = 20
 _NUMBER = "one of its arguments is a number that changes from call to call, and a recording would keep the first"
 
@@ -41,7 +42,7 @@ class Settings:
     """The backend's options; ``rest`` belongs to the kernel backend.
 
     ``kernels``: the backend that makes the kernels, "aten" or "inductor" (where a compiler is found, unless given).
-    ``recorder``: what records: "cuda" (unless given), "simulated" for the CPU, or a :class:`Recorder`.
+    ``recorder``: "cuda" (unless given), "simulated" for the CPU, or a :class:`Recorder`.
     """
 
     kernels: Backend
@@ -56,7 +57,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     >>> make_settings({"kernels": "aten", "max_shapes": 2}).limits.shapes
     2
     """
-    rest = {key: value for key, value in options.items() if key not in _PIPELINE_OPTIONS}
+    rest = {key: value for key, value in options.items() if key not in PIPELINE_OPTIONS}
     default = "inductor" if private_compilers.has_triton() or private_compilers.cpp_compiler() is not None else "aten"
     name = rest.pop("kernels", default)
     if name not in _KERNELS:
@@ -75,10 +76,9 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             raise OptionError(f"{option} must be a whole number of at least {least}, not {value!r}")
         limits[attribute] = value
     if name == "aten" and rest:
-        known = ["kernels", "recorder", *_LIMITS]
         raise OptionError(
             f"backend 'cudagraphs' with kernels=\"aten\" has no option {next(iter(rest))!r}",
-            advice=f"its options are {', '.join(known)}",
+            advice=f"its options are {', '.join(['kernels', 'recorder', *_LIMITS])}",
         )
     return Settings(_KERNELS[name], recorder, Limits(**limits), rest)
 
@@ -98,11 +98,11 @@ def _find_recorder(given: Any, kernels: str) -> Recorder:
 
 @dataclass
 class RecordedGraph:
-    """A compiled graph with what became of it: parts in order, and what could not be recorded."""
+    """A compiled graph: its pieces in order, and the obstacles to recording all of it."""
 
-    run: Callable[[list[Any]], list[Any]]
-    parts: tuple[Part, ...]
-    recorded: tuple[RecordedPart, ...]
+    run: CompiledCallable
+    pieces: tuple[Piece, ...]
+    recorded: tuple[RecordedPiece, ...]
     obstacles: tuple[Obstacle, ...]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -110,10 +110,9 @@ class RecordedGraph:
         return self.run(inputs)
 
     def __str__(self) -> str:
-        count = sum(part.recorded for part in self.parts)
-        lines = [f"{len(self.parts)} parts, {count} of them recorded"]
+        lines = [f"{len(self.pieces)} pieces, {len(self.recorded)} of them recorded"]
         lines += [f"  not recorded: {obstacle}" for obstacle in self.obstacles]
-        lines += [f"  given up: {part.given_up}" for part in self.recorded if part.given_up]
+        lines += [f"  given up: {piece.given_up}" for piece in self.recorded if piece.given_up]
         return "\n".join(lines)
 
 
@@ -122,112 +121,110 @@ def compile_cudagraphs(
 ) -> CompiledCallable:
     """Compile a graph so that its work for the device is recorded once and then replayed.
 
-    Where nothing can be recorded the kernel backend runs the graph alone, with one warning that says why.
+    Where nothing can be recorded, the kernel backend runs the graph alone, with one warning that says why.
     """
     settings = make_settings(options)
     recorder = settings.recorder
-    reason = recorder.unavailable()
+
+    def compile_alone(reason: str, advice: str) -> CompiledCallable:
+        warn(f"CUDA graphs are not used: {reason}", advice, once=True)
+        pipeline = {key: value for key, value in options.items() if key in ("static_inputs", "user_visible_outputs")}
+        return settings.kernels.compile(graph, example_inputs, kind=kind, options={**settings.rest, **pipeline})
+
+    reason, _, advice = recorder.unavailable().partition("; what to do: ")
     if reason:
-        what, _, advice = reason.partition("; what to do: ")
-        warn(f"CUDA graphs are not used: {what}", advice or 'use backend="inductor"', once=True)
-        return _compile_alone(settings, graph, example_inputs, kind, options)
+        return compile_alone(reason, advice or 'use backend="inductor"')
     own = own_copy(graph)
     _add_missing_values(own, example_inputs)
-    write_back(own, options.get("write_backs", {}))
     device = _device_of(own, recorder)
     if device is None:
-        warn(
-            f"CUDA graphs are not used: the {kind} graph has no tensor on a device that records",
+        return compile_alone(
+            f"the {kind} graph has no tensor on a device that records",
             'move the model and its inputs to the GPU with .to("cuda"), or use backend="inductor"',
-            once=True,
         )
-        return _compile_alone(settings, graph, example_inputs, kind, options)
+    write_back(own, options.get("write_backs", {}))
     obstacles = _find_obstacles(own, recorder, device, exact=settings.kernels.numerics == "bitwise")
-    parts = cut(own, lambda node: node not in obstacles)
-    told = [obstacle for node, obstacle in obstacles.items() if obstacle is not None and not is_float(node)]
-    if told:
-        _tell(told, parts, kind)
+    pieces = cut(own, lambda node: node not in obstacles)
+    # A number computed on the host is no loss.
+    lost = [obstacle for node, obstacle in obstacles.items() if obstacle is not None and not is_float(node)]
+    if lost:
+        _warn_of(lost, pieces, kind)
     static = frozenset(options.get("static_inputs", ()))
-    visible_outputs = options.get("user_visible_outputs")
-    runs: list[CompiledCallable] = []
-    recorded: list[RecordedPart] = []
-    visible = _visible(own, visible_outputs)
+    visible = _visible(own, options.get("user_visible_outputs"))
     placeholders = {node: index for index, node in enumerate(own.graph.find_nodes(op="placeholder"))}
-    for part in parts:
-        numbers = read_from_memory(part.graph, device) if part.recorded else ()
-        static_here = [index for index, node in enumerate(part.inputs) if placeholders.get(node) in static]
-        kernels = _compile_part(settings, part, kind, static_here)
-        if not part.recorded:
-            runs.append(kernels)
-            continue
-        spec = PartSpec(
-            kind,
-            device,
-            tuple(_name(node) for node in part.inputs),
-            frozenset(static_here),
-            frozenset(index for index in static_here if not private_sizes.has_symbols(part.inputs[index].meta["val"])),
-            frozenset(numbers),
-            mutated_inputs(part.graph),
-            frozenset(index for index, node in enumerate(part.outputs) if visible(node)),
-            keeps=not all(map(visible, part.outputs)),
-        )
-        made = RecordedPart(kernels, spec, recorder, settings.limits)
-        recorded.append(made)
-        runs.append(made)
-    run = run_parts(own, parts, runs)
+    runs: list[CompiledCallable] = []
+    for piece in pieces:
+        static_here = [index for index, node in enumerate(piece.inputs) if placeholders.get(node) in static]
+        numbers = read_from_memory(piece.graph, device) if piece.is_recordable else ()
+        kernels = _compile_piece(settings, piece, kind, static_here)
+        if piece.is_recordable:
+            spec = _spec(piece, kind, device, static_here, numbers, visible)
+            kernels = RecordedPiece(kernels, spec, recorder, settings.limits)
+        runs.append(kernels)
+    run = run_pieces(own, pieces, runs)
     if kind == "backward":
-        run = _out_of_recordings(run, _may_be_inputs(own), shared_by(recorder))
-    return RecordedGraph(run, tuple(parts), tuple(recorded), tuple(told))
+        run = _copied_out(run, _may_be_inputs(own), shared_by(recorder))
+    recorded = tuple(item for item in runs if isinstance(item, RecordedPiece))
+    return RecordedGraph(run, tuple(pieces), recorded, tuple(lost))
 
 
-def _compile_alone(
-    settings: Settings,
-    graph: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
+def _spec(
+    piece: Piece,
     kind: Kind,
-    options: Mapping[str, Any],
-) -> CompiledCallable:
-    pipeline = {key: options[key] for key in _PIPELINE_OPTIONS[:2] if key in options}
-    return settings.kernels.compile(graph, example_inputs, kind=kind, options={**settings.rest, **pipeline})
+    device: torch.device,
+    static: Sequence[int],
+    numbers: Sequence[int],
+    visible: Callable[[torch.fx.Node], bool],
+) -> PieceSpec:
+    pinned = (index for index in static if not private_sizes.has_symbols(piece.inputs[index].meta["val"]))
+    return PieceSpec(
+        kind,
+        device,
+        names=tuple(str(node.meta.get("desc") or node.name) for node in piece.inputs),
+        static=frozenset(static),
+        pinned=frozenset(pinned),
+        numbers=frozenset(numbers),
+        mutated=mutated_inputs(piece.graph),
+        visible=frozenset(index for index, node in enumerate(piece.outputs) if visible(node)),
+        keeps=not all(map(visible, piece.outputs)),
+    )
 
 
-def _compile_part(settings: Settings, part: Part, kind: Kind, static: list[int]) -> CompiledCallable:
-    nodes = part.graph.graph.nodes
+def _compile_piece(settings: Settings, piece: Piece, kind: Kind, static: list[int]) -> CompiledCallable:
+    nodes = piece.graph.graph.nodes
     kernels, rest = settings.kernels, dict(settings.rest)
-    if not part.recorded and (any(map(is_float, nodes)) or any(map(written_arguments, nodes))):
-        # What a kernel compiler refuses runs as it is; it is not recorded anyway.
+    if not piece.is_recordable and (any(map(is_float, nodes)) or any(map(written_arguments, nodes))):
+        # A kernel compiler refuses these, and nothing of this piece is recorded anyway.
         kernels, rest = ATEN, {}
     examples = [node.meta["val"] for node in nodes if node.op == "placeholder"]
-    pipeline = {"static_inputs": static, "user_visible_outputs": list(range(len(part.outputs)))}
-    return kernels.compile(part.graph, examples, kind=kind, options={**rest, **pipeline})
+    pipeline = {"static_inputs": static, "user_visible_outputs": list(range(len(piece.outputs)))}
+    return kernels.compile(piece.graph, examples, kind=kind, options={**rest, **pipeline})
 
 
 def _add_missing_values(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    for node, example in zip(placeholders, example_inputs):
+    for node, example in zip(graph.graph.find_nodes(op="placeholder"), example_inputs):
         node.meta.setdefault("val", example)
     for node in graph.graph.find_nodes(op="get_attr"):
-        value: Any = graph
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(str(node.target))(graph)
         if isinstance(value, torch.Tensor):
             node.meta.setdefault("val", value)
 
 
 def _device_of(graph: torch.fx.GraphModule, recorder: Recorder) -> torch.device | None:
-    """The device that most tensors of the graph lie on, among those that record."""
-    counts: dict[torch.device, int] = {}
-    for node in graph.graph.nodes:
-        for value in node_tensors(node):
-            if recorder.records(value) and private_sizes.carried_float(value) is None:
-                counts[value.device] = counts.get(value.device, 0) + 1
-    return max(counts, key=lambda device: counts[device]) if counts else None
+    """Return the device of most tensors of the graph, among devices that record."""
+    counts = Counter(
+        value.device
+        for node in graph.graph.nodes
+        for value in node_tensors(node)
+        if recorder.records(value) and private_sizes.carried_float(value) is None
+    )
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _find_obstacles(
     graph: torch.fx.GraphModule, recorder: Recorder, device: torch.device, *, exact: bool
 ) -> dict[torch.fx.Node, Obstacle | None]:
-    """What cannot be recorded; None for what is no loss (a number that is computed on the host)."""
+    """Return the nodes that cannot be recorded; None for a number that is computed on the host, which is no loss."""
     found: dict[torch.fx.Node, Obstacle | None] = {}
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
@@ -239,20 +236,20 @@ def _find_obstacles(
         else:
             obstacle = find_obstacle(node, recorder, device)
             if obstacle is not None:
-                tensors = any(True for value in (node, *node.all_input_nodes) for _ in node_tensors(value))
-                found[node] = obstacle if tensors else None
+                has_tensors = any(True for value in (node, *node.all_input_nodes) for _ in node_tensors(value))
+                found[node] = obstacle if has_tensors else None
     return found
 
 
 def _may_be_inputs(graph: torch.fx.GraphModule) -> list[int]:
-    """Indices of the outputs that may share memory with an input."""
+    """Return the indices of the outputs that may share memory with an input."""
     memory = Memory(graph)
     groups = {memory.group(node) for node in graph.graph.find_nodes(op="placeholder")}
     results = enumerate(output_arguments(graph))
     return [index for index, node in results if isinstance(node, torch.fx.Node) and memory.group(node) in groups]
 
 
-def _out_of_recordings(run: CompiledCallable, indices: Sequence[int], shared: Shared) -> CompiledCallable:
+def _copied_out(run: CompiledCallable, indices: Sequence[int], shared: Shared) -> CompiledCallable:
     """Copy gradients that are values which the forward has kept in a recording's memory: ``.grad`` outlives the step."""
     if not indices:
         return run
@@ -269,7 +266,7 @@ def _out_of_recordings(run: CompiledCallable, indices: Sequence[int], shared: Sh
 
 
 def _visible(graph: torch.fx.GraphModule, outputs: Sequence[int] | None) -> Callable[[torch.fx.Node], bool]:
-    """Whether a node may share memory with an output that the user gets."""
+    """Return a test of nodes: whether one may share memory with an output that the user gets."""
     memory = Memory(graph)
     results = output_arguments(graph)
     chosen = range(len(results)) if outputs is None else outputs
@@ -277,22 +274,18 @@ def _visible(graph: torch.fx.GraphModule, outputs: Sequence[int] | None) -> Call
     return lambda node: memory.group(node) in groups
 
 
-def _name(node: torch.fx.Node) -> str:
-    description = node.meta.get("desc")
-    return str(description) if description is not None else node.name
-
-
-def _tell(obstacles: Sequence[Obstacle], parts: Sequence[Part], kind: Kind) -> None:
-    count = sum(part.recorded for part in parts)
-    same = Counter(map(str, obstacles))
-    lines = [f"\n  {text}{f' ({times} times)' if times > 1 else ''}" for text, times in same.items()]
+def _warn_of(obstacles: Sequence[Obstacle], pieces: Sequence[Piece], kind: Kind) -> None:
+    count = sum(piece.is_recordable for piece in pieces)
+    lines = [
+        f"\n  {text}{f' ({times} times)' if times > 1 else ''}" for text, times in Counter(map(str, obstacles)).items()
+    ]
     listed = "".join(lines[:_LISTED])
     more = f"\n  and at {len(lines) - _LISTED} other places" if len(lines) > _LISTED else ""
     advice = "keep tensors on the GPU and sizes fixed there, or leave it: everything else is still recorded"
     if any(obstacle.reason == _NUMBER for obstacle in obstacles):
         advice = f"pass such a number as a tensor on the GPU (torch's optimizers do with fused=True or capturable=True); {advice}"
     warn(
-        f"{len(obstacles)} operators of the {kind} graph are left out of CUDA graphs, which cuts it into {len(parts)} parts "
+        f"{len(obstacles)} operators of the {kind} graph are left out of CUDA graphs, which cuts it into {len(pieces)} pieces "
         f"({count} recorded):{listed}{more}",
         advice,
         once=True,

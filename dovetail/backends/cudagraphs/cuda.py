@@ -1,8 +1,8 @@
 """The real recorder: ``torch.cuda.CUDAGraph`` on a side stream.
 
-Recordings whose results are copied out at once share one memory pool of the device; one whose results stay in place (what a
-forward saves for its backward) has a pool of its own. In a shared pool they would lie where an earlier recording has its
-intermediate values, and its next replay would overwrite them.
+Recordings whose results are copied out at once share one memory pool of the device. A recording whose results stay in place
+(values that a forward saves for its backward) has a pool of its own: in the shared pool they would lie where an earlier
+recording has its intermediate values, and its next replay would overwrite them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.torch_private import recordings as private_recordings
 
 
 class _DeviceState:
-    """What all recordings of one device share."""
+    """The stream and the memory pool that the recordings of one device share."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -30,7 +30,7 @@ class _DeviceState:
         self.last_stream: torch.cuda.Stream | None = None
 
     def pool_for(self, keeps: bool) -> Any:
-        """The pool that the next recording allocates from."""
+        """Return the pool that the next recording allocates from."""
         if keeps:
             return torch.cuda.graph_pool_handle()
         if all(recording.is_released or recording.keeps for recording in self.recordings):
@@ -54,7 +54,7 @@ class _CudaRecording:
 
     @property
     def is_released(self) -> bool:
-        """Whether the graph was given back."""
+        """Whether the graph was freed."""
         return self._graph is None
 
     def release(self) -> None:
@@ -66,13 +66,13 @@ class _CudaRecording:
 
 
 def _repair_generator(generator: torch.Generator, before: torch.Generator, state: _DeviceState) -> None:
-    """After a failed capture the generator may still wait for the end of it, and refuse to draw."""
+    """Restore a generator that still waits for the end of a failed capture, and refuses to draw."""
     try:
         torch.rand(1, device=state.stream.device)
         generator.set_state(before.get_state())
     except RuntimeError:
         generator.graphsafe_set_state(before)
-        # They would go on with the numbers of the generator's state that is now gone.
+        # Their replays would draw from the generator's old state, which is gone.
         for recording in list(state.recordings):
             recording.release()
 
@@ -87,7 +87,7 @@ class CudaRecorder:
         self._lock = threading.Lock()
 
     def unavailable(self) -> str:
-        """Why nothing can be recorded on this machine, with what to do."""
+        """Return why nothing can be recorded on this machine, with what to do."""
         if torch.version.hip is not None and not torch.cuda.is_available():
             return "torch was built for ROCm and finds no GPU; what to do: check the driver with rocm-smi"
         if torch.version.cuda is None and torch.version.hip is None:
@@ -97,27 +97,27 @@ class CudaRecorder:
         return ""
 
     def records(self, value: torch.Tensor) -> bool:
-        """Whether the tensor lies on a CUDA device."""
+        """Return whether the tensor lies on a CUDA device."""
         return value.device.type == "cuda"
 
     def is_recording(self) -> bool:
-        """Whether the current stream is being captured, by the user for example."""
+        """Return whether the current stream is being captured, by the user for example."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextlib.contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:
-        """Makes the CUDA device the current one; a stream other than the last one waits for that."""
+        """Make the CUDA device the current one; a stream other than the last one waits for that one."""
         state = self._state(device)
         with torch.cuda.device(state.stream.device):
             stream = torch.cuda.current_stream()
             if state.last_stream is not None and state.last_stream != stream:
-                # The whole stream: what was copied out of a recording, or reads what it keeps, comes after its replay.
+                # Wait for the whole stream: copies out of a recording, and reads of what it keeps, come after its replay.
                 stream.wait_stream(state.last_stream)
             state.last_stream = stream
             yield
 
     def warm_up(self, work: Work, inputs: list[Any], device: torch.device) -> list[Any]:
-        """Do the work on the side stream, so that libraries make their workspaces for that stream."""
+        """Do the work on the side stream, so that libraries allocate their workspaces for that stream."""
         state = self._state(device)
         current = torch.cuda.current_stream(device)
         state.stream.wait_stream(current)
@@ -126,18 +126,18 @@ class CudaRecorder:
         current.wait_stream(state.stream)
         for value in results:
             if isinstance(value, torch.Tensor) and value.is_cuda:
-                # The caller frees it on its own stream, and the allocator has to know.
+                # The caller frees it on its own stream, which the allocator must know.
                 value.record_stream(current)
         return results
 
     def record(
         self, work: Work, inputs: Sequence[Any], device: torch.device, *, keeps: bool
     ) -> tuple[_CudaRecording, list[Any]]:
-        """Capture the work into a graph; recordings that keep nothing share the device's pool."""
+        """Capture the work into a graph."""
         state = self._state(device)
         current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
-        # Python's collector could free a tensor of another stream in the middle of a capture, which ends it.
+        # A collection during the capture could free a tensor of another stream, which ends the capture.
         gc.collect()
         enabled = gc.isenabled()
         gc.disable()
@@ -145,7 +145,7 @@ class CudaRecorder:
         generator = torch.cuda.default_generators[state.stream.device.index]
         before = generator.clone_state()
         try:
-            # Other threads (pinning a data loader's batches, a collective's watchdog) may go on with their own work.
+            # Other threads (pinning a data loader's batches, a collective's watchdog) may continue their own work.
             with torch.cuda.graph(graph, pool=pool, stream=state.stream, capture_error_mode="thread_local"):
                 outputs = work(list(inputs))
         except BaseException:

@@ -1,4 +1,4 @@
-"""Numbers that change from call to call, in recorded parts: each is read from the device's memory, never a recorded constant."""
+"""Numbers that change from call to call: a recorded piece reads them from the device's memory, never from a recorded constant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
 
 _aten = torch.ops.aten
-#: On CUDA these give the same bits for a number from memory as for one in the launch; a division, say, does not.
+#: Operators that give the same bits on CUDA for a number from memory as for one in the launch; a division does not.
 _EXACT: dict[Any, Any] = {
     _aten.add.Tensor: _aten.add.Tensor,
     _aten.sub.Tensor: _aten.sub.Tensor,
@@ -29,15 +29,12 @@ _ROUNDED: dict[Any, Any] = {
 
 
 def float_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments of a node that are floating-point numbers which may change."""
+    """Return the arguments of a node that are floating-point numbers which may change."""
     return [value for value in node.all_input_nodes if is_float(value)]
 
 
 def can_read_from_memory(node: torch.fx.Node, *, exact: bool) -> bool:
-    """Whether the node gives the same result if its number comes as a tensor without dimensions.
-
-    With ``exact`` the result must be the same to the last bit.
-    """
+    """Return whether the node gives the same result (with ``exact`` to the last bit) for its number as a 0-d tensor."""
     numbers = float_arguments(node)
     table = _EXACT if exact else _ROUNDED
     if len(numbers) != 1 or node.target not in table or node.kwargs or len(node.args) != 2:
@@ -52,7 +49,7 @@ def can_read_from_memory(node: torch.fx.Node, *, exact: bool) -> bool:
 
 
 def read_from_memory(graph: torch.fx.GraphModule, device: torch.device) -> tuple[int, ...]:
-    """Make a zero-dimensional tensor of every number that ``graph`` takes; which inputs these are."""
+    """Turn every number that ``graph`` takes into a zero-dimensional tensor; return the indices of these inputs."""
     changed: list[int] = []
     for index, placeholder in enumerate(graph.graph.find_nodes(op="placeholder")):
         if not is_float(placeholder):

@@ -1,4 +1,4 @@
-"""Why an operator cannot be part of a recording: it lies on the host, it reads values back, its sizes depend on data …"""
+"""Reasons that keep an operator out of a recording: CPU tensors, values read back by the host, sizes that depend on data …"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import trees as private_trees
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-#: Operators that wait for the device, or look at values, on CUDA. The tags of their schemas do not say so.
+#: Operators that make the host wait on CUDA although the tags of their schemas do not say so.
 _SYNCHRONISING_NAMES = """
     _local_scalar_dense item is_nonzero equal allclose nonzero masked_select unique_dim _unique _unique2 unique_consecutive
     unique_dim_consecutive bincount histc multinomial repeat_interleave linalg_cholesky cholesky linalg_inv linalg_solve
@@ -33,7 +33,7 @@ _HIGHER_ORDER = frozenset({"cond", "while_loop", "scan", "associative_scan", "ma
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why one operator is left out of a recording, with the user's line."""
+    """The reason that keeps one operator out of a recording, with the user's line."""
 
     operator: str
     reason: str
@@ -44,22 +44,22 @@ class Obstacle:
 
 
 def node_tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors that a node's value consists of."""
+    """Return the fake tensors in a node's value."""
     return (leaf for leaf in private_trees.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor))
 
 
 def is_number(node: torch.fx.Node) -> bool:
-    """Whether the node's value is a number that may differ from call to call."""
+    """Return whether the node's value is a number that may differ from call to call."""
     return isinstance(node.meta.get("val"), (torch.SymFloat, torch.SymInt, torch.SymBool))
 
 
 def is_float(node: torch.fx.Node) -> bool:
-    """Whether the node's value is a floating-point number that may differ from call to call."""
+    """Return whether the node's value is a floating-point number that may differ from call to call."""
     return isinstance(node.meta.get("val"), torch.SymFloat)
 
 
 def on_host(node: torch.fx.Node, recorder: Recorder) -> bool:
-    """Whether the node's value is, or holds, a tensor that the device cannot read while it replays."""
+    """Return whether the node's value holds a tensor that the device cannot read while it replays."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and private_sizes.carried_float(value) is not None:
         return True
@@ -67,7 +67,7 @@ def on_host(node: torch.fx.Node, recorder: Recorder) -> bool:
 
 
 def find_obstacle(node: torch.fx.Node, recorder: Recorder, device: torch.device | None) -> Obstacle | None:
-    """Why this node cannot be recorded on ``device``; None if it can."""
+    """Return the reason that keeps this node out of a recording on ``device``; None if there is none."""
     reason = _reason(node, recorder, device)
     if not reason:
         return None
@@ -106,7 +106,7 @@ def _reason(node: torch.fx.Node, recorder: Recorder, device: torch.device | None
 def _reads_values(node: torch.fx.Node) -> bool:
     target: Any = node.target
     if target._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"):
-        # The tag says that the size may depend on data, which is so for masks only.
+        # The tag says that the size may depend on data, which holds for masks only.
         indices = node.args[1] if len(node.args) > 1 else ()
         found = [item for item in private_trees.tree_leaves(indices) if isinstance(item, torch.fx.Node)]
         return any(leaf.dtype in (torch.bool, torch.uint8) for item in found for leaf in node_tensors(item))
@@ -114,11 +114,10 @@ def _reads_values(node: torch.fx.Node) -> bool:
 
 
 def needs_kernel(node: torch.fx.Node) -> bool:
-    """Whether running the node is work for the device, rather than a view or a number."""
+    """Return whether the node is work for the device, rather than a view or a number."""
     if node.op != "call_function" or node.target is operator.getitem or is_number(node):
         return False
-    if isinstance(node.target, private_operators.OpOverload):
-        schema = node.target._schema
-        is_view = any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
-        return not is_view
-    return not is_pure_function(node.target)
+    if not isinstance(node.target, private_operators.OpOverload):
+        return not is_pure_function(node.target)
+    returns = node.target._schema.returns
+    return not any(item.alias_info is not None and not item.alias_info.is_write for item in returns)

@@ -1,7 +1,7 @@
-"""What the logic of the ``cudagraphs`` backend needs from a device: run once, record, replay.
+"""The interface of a device that can record its work: run once, record, replay.
 
-Two recorders follow this interface: :class:`~dovetail.backends.cudagraphs.cuda.CudaRecorder`, and
-:class:`~dovetail.backends.cudagraphs.simulated.SimulatedRecorder`, which behaves like CUDA does on a machine without it.
+Two recorders implement it: :class:`~dovetail.backends.cudagraphs.cuda.CudaRecorder`, and
+:class:`~dovetail.backends.cudagraphs.simulated.SimulatedRecorder`, which behaves like CUDA on a machine without it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 
 import torch
 
-#: What is run or recorded: it takes one list of inputs, which it may empty, and returns one list.
+#: The work that is run or recorded: takes one list of inputs, which it may empty, and returns one list.
 Work = Callable[[list[Any]], list[Any]]
 
 
 class Recording(Protocol):
-    """Work that was recorded: it reads and writes the same addresses at every replay."""
+    """Recorded work: reads and writes the same addresses at every replay."""
 
     @property
     def is_released(self) -> bool:
-        """Whether it was given back, by its owner or by the recorder, and can no longer be replayed."""
+        """Whether its owner or the recorder has released it, so that it can no longer be replayed."""
         ...
 
     def replay(self) -> None:
-        """Do the recorded work again, after everything that was asked of the device before."""
+        """Do the recorded work again, after all work that the device was given before."""
         ...
 
     def release(self) -> None:
-        """Give the recording back; memory that a tensor outside still uses stays valid. May be called twice."""
+        """Free the recording; memory that a tensor outside still uses stays valid. May be called twice."""
         ...
 
 
@@ -39,15 +39,15 @@ class Recorder(Protocol):
     name: str
 
     def unavailable(self) -> str:
-        """Why nothing can be recorded here and what to do about it; an empty string if recording works."""
+        """Return why nothing can be recorded here and what to do about it; empty if recording works."""
         ...
 
     def records(self, value: torch.Tensor) -> bool:
-        """Whether work on this (real or fake) tensor can be part of a recording."""
+        """Return whether work on this (real or fake) tensor can be part of a recording."""
         ...
 
     def is_recording(self) -> bool:
-        """Whether somebody is recording already, on the stream that the caller uses."""
+        """Return whether somebody is recording already, on the stream that the caller uses."""
         ...
 
     def warm_up(self, work: Work, inputs: list[Any], device: torch.device) -> list[Any]:
@@ -59,16 +59,16 @@ class Recorder(Protocol):
     ) -> tuple[Recording, list[Any]]:
         """Record the work without doing it: no memory changes, no random number is drawn.
 
-        Returns the recording and what the work returned; the tensors among that are overwritten by every replay. The
-        recording keeps no input alive. Raises whatever the work, or the device, raises; then nothing has changed.
+        Returns the recording and the outputs of the work, whose tensors every replay overwrites. The recording keeps no input
+        alive. Raises any error of the work or of the device; then nothing has changed.
 
         ``keeps``: whether results must outlive the next replay of another recording. Recordings that keep nothing share one
-        pool of the device, in which a replay may overwrite what any other has left; one that keeps has memory of its own.
+        pool of the device, in which a replay may overwrite the results of any other; one that keeps has memory of its own.
         """
         ...
 
     def on_device(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes ``device`` the current one, and what is done inside come after all that was done inside before.
+        """Make ``device`` the current one, and order the work of this block after that of all blocks before.
 
         The caller may be on another stream than last time, and recordings are read and written at fixed addresses.
         """

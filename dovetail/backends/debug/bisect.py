@@ -1,8 +1,8 @@
-"""The ``bisect`` backend: runs every graph with another backend, and cuts a wrong or crashing one down to a small script.
+"""The ``bisect`` backend: cuts a graph that another backend gets wrong, or crashes on, down to a small script.
 
 ``backend_options``: ``inner`` is the backend to try (the default backend unless given), ``path`` the script to write
 ("dovetail-bisect.py" in the current directory unless given), ``seconds`` how long one trial may take before it counts as
-hanging (60), ``trials`` how many smaller graphs are tried (300). The rest goes to the inner backend. A graph that is right
+hanging (60), ``trials`` how many smaller graphs are tried (300). The rest goes to the inner backend. A graph without a fault
 runs with ATen's operators.
 
 >>> import torch, dovetail
@@ -22,114 +22,114 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.debug import children
-from dovetail.backends.debug.pieces import Finding, Piece, Recording, Unit, line_of, split_options
+from dovetail.backends.debug import processes
 from dovetail.backends.debug.script import write_script
-from dovetail.backends.protocol import Backend, CompiledCallable, Kind
+from dovetail.backends.debug.subgraphs import Fault, GraphRun, Subgraph, line_of, split_options
+from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError
 
-Trial = Callable[[Piece], Finding | None]
+Trial = Callable[[Subgraph], Fault | None]
+Found = tuple[Subgraph, Fault]
 DEFAULT_PATH = "dovetail-bisect.py"
 
 
 class Trials:
-    """Tries pieces with a backend; in a forked process where the whole graph crashed or hung, since pieces will too."""
+    """Tries subgraphs with a backend; each in a forked process if the whole graph crashed or hung."""
 
     def __init__(self, backend: Backend, options: Mapping[str, Any], seconds: float) -> None:
         self.backend = backend
         self.options = options
         self.seconds = seconds
-        self.isolated = children.can_fork()
+        self.isolated = processes.can_fork()
 
-    def first(self, piece: Piece) -> Finding | None:
-        """Try the whole graph, apart from this process if it can be forked; and later ones here if that went well."""
-        finding = self(piece)
-        self.isolated = self.isolated and finding is not None and finding.category in ("crashed", "timed out")
-        return finding
+    def first(self, whole: Subgraph) -> Fault | None:
+        """Try the whole graph in a fork; only a crash or a hang keeps later trials in forks."""
+        fault = self(whole)
+        self.isolated = self.isolated and fault is not None and fault.category in ("crashed", "timed out")
+        return fault
 
-    def __call__(self, piece: Piece) -> Finding | None:
-        """What is wrong with the backend on this piece."""
+    def __call__(self, subgraph: Subgraph) -> Fault | None:
+        """Return the backend's fault on this subgraph."""
         if not self.isolated:
-            return piece.try_backend(self.backend, self.options)
+            return subgraph.try_backend(self.backend, self.options)
 
-        def work(write: children.Write) -> None:
-            finding = piece.try_backend(self.backend, self.options)
-            write({} if finding is None else vars(finding))
+        def work(write: processes.Write) -> None:
+            fault = subgraph.try_backend(self.backend, self.options)
+            write({} if fault is None else vars(fault))
 
-        for row in children.rows_of_fork(work, self.seconds):
-            if isinstance(row, children.Lost):
-                return Finding(row.status, row.problem)
-            return Finding(**row) if row else None
-        return Finding("crashed", "the process ended without a word")
+        for row in processes.rows_of_fork(work, self.seconds):
+            if isinstance(row, processes.Lost):
+                return Fault(row.status, row.problem)
+            return Fault(**row) if row else None
+        return Fault("crashed", "the process ended without a word")
 
 
-def minimise(recording: Recording, trial: Trial, finding: Finding, limit: int = 300) -> tuple[Piece, Finding]:
-    """The smallest set of operators found that is wrong in the same way; no single operator can be left out of it.
+def minimise(run: GraphRun, trial: Trial, fault: Fault, limit: int = 300) -> Found:
+    """Return a smallest set of operations with the same category of fault: none of them can be left out.
 
-    Sets are halved, then thinned out (Zeller's ddmin). Every value that a set needs from outside is known from the
-    recording, so any set is a graph.
+    The set is halved, then thinned out (Zeller's ddmin). ``run`` knows every value that a set reads from outside, so any set
+    is a graph.
     """
-    units: list[Unit] = list(recording.units)
-    best = recording.piece(units), finding
-    parts = 2
-    tried = 0
-    while len(units) > 1 and tried < limit:
-        size = -(-len(units) // parts)
-        chunks = [units[start : start + size] for start in range(0, len(units), size)]
-        candidates = chunks if parts == 2 else [*chunks, *([u for u in units if u not in chunk] for chunk in chunks)]
-        for candidate in candidates:
+    operations = list(run.operations)
+    best = run.subgraph(operations), fault
+    count, tried = 2, 0
+    while len(operations) > 1 and tried < limit:
+        size = -(-len(operations) // count)
+        chunks = [operations[start : start + size] for start in range(0, len(operations), size)]
+        rests = [[item for item in operations if item not in chunk] for chunk in chunks] if count > 2 else []
+        for candidate in [*chunks, *rests][: limit - tried]:
             tried += 1
-            piece = recording.piece(candidate)
-            found = trial(piece) if piece.has_outputs else None
-            if found is not None and found.category == finding.category:
-                parts = 2 if len(candidate) <= size else max(parts - 1, 2)
-                units, best = list(candidate), (piece, found)
-                break
-            if tried >= limit:
+            found = _same_fault(run.subgraph(candidate), trial, fault)
+            if found is not None:
+                count = 2 if len(candidate) <= size else max(count - 1, 2)
+                operations, best = candidate, found
                 break
         else:
-            if parts >= len(units):
+            if count >= len(operations):
                 break
-            parts = min(len(units), parts * 2)
+            count = min(len(operations), count * 2)
     return _with_simple_inputs(_with_one_output(best, trial), trial)
 
 
-def _with_one_output(best: tuple[Piece, Finding], trial: Trial) -> tuple[Piece, Finding]:
-    piece, finding = best
-    outputs = list(piece.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+def _same_fault(subgraph: Subgraph, trial: Trial, fault: Fault) -> Found | None:
+    """Return the subgraph with its fault if that has the same category."""
+    found = trial(subgraph) if subgraph.has_outputs else None
+    return (subgraph, found) if found is not None and found.category == fault.category else None
+
+
+def _with_one_output(best: Found, trial: Trial) -> Found:
+    subgraph, fault = best
+    outputs = output_arguments(subgraph.graph)
     for kept in outputs if len(outputs) > 1 else ():
         copied = torch.fx.Graph()
         new: dict[torch.fx.Node, torch.fx.Node] = {}
-        for node in piece.graph.graph.nodes:
+        for node in subgraph.graph.graph.nodes:
             if node.op != "output":
                 new[node] = copied.node_copy(node, new.__getitem__)
         copied.output([new[kept]])
-        smaller = replace(piece, graph=torch.fx.GraphModule({}, copied))
-        found = trial(smaller)
-        if found is not None and found.category == finding.category:
-            return smaller, found
+        found = _same_fault(replace(subgraph, graph=torch.fx.GraphModule({}, copied)), trial, fault)
+        if found is not None:
+            return found
     return best
 
 
-def _with_simple_inputs(best: tuple[Piece, Finding], trial: Trial) -> tuple[Piece, Finding]:
-    """Values that a script can make by itself, where the finding stays with them."""
-    piece, finding = best
-    for index, value in enumerate(piece.inputs):
+def _with_simple_inputs(best: Found, trial: Trial) -> Found:
+    """Replace inputs by values that a script can make by itself, where the fault stays with them."""
+    for index, value in enumerate(best[0].inputs):
         if not value.is_floating_point() or not value.numel():
             continue
         for simple in (torch.ones_like(value), _normal_like(value)):
-            inputs = [*piece.inputs[:index], simple, *piece.inputs[index + 1 :]]
-            candidate = replace(piece, inputs=inputs)
-            found = trial(candidate)
-            if found is not None and found.category == finding.category:
-                piece, finding = candidate, found
+            inputs = list(best[0].inputs)
+            inputs[index] = simple
+            found = _same_fault(replace(best[0], inputs=inputs), trial, best[1])
+            if found is not None:
+                best = found
                 break
-    return piece, finding
+    return best
 
 
 def _normal_like(value: torch.Tensor) -> torch.Tensor:
-    # The script says the same words.
     numbers = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value.dtype)
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(numbers)
 
@@ -143,20 +143,20 @@ def _compile_tried(
     path = Path(mine.get("path", DEFAULT_PATH))
 
     def run(inputs: list[Any]) -> list[Any]:
-        recording = Recording.of(graph, list(inputs), kind)
+        whole = GraphRun.of(graph, list(inputs), kind)
         trials = Trials(inner, theirs, float(mine.get("seconds", 60)))
-        whole = recording.piece(recording.units)
-        finding = trials.first(whole) if whole.has_outputs else None
-        if finding is None:
+        everything = whole.subgraph(whole.operations)
+        fault = trials.first(everything) if everything.has_outputs else None
+        if fault is None:
             return plain(inputs)
-        piece, smaller = minimise(recording, trials, finding, int(mine.get("trials", 300)))
-        written = write_script(path, piece, smaller, inner, theirs)
-        calls = [node for node in piece.graph.graph.nodes if node.op == "call_function"]
+        small, smaller = minimise(whole, trials, fault, int(mine.get("trials", 300)))
+        written = write_script(path, small, smaller, inner, theirs)
+        calls = [node for node in small.graph.graph.nodes if node.op == "call_function"]
         count = sum(node.target is not operator.getitem for node in calls)
         raise BackendError(
-            f"backend {inner.name!r} {smaller.category} on the {kind} graph of {len(recording.units)} operators; "
+            f"backend {inner.name!r} {smaller.category} on the {kind} graph of {len(whole.operations)} operators; "
             f"a script with {count} of them that shows it is in {written}: {smaller}",
-            where=next((line for node in piece.origin if (line := line_of(node))), None),
+            where=next((line for node in small.origin if (line := line_of(node))), None),
             advice='send that script to the makers of the backend, and use backend="aten" meanwhile',
         )
 

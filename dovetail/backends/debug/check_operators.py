@@ -1,4 +1,4 @@
-"""The ``check_operators`` backend: every operator, compiled by another backend, against eager; the first that differs is named.
+"""The ``check_operators`` backend: compares every operator, compiled by another backend, with eager; names the first that differs.
 
 ``backend_options``: ``inner`` is the backend to check (the default backend unless given), ``calls`` how many calls of each
 graph are checked (all, unless given); the rest goes to the inner backend.
@@ -17,7 +17,15 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.debug.pieces import UNINITIALISED, Piece, Recording, Unit, copy_of, line_of, split_options
+from dovetail.backends.debug.subgraphs import (
+    UNINITIALISED,
+    GraphRun,
+    Operation,
+    line_of,
+    outputs_difference,
+    split_options,
+)
+from dovetail.backends.debug.values import copy_of
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError
@@ -26,7 +34,7 @@ from dovetail.torch_private import state as private_state
 Key = tuple[Any, ...]
 
 
-class _OperatorCheck:
+class _Checker:
     """Compiles operators one by one, each kind of call once, and compares."""
 
     def __init__(self, inner: Backend, options: Mapping[str, Any]) -> None:
@@ -34,40 +42,62 @@ class _OperatorCheck:
         self.options = options
         self._compiled: dict[Key, CompiledCallable] = {}
 
-    def check(self, recording: Recording, unit: Unit) -> str:
-        """What is wrong with one operator on the recorded values; empty if nothing is."""
-        node = unit[0]
-        problem = _promise_problem(unit, recording)
-        if problem or node.target in UNINITIALISED:
-            return problem
-        piece = recording.piece([unit])
-        if not piece.has_outputs:
+    def check(self, graph: torch.fx.GraphModule, inputs: list[Any], kind: Kind) -> None:
+        """Raise :class:`BackendError` for the first operator that differs, or for all of them together."""
+        run = GraphRun.of(graph, inputs, kind)
+        for operation in run.operations:
+            problem = _assumption_problem(run, operation) or self._operator_problem(run, operation)
+            if problem:
+                node = operation[0]
+                raise BackendError(
+                    f"operator {node.target} ({node.name} in the {kind} graph) through backend {self.inner.name!r}: {problem}",
+                    where=line_of(node),
+                    advice='write this operator in another way, or use backend="aten"; '
+                    'backend="bisect" writes a script that shows it',
+                )
+        if run.operations and all(isinstance(value, torch.Tensor) for value in inputs):
+            self._check_whole(run)
+
+    def _operator_problem(self, run: GraphRun, operation: Operation) -> str:
+        """Say how one operator differs on the values of the run; empty if it does not."""
+        subgraph = run.subgraph([operation])
+        if operation[0].target in UNINITIALISED or not subgraph.has_outputs:
             return ""
-        key = (str(piece.graph.graph), *(_layout(value) for value in piece.inputs))
+        layouts = [(value.dtype, tuple(value.shape), value.stride(), value.device) for value in subgraph.inputs]
+        key = (str(subgraph.graph.graph), *layouts)
         with private_state.preserved_rng_state():
-            wanted = piece.reference()
+            wanted = subgraph.reference()
             torch.manual_seed(0)
             try:
-                run = self._compiled.get(key) or self._compiled.setdefault(key, piece.compile(self.inner, self.options))
-                found = run([copy_of(value) for value in piece.inputs])
+                if key not in self._compiled:
+                    self._compiled[key] = subgraph.compile(self.inner, self.options)
+                found = self._compiled[key]([copy_of(value) for value in subgraph.inputs])
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 return f"raises {type(error).__name__}: {str(error).splitlines()[0]}"
-        return piece.compare(found, wanted, self.inner)
+        return outputs_difference(subgraph.graph, found, wanted, self.inner)
+
+    def _check_whole(self, run: GraphRun) -> None:
+        """Raise if the whole graph differs: a backend may fuse operators wrongly that are right one by one."""
+        fault = run.subgraph(run.operations).try_backend(self.inner, self.options)
+        if fault:
+            entries = [item for item in output_arguments(run.graph) if isinstance(item, torch.fx.Node)]
+            raise BackendError(
+                f"every operator of the {run.kind} graph is right by itself, but not all of them together, through backend "
+                f"{self.inner.name!r}: {fault}",
+                where=line_of(entries[0]) if entries else None,
+                advice='use backend="bisect", which finds the operators that must be together',
+            )
 
 
-def _layout(value: torch.Tensor) -> Key:
-    return value.dtype, tuple(value.shape), value.stride(), value.device
-
-
-def _promise_problem(unit: Unit, recording: Recording) -> str:
-    """Whether the operator's real result is what its fake one was while tracing."""
-    for node in unit:
-        promised, real = node.meta.get("val"), recording.values[node]
-        if not isinstance(promised, torch.Tensor) or not isinstance(real, torch.Tensor):
+def _assumption_problem(run: GraphRun, operation: Operation) -> str:
+    """Say how an operator's real result differs from its fake one while tracing; empty if it does not."""
+    for node in operation:
+        assumed, real = node.meta.get("val"), run.values[node]
+        if not isinstance(assumed, torch.Tensor) or not isinstance(real, torch.Tensor):
             continue
         for name in ("dtype", "shape"):
-            if getattr(promised, name) != getattr(real, name):
-                return f"gives {name} {getattr(real, name)}, and {getattr(promised, name)} was assumed while tracing"
+            if getattr(assumed, name) != getattr(real, name):
+                return f"gives {name} {getattr(real, name)}, and {getattr(assumed, name)} was assumed while tracing"
     return ""
 
 
@@ -75,7 +105,7 @@ def _compile_checked(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
 ) -> CompiledCallable:
     mine, theirs = split_options(options, ("inner", "calls"))
-    check = _OperatorCheck(lookup_backend(mine.get("inner")).with_options(theirs), theirs)
+    checker = _Checker(lookup_backend(mine.get("inner")).with_options(theirs), theirs)
     left = mine.get("calls")
     plain = compile_aten(graph, example_inputs, kind=kind)
 
@@ -83,7 +113,7 @@ def _compile_checked(
         nonlocal left
         if left is None or left > 0:
             left = None if left is None else left - 1
-            _check_all(graph, list(inputs), kind, check)
+            checker.check(graph, list(inputs), kind)
         return plain(inputs)
 
     return run
@@ -96,34 +126,3 @@ CHECK_OPERATORS = Backend(
     takes_symbolic_shapes=False,
     description="runs every operator by itself through another backend and names the first that differs from eager",
 )
-
-
-def _check_all(graph: torch.fx.GraphModule, inputs: list[Any], kind: Kind, check: _OperatorCheck) -> None:
-    recording = Recording.of(graph, inputs, kind)
-    for unit in recording.units:
-        problem = check.check(recording, unit)
-        if problem:
-            node = unit[0]
-            raise BackendError(
-                f"operator {node.target} ({node.name} in the {kind} graph) through backend {check.inner.name!r}: {problem}",
-                where=line_of(node),
-                advice='write this operator in another way, or use backend="aten"; backend="bisect" writes a script that shows it',
-            )
-    _check_whole(recording, inputs, check)
-
-
-def _check_whole(recording: Recording, inputs: list[Any], check: _OperatorCheck) -> None:
-    """Operators that are right one by one may be joined wrongly."""
-    graph = recording.graph
-    if not recording.units or not all(isinstance(value, torch.Tensor) for value in inputs):
-        return
-    whole: Piece = recording.piece(recording.units)
-    finding = whole.try_backend(check.inner, check.options)
-    if finding:
-        entry = next((item for item in output_arguments(graph) if isinstance(item, torch.fx.Node)), None)
-        raise BackendError(
-            f"every operator of the {recording.kind} graph is right by itself, but not all of them together, through backend "
-            f"{check.inner.name!r}: {finding}",
-            where=None if entry is None else line_of(entry),
-            advice='use backend="bisect", which finds the operators that must be together',
-        )

@@ -1,4 +1,4 @@
-"""The ``float64`` backend: runs every graph a second time in float64 and reports how far the results lie apart.
+"""The ``float64`` backend: runs every graph a second time in float64 and reports the rounding errors of the results.
 
 ``backend_options``: ``inner`` is the backend whose results are returned and compared ("aten" unless given), ``report`` is
 called with a :class:`PrecisionReport` for each graph and call (it is printed to standard error unless given), ``calls`` how many
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from dovetail.backends.debug.pieces import UNINITIALISED, line_of, split_options
+from dovetail.backends.debug.subgraphs import UNINITIALISED, line_of, split_options
+from dovetail.backends.debug.values import copy_of, put_random_state, take_random_state
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with, output_arguments
-from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import OptionError, UserLocation
 from dovetail.torch_private import operators as private_operators
@@ -44,7 +44,7 @@ _NOTABLE = 1e4
 
 @dataclass(frozen=True)
 class OperatorError:
-    """How far one operator's result is from the one in float64, relative to the largest value in it."""
+    """The distance of one operator's result from the one in float64, relative to the largest value in it."""
 
     operator: str
     name: str
@@ -57,7 +57,7 @@ class OperatorError:
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """One run of one graph in float64: relative errors of its outputs, and where they come from.
+    """The relative errors of one run's outputs and operators, measured by a second run in float64.
 
     ``first`` is the first operator whose error is far above the rounding of its dtype, None if there is none.
     """
@@ -85,39 +85,37 @@ class PrecisionReport:
 
 
 class _Widened(torch.fx.Interpreter):
-    """Runs a graph with every floating value in float64, beside the values of the run as it is.
+    """Runs a graph with every floating-point value in float64, beside a run with the values as they are.
 
-    What is whole numbers or yes and no is taken from the run as it is, so that both go the same way; so are random numbers.
+    Integers, booleans and random numbers come from the run as it is, so that both runs take the same way.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__(graph)
         self.extra_traceback = False
-        self.as_it_is: dict[torch.fx.Node, Any] = {}
+        self.plain: dict[torch.fx.Node, Any] = {}
         self.errors: list[OperatorError] = []
-        self.not_widened: list[str] = []
+        self.not_widened: dict[str, None] = {}
         self.first: OperatorError | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node twice and compare."""
-        if n.op in ("placeholder", "get_attr"):
-            value = super().run_node(n)
-            self.as_it_is[n] = value
-            return _widen(value)
-        args, kwargs = map_arg((n.args, n.kwargs), self.as_it_is.__getitem__)
         if n.op == "output":
             return super().run_node(n)
-        plain = getattr(self, n.op)(n.target, args, kwargs)
-        self.as_it_is[n] = plain
-        if n.target in UNINITIALISED or _is_random(n):
-            return _widen_all(plain)
+        if n.op in ("placeholder", "get_attr"):
+            plain = self.plain[n] = super().run_node(n)
+            return _widen(plain)
+        args, kwargs = map_arg((n.args, n.kwargs), self.plain.__getitem__)
+        plain = self.plain[n] = getattr(self, n.op)(n.target, args, kwargs)
+        if n.target in UNINITIALISED or torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
+            return _widen(plain)
         try:
             wide_args, wide_kwargs = self.fetch_args_kwargs_from_env(n)
             wide = getattr(self, n.op)(n.target, _widen_dtypes(wide_args), _widen_dtypes(wide_kwargs))
         except (RuntimeError, NotImplementedError, TypeError):
-            self.not_widened.append(f"{n.target}")
-            return _widen_all(plain)
-        result = _same_way(wide, plain)
+            self.not_widened[str(n.target)] = None
+            return _widen(plain)
+        result = _wide_where_floating(wide, plain)
         error = _relative_error(plain, result)
         if error is not None:
             found = OperatorError(str(n.target), n.name, error, line_of(n))
@@ -127,35 +125,29 @@ class _Widened(torch.fx.Interpreter):
         return result
 
 
-def _is_random(node: torch.fx.Node) -> bool:
-    return (
-        isinstance(node.target, private_operators.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
-
-
 def _widen(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_widen, value))
     return value.to(_WIDER.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
 
 
-def _widen_all(value: Any) -> Any:
-    return type(value)(map(_widen, value)) if type(value) in (tuple, list) else _widen(value)
-
-
 def _widen_dtypes(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return _WIDER.get(value, value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_widen_dtypes, value)) if type(value) in (tuple, list) else value
+    if type(value) in (tuple, list):
+        return type(value)(map(_widen_dtypes, value))
     if isinstance(value, dict):
         return {key: _widen_dtypes(item) for key, item in value.items()}
-    return value
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-def _same_way(wide: Any, plain: Any) -> Any:
-    """The wide result where it is a floating number of the same shape, else the plain one."""
-    if isinstance(plain, (tuple, list)):
-        return type(plain)(map(_same_way, wide, plain)) if type(plain) in (tuple, list) else plain
-    if not isinstance(plain, torch.Tensor) or not (plain.is_floating_point() or plain.is_complex()):
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _wide_where_floating(wide: Any, plain: Any) -> Any:
+    """Return the wide result where it is a floating-point tensor of the same shape, else the plain one."""
+    if type(plain) in (tuple, list):
+        return type(plain)(map(_wide_where_floating, wide, plain))
+    if not _is_floating(plain):
         return plain
     return wide if isinstance(wide, torch.Tensor) and wide.shape == plain.shape else _widen(plain)
 
@@ -163,11 +155,7 @@ def _same_way(wide: Any, plain: Any) -> Any:
 def _relative_error(plain: Any, wide: Any) -> float | None:
     if isinstance(plain, (tuple, list)):
         return max(filter(None, map(_relative_error, plain, wide)), default=None)
-    if (
-        not isinstance(plain, torch.Tensor)
-        or not (plain.is_floating_point() or plain.is_complex())
-        or not plain.numel()
-    ):
+    if not _is_floating(plain) or not plain.numel():
         return None
     finite = wide.isfinite() & plain.isfinite()
     if not bool((wide.isfinite() == plain.isfinite()).all()):
@@ -184,7 +172,7 @@ def _rounding(plain: Any) -> float:
 
 
 def measure(graph: torch.fx.GraphModule, inputs: Sequence[Any], outputs: Sequence[Any], kind: Kind) -> PrecisionReport:
-    """Run ``graph`` in float64 and compare ``outputs``, which were computed from ``inputs``, with what comes out."""
+    """Run ``graph`` in float64 on ``inputs`` and compare the result with ``outputs``."""
     with private_operators.BelowAutograd(), private_operators.NoAutocast():
         interpreter = _Widened(graph)
         wide = interpreter.run(*inputs)
@@ -194,7 +182,7 @@ def measure(graph: torch.fx.GraphModule, inputs: Sequence[Any], outputs: Sequenc
         tuple(error or 0.0 for error in errors),
         tuple(interpreter.errors),
         interpreter.first,
-        tuple(dict.fromkeys(interpreter.not_widened)),
+        tuple(interpreter.not_widened),
     )
 
 
@@ -224,7 +212,7 @@ def _compile_twice(
         if left <= 0:
             return run_inner(inputs)
         left -= 1
-        kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        kept = [copy_of(value) for value in inputs]
         state = take_random_state()
         outputs = run_inner(inputs)
         after = take_random_state()

@@ -1,4 +1,4 @@
-"""A backend that may fail: training goes on with ATen's operators where it raises, crashes, hangs or returns what does not fit.
+"""A fallback for a backend that may fail: ATen's operators run where it raises, crashes, hangs or violates the protocol.
 
 >>> import torch, dovetail
 >>> from dovetail.backends import guarded
@@ -24,14 +24,14 @@ import torch
 
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.debug.trial import try_apart, words
+from dovetail.backends.debug.values import put_random_state, take_random_state
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
-from dovetail.backends.random_state import put_random_state, take_random_state
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import EagerFallbackWarning
 
 
 class _Guard:
-    """One backend, until it has failed once; ATen's operators from then on."""
+    """Compiles with one backend until it has failed once, and with ATen's operators from then on."""
 
     def __init__(self, inner: Backend, seconds: float) -> None:
         self.inner = inner
@@ -41,7 +41,7 @@ class _Guard:
     def compile(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
-        """Compile with the backend if a trial in another process goes well."""
+        """Compile with the backend if a trial in another process succeeds."""
         plain = compile_aten(graph, example_inputs, kind=kind)
         if self.given_up:
             return plain
@@ -57,23 +57,21 @@ class _Guard:
         return self._until_it_fails(compiled, plain)
 
     def _until_it_fails(self, compiled: CompiledCallable, plain: CompiledCallable) -> CompiledCallable:
-        proven = failed = False
+        chosen: CompiledCallable | None = None
 
         def run(inputs: list[Any]) -> list[Any]:
-            nonlocal proven, failed
-            if proven:
-                return compiled(inputs)
-            if failed:
-                return plain(inputs)
+            nonlocal chosen
+            if chosen is not None:
+                return chosen(inputs)
             kept, state = list(inputs), take_random_state()
             try:
                 outputs = compiled(inputs)
-                proven = True
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
-                failed = True
+                chosen = plain
                 self._give_up(words(error))
                 put_random_state(state)
                 return plain(kept)
+            chosen = compiled
             return outputs
 
         return run
@@ -91,13 +89,12 @@ class _Guard:
 
 
 def guarded(backend: str | Backend | Callable[..., Any] | None = None, *, seconds: float = 120.0) -> Backend:
-    """The same backend with a net under it, to be given to :func:`dovetail.compile` as ``backend``.
+    """Return the backend with a fallback to ATen's operators, as a ``backend`` for :func:`dovetail.compile`.
 
     Each graph is compiled and run once in a fork of this process first, which may take ``seconds``; so compiling takes twice
-    as long. After the first failure, of which one :class:`EagerFallbackWarning` tells, ATen's operators run. Without a name it is
-    the default backend. Where this process has used CUDA it cannot be forked: a new interpreter tries the graph, which takes
-    some seconds more, and for a backend that only this process knows, or symbolic sizes, only what the backend raises, or
-    returns wrongly, is caught.
+    as long. The first failure gives one :class:`EagerFallbackWarning`, and ATen's operators run from then on. None is the
+    default backend. A process that uses CUDA cannot be forked: a new interpreter tries the graph, which takes some seconds
+    more; for a backend that only this process knows, or symbolic sizes, only exceptions and outputs that do not fit are caught.
     """
     inner = lookup_backend(backend)
     if inner.takes_program:

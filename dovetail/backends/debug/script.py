@@ -1,4 +1,4 @@
-"""Writing a piece of a graph, with its inputs, as a Python script that shows what a backend does with it."""
+"""Python scripts that show a backend's fault on a small graph, with its inputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,41 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dovetail.backends.debug.pieces import Finding, Piece, line_of, memory_of
+from dovetail.backends.debug.subgraphs import Fault, Subgraph, line_of
+from dovetail.backends.debug.values import memory_of
 from dovetail.backends.protocol import Backend
 from dovetail.errors import BackendError
 from dovetail.torch_private import operators as private_operators
 
-#: A tensor of at most so many numbers is written out; a larger one that is not made of one value goes to a file.
+#: Tensors with at most this many numbers are written out; larger ones that do not repeat one value go to a file.
 _WRITTEN_OUT = 64
+_SCRIPT = '''"""Backend {backend!r} {category} on this {kind} graph. Written by Dovetail's backend "bisect".
+
+{problem}
+"""
+
+{paths}import torch
+{load_file}
+from dovetail.testing import compare_graph
+{registration}
+
+{function}
 
 
-def write_script(path: Path, piece: Piece, finding: Finding, backend: Backend, options: Mapping[str, Any]) -> Path:
-    """Write the script, and a file of tensors beside it if it needs one; the path of the script.
+{tensors}inputs = [
+{inputs}
+]
+
+if __name__ == "__main__":
+    options = {options}
+    problem = compare_graph(graph, inputs, backend="{backend}", kind="{kind}", options=options)
+    print(problem or "no difference")
+    raise SystemExit(bool(problem))
+'''
+
+
+def write_script(path: Path, subgraph: Subgraph, fault: Fault, backend: Backend, options: Mapping[str, Any]) -> Path:
+    """Write the script, and a file of tensors beside it if it needs one; return the path of the script.
 
     An earlier script is kept: the new one gets a number.
     """
@@ -31,61 +55,43 @@ def write_script(path: Path, piece: Piece, finding: Finding, backend: Backend, o
     while target.exists():
         number += 1
         target = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    tensors: dict[str, torch.Tensor] = {}
-    names = [node.name for node in piece.graph.graph.nodes if node.op == "placeholder"]
-    inputs = [
-        f"    {_tensor(value, name, tensors)},  # {name}" for name, value in zip(names, piece.inputs, strict=True)
-    ]
     saved = target.with_suffix(".safetensors")
-    lines = [
-        f'"""Backend {backend.name!r} {finding.category} on this {piece.kind} graph. Written by Dovetail\'s backend "bisect".',
-        "",
-        *(
-            f"    {line}".rstrip().replace("\\", "\\\\").replace('"""', "'''")
-            for line in str(finding).splitlines()[:20]
-        ),
-        '"""',
-        "",
-        *(["from pathlib import Path", ""] if tensors else []),
-        "import torch",
-        *(["from safetensors.torch import load_file"] if tensors else []),
-        "",
-        "from dovetail.testing import compare_graph",
-        *_where_it_is_registered(backend),
-        "",
-        "",
-        *_function(piece),
-        "",
-        "",
-        *([f'tensors = load_file(Path(__file__).with_name("{saved.name}"))'] if tensors else []),
-        "inputs = [",
-        *inputs,
-        "]",
-        "",
-        'if __name__ == "__main__":',
-        f"    options = {pprint.pformat(dict(options))}",
-        f'    problem = compare_graph(graph, inputs, backend="{backend.name}", kind="{piece.kind}", options=options)',
-        '    print(problem or "no difference")',
-        "    raise SystemExit(bool(problem))",
+    tensors: dict[str, torch.Tensor] = {}
+    names = [node.name for node in subgraph.graph.graph.find_nodes(op="placeholder")]
+    inputs = [
+        f"    {_tensor(value, name, tensors)},  # {name}" for name, value in zip(names, subgraph.inputs, strict=True)
     ]
-    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    problem = str(fault).replace("\\", "\\\\").replace('"""', "'''").splitlines()[:20]
+    text = _SCRIPT.format(
+        backend=backend.name,
+        category=fault.category,
+        kind=subgraph.kind,
+        problem="\n".join(f"    {line}".rstrip() for line in problem),
+        paths="from pathlib import Path\n\n" if tensors else "",
+        load_file="from safetensors.torch import load_file\n" if tensors else "",
+        registration=_registration(backend),
+        function="\n".join(_function(subgraph)),
+        tensors=f'tensors = load_file(Path(__file__).with_name("{saved.name}"))\n' if tensors else "",
+        inputs="\n".join(inputs),
+        options=pprint.pformat(dict(options)),
+    )
+    target.write_text(text, encoding="utf-8")
     if tensors:
         save_file(tensors, saved)
     return target
 
 
-def _where_it_is_registered(backend: Backend) -> list[str]:
+def _registration(backend: Backend) -> str:
+    """Return the line that registers the backend in a new interpreter; empty if its name is known there."""
     module = inspect.getmodule(backend.compile)
     name = getattr(module, "__name__", "__main__")
-    if name.startswith("dovetail.") and name != "dovetail.backends.foreign.torch_registered":
-        return []
     if name in ("__main__", "dovetail.backends.foreign.torch_registered"):
-        return [f"# If {backend.name!r} is registered in code, register it here."]
-    return [f"import {name}  # registers the backend"]
+        return f"# If {backend.name!r} is registered in code, register it here.\n"
+    return "" if name.startswith("dovetail.") else f"import {name}  # registers the backend\n"
 
 
-def _function(piece: Piece) -> list[str]:
-    graph = piece.graph.graph
+def _function(subgraph: Subgraph) -> list[str]:
+    graph = subgraph.graph.graph
     names = [node.name for node in graph.nodes if node.op == "placeholder"]
     lines = [f"def graph({', '.join(names)}):"]
     for node in graph.nodes:
@@ -118,7 +124,7 @@ def _argument(value: Any) -> str:
 
 
 def _tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> str:
-    """An expression for the tensor; one that is large and not of one value is put into ``tensors``."""
+    """Return an expression for the tensor; a large one that does not repeat one value goes to ``tensors``."""
     shape, dtype = tuple(value.shape), value.dtype
     if value.is_contiguous() and value.numel() and bool((value == value.flatten()[0]).all()):
         text = f"torch.full({shape}, {_argument(value.flatten()[0].item())}, dtype={dtype})"

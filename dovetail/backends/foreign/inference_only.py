@@ -25,7 +25,8 @@ import torch
 
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.debug.pieces import UNINITIALISED, line_of, value_problem
+from dovetail.backends.debug.subgraphs import UNINITIALISED, line_of
+from dovetail.backends.debug.values import difference
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError, UnsupportedGraphError
 from dovetail.torch_private import operators as private_operators
@@ -111,7 +112,7 @@ class _Library:
         entries = output_arguments(graph)
         for index, (entry, found, want) in enumerate(zip(entries, results, wanted, strict=True)):
             undefined = isinstance(entry, torch.fx.Node) and entry.target in UNINITIALISED
-            problem = "" if undefined else value_problem(found, want, promise)
+            problem = "" if undefined else difference(found, want, promise)
             if problem:
                 raise UnsupportedGraphError(
                     f"{self.name} computes this graph wrongly: result {index} ({entry}) {problem}",

@@ -1,7 +1,4 @@
-"""``python -m dovetail.testing.tables PAGE``: run all backends through the suite, and write their tables into a page.
-
-The text between the two marks of the page is replaced.
-"""
+"""``python -m tests.backends.tables PAGE``: runs all backends through the suite and writes their tables between a page's marks."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from dovetail.testing import check_backend
 from dovetail.testing.cases import CaseResult
 from dovetail.testing.probe import probe_backends
 from dovetail.testing.report import Report, tables
-from dovetail.testing.suite import items_for, run_items
+from dovetail.testing.suite import cases_for, run_cases
 
 BEGIN = "<!-- tables: written by `make backend-tables` -->"
 END = "<!-- end of tables -->"
@@ -28,7 +25,7 @@ END = "<!-- end of tables -->"
 
 @dataclass(frozen=True)
 class Row:
-    """One backend of the page with the options that it is run with; ``label`` tells rows of one backend apart."""
+    """One backend of the page with its options; ``label`` tells rows of one backend apart."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -79,11 +76,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def replace_tables(page: str, text: str) -> str:
-    """``page`` with ``text`` between its marks.
-
-    >>> print(replace_tables(f"a {BEGIN} old {END} z", "new").replace(chr(10), "/"))
-    a <!-- tables: written by `make backend-tables` -->/new/<!-- end of tables --> z
-    """
+    """Return ``page`` with ``text`` between its marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -92,12 +85,7 @@ def replace_tables(page: str, text: str) -> str:
 
 
 def check_row(row: Row) -> Report:
-    """Run one row's backend through the suite; where recordings are simulated, the note says how many cases replayed one.
-
-    >>> from dovetail.testing.tables import Row, check_row
-    >>> check_row(Row("aten", label="the reference")).label
-    'the reference'
-    """
+    """Run one row's backend through the suite; for simulated recordings, a note counts the replays."""
     if row.options.get("recorder") != "simulated":
         return replace(check_backend(row.name, options=row.options, show=False), label=row.label)
     recorder = simulated_recorder(opaque=row.options["kernels"] == "inductor")
@@ -105,12 +93,11 @@ def check_row(row: Row) -> Report:
     results: list[CaseResult] = []
     silent: list[str] = []
     replays, recordings = recorder.replays, len(recorder.recordings)
-    for item in items_for(backend):
+    for case in cases_for(backend):
         before = recorder.replays
-        (result,) = run_items(row.name, [item], options=row.options, isolate=False)
-        results.append(result)
-        if result.status == "passed" and recorder.replays == before:
-            silent.append(item.name)
+        results += run_cases([(row.name, case)], options=row.options, isolate=False)
+        if results[-1].status == "passed" and recorder.replays == before:
+            silent.append(case.name)
     note = (
         f"{len(recorder.recordings) - recordings} recordings were made and {recorder.replays - replays} times replayed; "
         f"right without any replay: {', '.join(silent) or 'none'}."
@@ -119,7 +106,7 @@ def check_row(row: Row) -> Report:
 
 
 def written_tables(rows: Sequence[Row]) -> str:
-    """The tables of these rows; a backend that cannot be had here is named, with the reason."""
+    """Return the tables of these rows; backends that are not available here are named with the reason."""
     probes = {probe.name: probe for probe in probe_backends(list(dict.fromkeys(row.name for row in rows)))}
     reports: list[Report] = []
     absent: list[str] = []
