@@ -1,43 +1,39 @@
-"""What a call costs beside its graph: Dovetail beside torch.compile, both with graphs that do nothing.
+"""The cost of a call beside its graph: Dovetail and torch.compile, both with graphs that do nothing, and eager.
 
-Each model is compiled by both with a backend whose graphs give back tensors made beforehand, so that a call is nothing but
-finding the entry (guards), fetching the inputs, the runtime around the graph and building the result. Two ways of calling:
+Each model is compiled by both with a backend whose graphs return tensors made beforehand, so that a call is nothing but
+finding the entry (guards), fetching the inputs, the runtime around the graph and building the result. Eager runs its kernels: its
+column says how much time there is to save. Two ways of calling:
 
 - *inference*: under ``no_grad``; torch.compile gets a plain backend, with none of AOTAutograd's wrappers around it;
 - *training*: outputs that require a gradient; both run one ``torch.autograd.Function`` (torch.compile by ``aot_autograd``).
 
 The models: chains of ``nn.Linear`` in nested ``nn.Sequential`` with 3, 100 and 400 modules in all, every parameter read by
 the forward, and BERT with 4 layers. Each case has a process of its own, in which the engines alternate; the order changes
-from round to round, and a round is the mean of many calls. Shown are medians of the rounds, and the median of the rounds'
+from round to round, and a round is the mean of many calls. The table shows medians of the rounds, and the median of the rounds'
 ratios. Dovetail's guards alone are timed as well. Run it with ``make bench-overhead``.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import operator
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import alternating, make_parser, save
 
 import dovetail
-from dovetail.face.explanation import compiled_function
-from dovetail.report.curves import Table
+from dovetail.face.compile import compiled_function
+from dovetail.report.table import Table
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import tracing as private_tracing
 
-#: What the project promises: Dovetail's time over that of torch.compile.
+#: The project's promise: Dovetail's time over that of torch.compile.
 PROMISE = 0.5
 
 #: Modules in all: (groups, layers in a group). A group is a module as well, and so is the root.
@@ -46,11 +42,11 @@ CHAINS = {3: (1, 1), 100: (9, 10), 400: (21, 18)}
 #: No model here returns more tensors than this; the outputs of a graph after them are for its backward.
 VISIBLE = 2
 
-OURS, THEIRS = "Dovetail", "torch.compile"
+EAGER, OURS, THEIRS, GUARDS = "eager", "Dovetail", "torch.compile", "Dovetail's guards alone"
 
 
 def chain(modules: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """A model of that many modules in all, and arguments for it."""
+    """Return a model of that many modules in all, and arguments for it."""
     groups, layers = CHAINS[modules]
     model = torch.nn.Sequential(
         *[torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(layers)]) for _ in range(groups)]
@@ -60,7 +56,7 @@ def chain(modules: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
 
 
 def bert() -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """BERT with 4 layers, small ones, and token numbers for it."""
+    """Return BERT with 4 small layers, and token numbers for it."""
     import transformers
 
     config = transformers.BertConfig(
@@ -76,7 +72,7 @@ MODELS: dict[str, Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]]] = {
 
 
 def prepared(graph: torch.fx.GraphModule) -> list[Any]:
-    """For each output of a graph, a tensor like it (or the constant that it is)."""
+    """Return for each output of a graph a tensor like it (or the constant that it is)."""
     (values,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     made = []
     for node in values if isinstance(values, (list, tuple)) else (values,):
@@ -91,9 +87,10 @@ def prepared(graph: torch.fx.GraphModule) -> list[Any]:
 
 
 def idle(graph: torch.fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
-    """What a graph that does nothing returns for its inputs: autograd wants results that are new, what is saved may be old.
+    """Return a function that stands for a graph and does nothing.
 
-    Inputs that the graph saves for its backward as they are, it saves as every graph does.
+    Autograd needs new results; saved values may be old. Inputs that the graph saves for its backward as they are, it saves as
+    every graph does.
     """
     outputs = prepared(graph)
     results = [value for value in outputs[:VISIBLE] if isinstance(value, torch.Tensor)]
@@ -111,19 +108,18 @@ def idle(graph: torch.fx.GraphModule) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 def idle_dovetail(graph: torch.fx.GraphModule, example_inputs: Any, *, kind: str, options: Any) -> Any:
-    """A backend for Dovetail whose graphs do nothing."""
-    outputs = idle(graph)
-    return outputs
+    """Compile for Dovetail to a graph that does nothing."""
+    return idle(graph)
 
 
 def idle_torch(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
-    """The same for torch.compile."""
+    """Compile for torch.compile to a graph that does nothing."""
     outputs = idle(graph)
     return lambda *inputs: outputs(inputs)
 
 
 def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
-    """The same behind AOTAutograd, taking one list of inputs as Inductor's graphs do."""
+    """Do the same behind AOTAutograd, for one list of inputs as Inductor's graphs take it."""
     outputs = idle(graph)
 
     def run(inputs: list[Any]) -> list[Any]:
@@ -135,22 +131,21 @@ def idle_torch_boxed(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
     return run
 
 
-def compile_dovetail(model: torch.nn.Module, training: bool) -> Any:
-    """Dovetail."""
-    return dovetail.compile(model, backend=idle_dovetail, fullgraph=True)
-
-
 def compile_torch(model: torch.nn.Module, training: bool) -> Any:
-    """torch.compile, as it comes."""
+    """Compile with torch.compile, as it comes."""
     backend = private_dynamo.aot_backend(idle_torch_boxed) if training else idle_torch
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
 
 
-ENGINES: dict[str, Callable[[torch.nn.Module, bool], Any]] = {OURS: compile_dovetail, THEIRS: compile_torch}
+ENGINES: dict[str, Callable[[torch.nn.Module, bool], Any]] = {
+    EAGER: lambda model, training: model,
+    OURS: lambda model, training: dovetail.compile(model, backend=idle_dovetail, fullgraph=True),
+    THEIRS: compile_torch,
+}
 
 
 def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
-    """The mean over many calls, with no garbage collection between them."""
+    """Return the mean over many calls, with no garbage collection between them."""
     gc.collect()
     gc.disable()
     try:
@@ -163,7 +158,7 @@ def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
 
 
 def measure(make: Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]], training: bool, rounds: int) -> dict[str, Any]:
-    """Seconds per call, one number for each round: of both engines and of Dovetail's guards alone."""
+    """Return seconds per call for each round: of each engine and of Dovetail's guards alone."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model, arguments = make()
@@ -182,74 +177,51 @@ def measure(make: Callable[[], tuple[torch.nn.Module, tuple[Any, ...]]], trainin
             calls[name] = call
             if name == OURS:
                 (entry,) = compiled_function(compiled).entries
-                calls["Dovetail's guards alone"] = lambda checker=entry.checker: checker.check(model, arguments, {})
+                calls[GUARDS] = lambda checker=entry.checker: checker.check(model, arguments, {})
         times: dict[str, list[float]] = {name: [] for name in calls}
         count = max(20, min(2000, int(0.05 / seconds_per_call(calls[THEIRS], 20))))
-        for number in range(rounds):
-            for name in calls if number % 2 else reversed(calls):
-                times[name].append(seconds_per_call(calls[name], count))
+        for _, name in alternating(list(calls), rounds):
+            times[name].append(seconds_per_call(calls[name], count))
     guards = len(entry.checker.guards.guards)
     return {"guards": guards, "tensors": len(entry.checker.guards.tensors), "seconds": times}
 
 
-def measure_alone(name: str, training: bool, rounds: int) -> dict[str, Any]:
-    """:func:`measure` in a process that knows no other model: what they leave in memory would be in this one's way."""
+def measure_alone(name: str, training: bool, rounds: int, threads: int) -> dict[str, Any]:
+    """Run :func:`measure` in a process of its own, whose memory holds nothing of other models."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measure_named, name, training, rounds).result()
+        return pool.submit(_measure_named, name, training, rounds, threads).result()
 
 
-def _measure_named(name: str, training: bool, rounds: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
+def _measure_named(name: str, training: bool, rounds: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
     return measure(MODELS[name], training, rounds)
 
 
 def main() -> int:
     """Measure, print the table, save the raw numbers; 0 if every ratio is as promised."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = make_parser(__doc__, rounds=15)
+    parser.set_defaults(threads=1)
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
     results: dict[str, dict[str, Any]] = {}
     rows = []
     ratios: dict[str, float] = {}
     for name in options.models:
         for training in (False, True):
             case = f"{name}, {'training' if training else 'inference'}"
-            result = results[case] = measure_alone(name, training, options.rounds)
+            result = results[case] = measure_alone(name, training, options.rounds, options.threads)
             medians = {engine: statistics.median(times) for engine, times in result["seconds"].items()}
-            # Both of a round: what else the machine does, it does to both of them.
+            # Both of one round: other work on the machine slows both.
             pairs = zip(result["seconds"][OURS], result["seconds"][THEIRS], strict=True)
             ratios[case] = statistics.median(ours / theirs for ours, theirs in pairs)
-            rows.append(
-                (
-                    case,
-                    str(result["guards"]),
-                    str(result["tensors"]),
-                    *[f"{medians[engine] * 1e6:.1f} us" for engine in (THEIRS, OURS, "Dovetail's guards alone")],
-                    f"{ratios[case]:.2f}",
-                )
-            )
+            cells = [f"{medians[engine] * 1e6:.1f} us" for engine in (EAGER, THEIRS, OURS, GUARDS)]
+            rows.append((case, str(result["guards"]), str(result["tensors"]), *cells, f"{ratios[case]:.2f}"))
             print(f"{case}: {medians[OURS] * 1e6:.1f} us, torch.compile {medians[THEIRS] * 1e6:.1f} us", flush=True)
-    print(f"\ntime per call with graphs that do nothing; one thread, medians of {options.rounds} rounds")
-    print(Table(("case", "guards", "tensors", THEIRS, OURS, "its guards alone", "ratio"), tuple(rows)))
+    print(f"\ntime per call with graphs that do nothing; {options.threads} threads, medians of {options.rounds} rounds")
+    head = ("case", "guards", "tensors", "eager (its kernels)", THEIRS, OURS, "its guards alone", "ratio")
+    print(Table(head, tuple(rows)))
     print(f"worst ratio {max(ratios.values()):.2f} (promised: at most {PROMISE})")
-
-    now = datetime.now(UTC)
-    options.output.mkdir(parents=True, exist_ok=True)
-    target = options.output / f"overhead-{now:%Y%m%d-%H%M%S}.json"
-    about = {
-        "when": now.isoformat(timespec="seconds"),
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "torch": torch.__version__,
-        "settings": {name: value for name, value in vars(options).items() if name != "output"},
-        "results": results,
-        "ratios": ratios,
-    }
-    target.write_text(json.dumps(about, indent=1), encoding="utf-8")
-    print(f"wrote {target}")
+    save("overhead", options, results=results, ratios=ratios)
     return 0 if max(ratios.values()) <= PROMISE else 1
 
 

@@ -4,19 +4,17 @@ Two models: a GPT, and one of many small kernels (a deep stack of narrow layers 
 sums), where launching costs more than computing. A step is forward, backward, and the step of a fused AdamW, which is eager's
 for all engines but those called "whole step": there Dovetail compiles all three as one graph. Every engine trains a copy of the
 same model on the same batches; losses are compared with eager's at the end, so that nobody is fast and wrong. One engine runs
-at a time and gives its memory back, so that its peak is its own; the median of its rounds is reported. Memory is what the
-allocator has reserved while training at a steady pace: what a recording computes with is not counted as allocated.
+at a time and frees its memory, so that its peak is its own; the table has the median of its rounds. Memory is the allocator's
+reserved memory while training at a steady pace: memory inside recordings is not counted as allocated.
 
-Run it with ``make bench-gpu``. Without a GPU it says so and ends. ``--simulate`` goes through all of it on the CPU, with the
-recorder that behaves like CUDA does: to see that it works; its times mean nothing.
+Run it with ``make bench-gpu``. Without a GPU it says so and ends. ``--simulate`` runs everything on the CPU, with the recorder
+that behaves like CUDA, to see that it works; its times mean nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
-import json
 import platform
 import statistics
 import sys
@@ -24,17 +22,16 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import describe, make_parser, positive, save
 from torch import nn
 
 import dovetail
 from dovetail.backends.cudagraphs import release_recordings
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.report.curves import Table
+from dovetail.report.table import Table
 
 #: "cpu" with ``--simulate``.
 DEVICE = "cuda"
@@ -43,7 +40,7 @@ Loss = Callable[..., torch.Tensor]
 
 
 class Narrow(nn.Module):
-    """Many small kernels: ``depth`` residual blocks of a narrow layer each."""
+    """A model of many small kernels: ``depth`` residual blocks of a narrow layer each."""
 
     def __init__(self, depth: int = 60, width: int = 64) -> None:
         super().__init__()
@@ -51,14 +48,14 @@ class Narrow(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The mean squared error of the last block's output."""
+        """Return the mean squared error of the last block's output."""
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + torch.tanh(layer(norm(x))) * 0.1
         return (x - target).pow(2).mean()
 
 
 def gpt(small: bool) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    """A GPT and batches of random text for it."""
+    """Return a GPT and batches of random text for it."""
     config = GPTConfig(vocabulary=256, block=128, layers=4, heads=4, width=128)
     if not small:
         config = GPTConfig(vocabulary=4096, block=256, layers=6, heads=6, width=384)
@@ -71,7 +68,7 @@ def gpt(small: bool) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
 
 
 def narrow(small: bool) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]]]:
-    """The model of many small kernels, and batches for it."""
+    """Return the model of many small kernels, and batches for it."""
     model = Narrow(depth=20 if small else 60)
     batches = [(torch.randn(32, 64, device=DEVICE), torch.randn(32, 64, device=DEVICE)) for _ in range(8)]
     return model.to(DEVICE), batches
@@ -84,13 +81,13 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, list[tuple[torch.Tensor, ...
 
 
 def loss_of(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
-    """What is compiled."""
+    """Return the model's loss: the function that is compiled."""
     return model(*batch)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs the steps: ``compile`` gets the loss, or with ``whole`` a function that is the whole step."""
+    """A way to run the steps: ``compile`` gets the loss, or with ``whole`` a function that is the whole step."""
 
     compile: Callable[[Callable[..., torch.Tensor]], Loss]
     whole: bool = False
@@ -116,7 +113,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Loss:
-    """Forward, backward and the optimizer's step in one function."""
+    """Return forward, backward and the optimizer's step as one function."""
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         loss = loss_of(model, *batch)
@@ -129,7 +126,7 @@ def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Loss:
 
 
 def separate_step(loss_function: Loss, model: nn.Module, optimizer: torch.optim.Optimizer) -> Loss:
-    """The same with eager's optimizer around a compiled loss."""
+    """Return the same step with eager's optimizer around a compiled loss."""
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         loss = loss_function(model, *batch)
@@ -154,7 +151,7 @@ class Run:
     reserved: int = 0
 
     def train(self, steps: int, keep: bool = False) -> float:
-        """Run steps; the mean seconds of one."""
+        """Run steps; return the mean seconds of one."""
         _synchronize()
         start = time.perf_counter()
         for number in range(steps):
@@ -172,7 +169,7 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _give_memory_back() -> None:
+def _free_memory() -> None:
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
@@ -189,7 +186,7 @@ def _reserved(*, peak: bool) -> int:
 def _measure_engine(
     name: str, model: nn.Module, batches: list[tuple[torch.Tensor, ...]], rounds: int, steps: int
 ) -> Run:
-    _give_memory_back()
+    _free_memory()
     held = _reserved(peak=False)
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-3, fused=True)
@@ -204,7 +201,7 @@ def _measure_engine(
     run.first = time.perf_counter() - start
     # Warming up and recording take a few steps, and more memory than those after them.
     run.train(7, keep=True)
-    _give_memory_back()
+    _free_memory()
     run.train(steps)
     run.reserved = _reserved(peak=True) - held
     run.seconds = [run.train(steps) for _ in range(rounds)]
@@ -212,7 +209,7 @@ def _measure_engine(
 
 
 def measure(name: str, small: bool, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
-    """All engines on one model; what is reported of each."""
+    """Run all engines on one model; return the numbers of each."""
     torch.manual_seed(0)
     model, batches = MODELS[name](small)
     results: dict[str, dict[str, Any]] = {}
@@ -221,7 +218,7 @@ def measure(name: str, small: bool, rounds: int, steps: int) -> dict[str, dict[s
         try:
             run = _measure_engine(engine, model, batches, rounds, steps)
         except Exception as error:  # noqa: BLE001 - one engine that fails does not end the comparison
-            results[engine] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+            results[engine] = {"failed": describe(error)}
         else:
             wanted = wanted or run.losses
             results[engine] = {
@@ -249,33 +246,29 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Run the comparison, print it, and write it as JSON where asked to."""
+    """Run the comparison, print the tables, save the raw numbers."""
     global DEVICE
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
+    parser = make_parser(__doc__, rounds=7)
+    parser.add_argument("--steps", type=positive, default=20, help="steps in a round")
     parser.add_argument("--small", action="store_true", help="small models")
-    parser.add_argument("--simulate", action="store_true", help="go through it on the CPU; times mean nothing")
-    parser.add_argument("--output", type=Path, help="write the numbers there as JSON")
-    arguments = parser.parse_args()
-    if arguments.simulate:
+    parser.add_argument("--simulate", action="store_true", help="run on the CPU; times mean nothing")
+    options = parser.parse_args()
+    if options.simulate:
         DEVICE = "cpu"
     elif not torch.cuda.is_available():
         print("bench-gpu: torch finds no CUDA device here, so there is nothing to measure.")
         return 0
     warnings.simplefilter("default")
     torch.set_float32_matmul_precision("high")
-    device = "simulated on the CPU" if arguments.simulate else torch.cuda.get_device_name()
+    device = "simulated on the CPU" if options.simulate else torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, Python {platform.python_version()}")
-    everything: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in MODELS:
-        results = everything[name] = measure(name, arguments.small, arguments.rounds, arguments.steps)
-        rows = tuple((engine, *_cells(row)) for engine, row in results.items())
+        results[name] = measure(name, options.small, options.rounds, options.steps)
+        rows = tuple((engine, *_cells(row)) for engine, row in results[name].items())
         print(f"\n{name}")
         print(Table(("engine", "step, ms", "reserved, MB", "first step, s", "loss differs by"), rows))
-    if arguments.output:
-        facts = {"device": device, "torch": torch.__version__, "time": datetime.now(UTC).isoformat(), **everything}
-        arguments.output.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    save("gpu", options, device=device, results=results)
     return 0
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import load_example
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,7 +16,6 @@ from dovetail.cli.gpt import GPT, GPTConfig
 
 Loss = Callable[..., Tensor]
 Step = Callable[[int], float]
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @dataclass
@@ -101,12 +98,7 @@ def mlp() -> Program:
 
 def forces() -> Program:
     """Message passing between atoms; the loss holds forces, which are gradients, so that it is of the second order."""
-    spec = importlib.util.spec_from_file_location("example_forces", EXAMPLES / "energy_and_forces.py")
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    # torch.compile looks for the module by its name.
-    sys.modules[spec.name] = example
-    spec.loader.exec_module(example)
+    example = load_example("energy_and_forces")
     model = example.MessagePassing().double()
     # Structures of one size, so that all engines run what they compiled for it.
     batches = [example.structures(1, 10, model.cutoff)[0]] * 4

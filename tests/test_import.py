@@ -66,3 +66,9 @@ def test_type_checkers_see_the_same_names() -> None:
     stub = ast.parse(Path(dovetail.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     declared = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(dovetail.__all__) <= declared <= set(dir(dovetail))
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["demo", "--help"]])
+def test_commands_that_need_no_torch_do_not_load_it(arguments: list[str]) -> None:
+    program = f"from dovetail.cli import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    print()"
+    assert "torch" not in modules_after(program)

@@ -1,5 +1,7 @@
 """The command line: ``dovetail demo``, ``doctor``, ``check-backend`` and ``version``.
 
+Each command is a module that is loaded when its command runs, so that only commands that need torch wait for it.
+
 >>> main(["version"])  # doctest: +ELLIPSIS
 dovetail ...
 0
@@ -8,36 +10,31 @@ dovetail ...
 from __future__ import annotations
 
 import argparse
-import platform
+import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
-
-import torch
 
 __all__ = ["main"]
+
+#: Help by command; the module ``dovetail.cli.<command>`` has ``add_arguments(parser)`` and ``run(options)``.
+COMMANDS = {
+    "demo": "train a small GPT with eager, torch.compile and Dovetail side by side",
+    "doctor": "versions, compiler, GPU, and which backends work on this machine",
+    "check-backend": "run a backend through the conformance suite",
+    "version": "print the versions of Dovetail, torch and Python",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; ``arguments`` are those of the process unless given."""
-    # Imported here, because the subcommands read this module's package while it is still being imported.
-    from dovetail.cli import demo, doctor
-
+    given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="dovetail", description="Dovetail, a training compiler for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo.add_parser(commands)
-    doctor.add_parsers(commands)
-    version = commands.add_parser("version", help="print the versions of Dovetail, torch and Python")
-    version.set_defaults(run=lambda _options: _version())
-    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    status: int = options.run(options)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if given[:1] == [name]:
+            module = importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
+            module.add_arguments(command)
+    options = parser.parse_args(given)
+    status: int = module.run(options)
     return status
-
-
-def _version() -> int:
-    try:
-        own = metadata.version("dovetail")
-    except metadata.PackageNotFoundError:
-        own = "(not installed)"
-    print(f"dovetail {own}, torch {torch.__version__}, Python {platform.python_version()}")
-    return 0

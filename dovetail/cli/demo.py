@@ -1,8 +1,8 @@
-"""``dovetail demo``: one GPT, trained by eager, torch.compile and Dovetail side by side, from equal seeds and batches.
+"""``dovetail demo``: trains one GPT with eager, torch.compile and Dovetail side by side, from equal seeds and batches.
 
 Each engine has a process of its own, so that its peak memory and its time to the first step are its own. First every
-engine makes its first step alone; then the engines take turns of a few steps, so that whatever else the machine does
-meanwhile hits all of them alike. Only one process computes at any time.
+engine makes its first step alone; then the engines take turns of a few steps, so that other work on the machine slows all of
+them alike. Only one process computes at any time.
 """
 
 from __future__ import annotations
@@ -13,34 +13,49 @@ import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from dovetail.cli.worker import ENGINES, Settings
-from dovetail.report.curves import Curve, Table, relative_deviations, write_html, write_png
+from dovetail.cli.pipe import Worker, WorkerError, start_worker
+from dovetail.report.curves import Curve, relative_deviations, write_html, write_png
+from dovetail.report.table import Table
 
-#: What ``--small`` stands for: a run of a few minutes on two cores.
+#: The engines in the order in which they are shown.
+ENGINES = ("eager", "torch.compile", "dovetail-aten", "dovetail-inductor")
+#: The sizes of ``--small``: a run of a few minutes on two cores.
 SMALL = {"layers": 3, "width": 192, "block": 64, "steps": 100}
 FULL = {"layers": 6, "width": 384, "block": 128, "steps": 200}
-#: After how many steps the promise about Inductor's deviation is checked; rounding grows without bound later on.
+#: The steps in which the promise about Inductor's deviation is checked; rounding grows without bound later on.
 CHECKED_STEPS = 50
 INDUCTOR_TOLERANCE = 1e-4
 
 
-class WorkerError(RuntimeError):
-    """An engine's process ended before its work was done; the message holds the last lines that it printed."""
+@dataclass(frozen=True)
+class Settings:
+    """A training run; settings that are equal but for ``engine`` give the same weights and the same batches."""
+
+    engine: str
+    layers: int
+    heads: int
+    width: int
+    block: int
+    batch: int
+    steps: int
+    characters: int
+    learning_rate: float
+    seed: int
+    threads: int
 
 
 @dataclass
 class Run:
-    """One engine's run: what it measured, or why it failed."""
+    """The measurements of one engine, or its failure."""
 
     engine: str
     losses: list[float] = field(default_factory=list)
@@ -49,13 +64,9 @@ class Run:
     failure: str = ""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand ``demo`` to argparse's subparsers."""
-    parser = commands.add_parser(
-        "demo",
-        help="train a small GPT with eager, torch.compile and Dovetail side by side",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--small", action="store_true", help="small sizes and fewer steps, for a run of a few minutes")
     for name, value in FULL.items():
         # The default depends on --small, so argparse must leave a flag that was not given empty.
@@ -70,34 +81,20 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--turn", type=_positive, default=10, help="steps that an engine makes in its turn")
     parser.add_argument("--engines", type=_engines, default=ENGINES, help="comma-separated engines to run")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
-    parser.set_defaults(run=run_demo)
 
 
-def run_demo(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Train all engines, print the table and write the results; 0 if all engines agree."""
-    sizes = {
-        **(SMALL if options.small else FULL),
-        **{name: value for name, value in vars(options).items() if name in FULL},
-    }
-    if sizes["width"] % options.heads:
-        print(f"dovetail demo: --width {sizes['width']} is not a multiple of --heads {options.heads}", file=sys.stderr)
-        return 2
-    if options.characters <= sizes["block"]:
-        print(f"dovetail demo: --characters must be more than --block {sizes['block']}", file=sys.stderr)
-        return 2
-    settings = [
-        Settings(
-            engine=engine,
-            heads=options.heads,
-            batch=options.batch,
-            characters=options.characters,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
-            threads=options.threads,
-            **sizes,
-        )
-        for engine in options.engines
-    ]
+    flags = {**(SMALL if options.small else FULL), **vars(options)}
+    for wrong, text in (
+        (flags["width"] % options.heads, f"--width {flags['width']} is not a multiple of --heads {options.heads}"),
+        (options.characters <= flags["block"], f"--characters must be more than --block {flags['block']}"),
+    ):
+        if wrong:
+            print(f"dovetail demo: {text}", file=sys.stderr)
+            return 2
+    names = [name for name in Settings.__dataclass_fields__ if name != "engine"]
+    settings = [Settings(engine=engine, **{name: flags[name] for name in names}) for engine in options.engines]
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     print(_heading(settings[0]), flush=True)
@@ -107,10 +104,7 @@ def run_demo(options: argparse.Namespace) -> int:
         print("\ndovetail demo: interrupted; nothing was written", file=sys.stderr)
         return 130
     table, (remarks, agreed) = make_table(runs), compare(runs)
-    print(f"\n{table}\n")
-    for remark in remarks:
-        print(remark)
-    print()
+    print(f"\n{table}\n", *remarks, "", sep="\n")
     for path in write_results(output, settings, runs, table, remarks):
         print(f"wrote {path}")
     return 0 if agreed else 1
@@ -119,109 +113,54 @@ def run_demo(options: argparse.Namespace) -> int:
 def train_all(settings: Sequence[Settings], *, turn: int, logs: Path) -> list[Run]:
     """Train every engine: the first step of each alone, then turns of ``turn`` steps.
 
-    What the engines' processes print goes to one file each in ``logs``.
+    The other output of the engines' processes goes to one file each in ``logs``.
     """
     runs = [Run(each.engine) for each in settings]
+    total = settings[0].steps
     with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress(total * len(runs)))
         workers: dict[str, Worker] = {}
-
-        def advance(run: Run, steps: int) -> None:
-            try:
-                answer = workers[run.engine].ask(steps)
-            except WorkerError as error:
-                run.failure = str(error)
-                return
-            run.losses += answer["losses"]
-            run.seconds += answer["seconds"]
-
-        total = settings[0].steps
-        with Progress(total * len(runs)) as progress:
-            for run, each in zip(runs, settings, strict=True):
-                progress.show(runs, f"{run.engine}: first step (compiling)" if run.engine != "eager" else "first step")
-                try:
-                    workers[run.engine] = stack.enter_context(start_worker(each, logs / f"{each.engine}.log"))
-                except WorkerError as error:
-                    run.failure = str(error)
-                    continue
-                advance(run, 1)
-            while remaining := [run for run in runs if not run.failure and len(run.losses) < total]:
-                for run in remaining:
-                    advance(run, min(turn, total - len(run.losses)))
-                    progress.show(runs, "")
-            for run in runs:
-                if not run.failure:
-                    try:
-                        run.summary = workers[run.engine].finish()
-                    except WorkerError as error:
-                        run.failure = str(error)
+        for run, each in zip(runs, settings, strict=True):
+            progress.show(runs, "first step" if run.engine == "eager" else f"{run.engine}: first step (compiling)")
+            with _recorded_failure(run):
+                workers[run.engine] = stack.enter_context(_start(each, logs))
+                _train(run, workers[run.engine], 1)
+        while remaining := [run for run in runs if not run.failure and len(run.losses) < total]:
+            for run in remaining:
+                with _recorded_failure(run):
+                    _train(run, workers[run.engine], min(turn, total - len(run.losses)))
+                progress.show(runs, "")
+        for run in runs:
+            if not run.failure:
+                with _recorded_failure(run):
+                    run.summary = workers[run.engine].finish()
     return runs
 
 
-class Worker:
-    """The parent's end of the pipe to one engine's process."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self._process = process
-        self._log = log
-
-    def ask(self, line: object) -> dict[str, Any]:
-        """Send one line and wait for the answer."""
-        assert self._process.stdin is not None
-        # If the process has ended, reading its answer says so.
-        with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._process.stdin, flush=True)
-        return self._read()
-
-    def finish(self) -> dict[str, Any]:
-        """Close the pipe and read the summary."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise WorkerError(f"the process ended with status {status}; see {self._log}: " + "".join(said[-1:]))
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+@contextlib.contextmanager
+def _start(settings: Settings, logs: Path) -> Any:
+    """Start an engine's process and wait until its model is built."""
+    with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as cache:
+        # A cache of compiled kernels from an earlier run would make the time to the first step meaningless.
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        command = [sys.executable, "-m", "dovetail.cli.worker"]
+        with start_worker(command, logs / f"{settings.engine}.log", environment) as worker:
+            worker.ask(asdict(settings))
+            yield worker
 
 
 @contextlib.contextmanager
-def start_worker(settings: Settings, log: Path) -> Iterator[Worker]:
-    """Start an engine's process and wait until its model is built; the process is gone when the block ends."""
-    # torch is imported before the clock starts: every engine needs it. Dovetail's own import is timed.
-    code = (
-        "import time, torch; start = time.perf_counter(); import dovetail; took = time.perf_counter() - start; "
-        "from dovetail.cli.worker import main; main(took)"
-    )
-    with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as cache, log.open("w", encoding="utf-8") as errors:
-        # A cache of compiled kernels from an earlier run would make the time to the first step meaningless.
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        )
-        try:
-            worker = Worker(process, log)
-            worker.ask(settings.to_json())
-            yield worker
-        finally:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _recorded_failure(run: Run) -> Any:
+    try:
+        yield
+    except WorkerError as error:
+        run.failure = str(error)
+
+
+def _train(run: Run, worker: Worker, steps: int) -> None:
+    answer = worker.ask(steps)
+    run.losses += answer["losses"]
+    run.seconds += answer["seconds"]
 
 
 class Progress:
@@ -232,8 +171,7 @@ class Progress:
         self._stream = stream
         self._live = stream.isatty()
         self._start = time.perf_counter()
-        self._tenth = -1
-        self._phase = ""
+        self._shown: tuple[int, str] | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -243,14 +181,14 @@ class Progress:
             self._stream.write("\n")
 
     def show(self, runs: Sequence[Run], phase: str) -> None:
-        """Draw the state of the runs; ``phase`` says what goes on now, where it is not training."""
-        # What a failed run will never do counts as done, so that the bar reaches its end.
+        """Draw the state of the runs; ``phase`` names the work of this moment, unless it is training."""
+        # The missing steps of a failed run count as done, so that the bar reaches its end.
         each = self._total // len(runs)
         share = sum(each if run.failure else len(run.losses) for run in runs) / self._total
-        tenth = int(share * 10)
-        if not self._live and tenth == self._tenth and phase == self._phase:
+        state = int(share * 10), phase
+        if not self._live and state == self._shown:
             return
-        self._tenth, self._phase = tenth, phase
+        self._shown = state
         bar = "█" * round(share * 20)
         losses = "  ".join(f"{run.engine} {_last(run)}" for run in runs)
         line = f"[{bar:·<20}] {share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
@@ -263,34 +201,31 @@ class Progress:
 
 
 def make_table(runs: Sequence[Run]) -> Table:
-    """The table at the end of the run."""
+    """Return the table of results."""
     head = ("engine", "steps/s", "2 steps", "peak memory", "capture", "graph breaks", "final loss")
-    rows = []
-    for run in runs:
-        if run.failure:
-            rows.append((run.engine, *["failed"] * (len(head) - 1)))
-            continue
-        facts = run.summary
-        capture, breaks = facts["capture_seconds"], facts["graph_breaks"]
-        rows.append(
-            (
-                run.engine,
-                f"{facts['steps_per_second']:.2f}",
-                f"{facts['time_to_second_step']:.2f} s",
-                f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB",
-                "-" if capture is None else f"{capture:.2f} s",
-                "-" if breaks is None else str(breaks),
-                f"{facts['final_loss']:.6f}",
-            )
-        )
-    return Table(head, tuple(rows))
+    return Table(head, tuple((run.engine, *_cells(run, len(head) - 1)) for run in runs))
+
+
+def _cells(run: Run, count: int) -> tuple[str, ...]:
+    if run.failure:
+        return ("failed",) * count
+    facts = run.summary
+    capture, breaks = facts["capture_seconds"], facts["graph_breaks"]
+    return (
+        f"{facts['steps_per_second']:.2f}",
+        f"{facts['time_to_second_step']:.2f} s",
+        f"{facts['peak_memory_bytes'] / 2**20:.0f} MiB",
+        "-" if capture is None else f"{capture:.2f} s",
+        "-" if breaks is None else str(breaks),
+        f"{facts['final_loss']:.6f}",
+    )
 
 
 def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
-    """Sentences on how each engine's losses compare with eager's, and whether Dovetail's keep the promise.
+    """Return sentences on how each engine's losses compare with eager's, and whether Dovetail keeps its promise.
 
     The promise: ``dovetail-aten`` is equal to eager to the last bit, losses and final weights; ``dovetail-inductor``
-    stays within a relative 1e-4 over the first 50 steps. An engine that failed breaks it as well.
+    stays within a relative 1e-4 over the first 50 steps. A failed engine breaks it as well.
     """
     remarks = [f"{run.engine} failed: {run.failure}" for run in runs if run.failure]
     agreed = not remarks
@@ -305,23 +240,24 @@ def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
         same_weights = run.summary["weights_sha256"] == eager.summary["weights_sha256"]
         if worst == 0.0 and same_weights:
             sentence = f"all {len(run.losses)} losses and the final weights are bitwise equal to eager's"
+        elif worst == 0.0:
+            sentence = "all losses are bitwise equal to eager's, but the final weights differ"
         else:
             sentence = f"largest relative deviation of the loss from eager's: {early:.1e} in the first "
             sentence += f"{min(CHECKED_STEPS, len(deviations))} steps, {worst:.1e} in all {len(deviations)}"
-            if worst == 0.0:
-                sentence = "all losses are bitwise equal to eager's, but the final weights differ"
-        broken = (run.engine == "dovetail-aten" and not (worst == 0.0 and same_weights)) or (
-            run.engine == "dovetail-inductor" and not early <= INDUCTOR_TOLERANCE
-        )
-        agreed = agreed and not broken
-        remarks.append(f"{run.engine}: {sentence}" + (" (MORE THAN PROMISED)" if broken else ""))
+        kept = {
+            "dovetail-aten": worst == 0.0 and same_weights,
+            "dovetail-inductor": early <= INDUCTOR_TOLERANCE,
+        }.get(run.engine, True)
+        agreed = agreed and kept
+        remarks.append(f"{run.engine}: {sentence}" + ("" if kept else " (MORE THAN PROMISED)"))
     return remarks, agreed
 
 
 def write_results(
     output: Path, settings: Sequence[Settings], runs: Sequence[Run], table: Table, remarks: Sequence[str]
 ) -> list[Path]:
-    """Write ``results.json``, ``trace.json``, ``curves.html`` and, with matplotlib, ``curves.png``."""
+    """Write ``results.json``, ``trace.json``, ``curves.html`` and, with matplotlib, ``curves.png``; return their paths."""
     finished = [run for run in runs if not run.failure]
     losses = [Curve(run.engine, tuple(run.losses)) for run in finished]
     eager = next((run for run in finished if run.engine == "eager"), None)
@@ -346,20 +282,16 @@ def write_results(
     results_path, trace_path = output / "results.json", output / "trace.json"
     results_path.write_text(json.dumps(about, indent=1), encoding="utf-8")
     trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+    title = _heading(settings[0])
     page = write_html(
-        output / "curves.html",
-        title=_heading(settings[0]),
-        losses=losses,
-        deviations=deviations,
-        table=table,
-        remarks=remarks,
+        output / "curves.html", title=title, losses=losses, deviations=deviations, table=table, remarks=remarks
     )
     picture = write_png(output / "curves.png", losses=losses, deviations=deviations)
     return [path for path in (page, picture, results_path, trace_path) if path is not None]
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return facts about the machine that the numbers were measured on."""
     return {
         "platform": platform.platform(),
         "processor": platform.machine(),
@@ -383,7 +315,7 @@ def _last(run: Run) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities, so a run that blew up is written with nulls."""
+    """Replace infinities and NaN, which JSON does not have, by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -392,13 +324,9 @@ def _finite(value: Any) -> Any:
 
 
 def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
+    return int(text)
 
 
 def _engines(text: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""``dovetail doctor``: versions, compiler, GPU, and which backends work here; and ``dovetail check-backend``.
+"""``dovetail doctor``: versions, compiler, GPU, and which backends work here.
 
-Everything that may hang or crash is run in a process of its own, with a time limit.
+Everything that may hang or crash runs in a process of its own, with a time limit.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import dovetail
 from dovetail.backends import default_backend
-from dovetail.testing import check_backend
-from dovetail.testing.cases import GROUPS
+from dovetail.cli.check_backend import names
 from dovetail.testing.probe import PROBE_SECONDS, Probe, probe_backends
 from dovetail.torch_private import compilers as private_compilers
 
 _COMPILER_SECONDS = 30.0
 _PACKAGES = ("torch", "triton", "numpy", "networkx", "safetensors", "onnxruntime", "openvino")
-#: Torch's backends that find its own mistakes, or need to be told more than a name.
+#: Parts of the names of torch's backends that look for its own faults, or need more than a name.
 _NOT_PROBED = ("_TESTING_ONLY", "minifier", "crossref", "with_mode", "invoke_subgraph", "openxla_eval")
 _PROGRAM = (
     "#include <cmath>\n#include <vector>\nint main() { std::vector<float> x(3, 1.0f); return std::cos(x[0]) > 2; }\n"
@@ -39,7 +38,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: a subject, what was found, whether that is as it should be, and what to do if not."""
+    """One line of the report: a subject, its state, whether that is ``good``, and what to do if not."""
 
     subject: str
     found: str
@@ -51,24 +50,11 @@ class Finding:
         return text + (f"\n{'':<14} what to do: {self.advice}" if self.advice else "")
 
 
-def add_parsers(commands: Any) -> None:
-    """Add ``doctor`` and ``check-backend`` to the command line."""
-    doctor = commands.add_parser("doctor", help="versions, compiler, GPU, and which backends work on this machine")
-    doctor.add_argument("--seconds", type=_positive, default=PROBE_SECONDS, help="time limit for each backend")
-    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    doctor.add_argument(
-        "--backends",
-        type=_names,
-        default=None,
-        help="only these, separated by commas (all that can be had unless given)",
-    )
-    doctor.set_defaults(run=_doctor)
-    check = commands.add_parser("check-backend", help="run a backend through the conformance suite")
-    check.add_argument("names", nargs="+", metavar="NAME", help="a backend's name")
-    check.add_argument("--groups", type=_names, default=None, help=f"some of: {', '.join(GROUPS)}")
-    check.add_argument("--device", default="cpu", help="where the cases' tensors are, such as cuda")
-    check.add_argument("--markdown", action="store_true", help="print tables for a page")
-    check.set_defaults(run=_check)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("--seconds", type=_positive, default=PROBE_SECONDS, help="time limit for each backend")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--backends", type=names, default=None, help="only these, separated by commas (default: all)")
 
 
 def _positive(text: str) -> float:
@@ -78,66 +64,51 @@ def _positive(text: str) -> float:
     return value
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def run(options: argparse.Namespace) -> int:
+    """Print all findings as they come; 0 if the default backend works."""
 
-
-def _check(options: argparse.Namespace) -> int:
-    passed = True
-    for name in options.names:
-        report = check_backend(name, groups=options.groups, device=options.device, show=False)
-        print(report.markdown() if options.markdown else report, flush=True)
-        passed = passed and report.passed
-    return 0 if passed else 1
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    findings: list[Finding] = []
-    probes: list[Probe] = []
-
-    def show(item: Any) -> None:
+    def show(item: object) -> None:
         if not options.json:
             print(item, flush=True)
 
+    findings: list[Finding] = []
+    probes: list[Probe] = []
     for finding in machine_findings():
         findings.append(finding)
         show(finding)
-    names = options.backends if options.backends is not None else names_to_probe()
     show("\nbackends (each takes a few small training steps in a process of its own)")
-    for probe in probe_backends(names, options.seconds):
+    chosen = names_to_probe() if options.backends is None else options.backends
+    for probe in probe_backends(chosen, options.seconds):
         probes.append(probe)
         show(_backend_line(probe))
-    chosen = findings_about_default(probes)
-    findings.append(chosen)
-    show(f"\n{chosen}")
+    default = default_finding(probes)
+    show(f"\n{default}")
     if options.json:
-        print(json.dumps({"findings": [vars(item) for item in findings], "backends": [vars(item) for item in probes]}))
-    return 0 if chosen.good else 1
+        rows = [asdict(item) for item in (*findings, default)]
+        print(json.dumps({"findings": rows, "backends": [asdict(item) for item in probes]}))
+    return 0 if default.good else 1
 
 
 def _backend_line(probe: Probe) -> str:
-    mark = "works" if probe.works else "does not work"
-    text = f"  {probe.name:<29} {mark:<14}"
+    text = f"  {probe.name:<29} {'works' if probe.works else 'does not work':<14}"
     if probe.works:
         return f"{text} {probe.seconds:.1f} s{f', but {probe.reason}' if probe.reason else ''}"
-    reason = probe.reason if len(probe.reason) <= 300 else probe.reason[:297] + "..."
-    return f"{text} {reason}"
+    return f"{text} {probe.reason if len(probe.reason) <= 300 else probe.reason[:297] + '...'}"
 
 
 def names_to_probe() -> list[str]:
-    """The backends worth trying, Dovetail's own and registered ones first."""
+    """Return the backends worth trying, Dovetail's own and registered ones first."""
     own = dovetail.list_backends(torch_backends=False)
     others = [name for name in dovetail.list_backends() if name not in own]
     return [*own, *(name for name in others if not any(part in name for part in _NOT_PROBED))]
 
 
 def machine_findings() -> Iterator[Finding]:
-    """Versions, compiler, GPU and caches, as they are found."""
+    """Yield versions, compiler, GPU and temporary folder."""
     yield Finding("Dovetail", f"{dovetail.__version__} at {Path(dovetail.__file__).parent}")
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
-    yield Finding(
-        "machine", f"{platform.platform()}, {os.cpu_count()} processors, {torch.get_num_threads()} threads in torch"
-    )
+    threads = f"{os.cpu_count()} processors, {torch.get_num_threads()} threads in torch"
+    yield Finding("machine", f"{platform.platform()}, {threads}")
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     yield compiler_finding()
     yield gpu_finding()
@@ -153,7 +124,7 @@ def _version(name: str) -> str:
 
 
 def compiler_finding() -> Finding:
-    """Whether there is a C++ compiler, and whether it compiles a small program in time."""
+    """Find the C++ compiler, and have it compile a small program."""
     advice = 'install g++ or clang++, or set CXX to one; until then backend=None means "aten", which is slower'
     compiler = private_compilers.cpp_compiler()
     if compiler is None:
@@ -166,10 +137,9 @@ def compiler_finding() -> Finding:
             _output_of([compiler, "-fopenmp", "-shared", "-fPIC", str(source), "-o", str(source.with_suffix(".so"))])
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or str(error)
-            reason = (said if isinstance(said, str) else said.decode("utf-8", "replace")).strip().splitlines()
-            return Finding(
-                "C++ compiler", f"{compiler} does not work: {reason[-1] if reason else error}", False, advice
-            )
+            text = said if isinstance(said, str) else said.decode("utf-8", "replace")
+            reason = (text.strip().splitlines() or [str(error)])[-1]
+            return Finding("C++ compiler", f"{compiler} does not work: {reason}", False, advice)
     return Finding("C++ compiler", f"{compiler} ({version.splitlines()[0] if version else 'says nothing'})")
 
 
@@ -181,7 +151,7 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def gpu_finding() -> Finding:
-    """The GPUs that torch sees, and whether Triton can compile for them."""
+    """Find the GPUs that torch sees, and whether Triton can compile for them."""
     if not torch.cuda.is_available():
         if torch.version.cuda is None and torch.version.hip is None:
             return Finding("GPU", "none: this torch was built for the CPU only")
@@ -190,45 +160,37 @@ def gpu_finding() -> Finding:
             f"none that torch {torch.__version__} (CUDA {torch.version.cuda}) can use",
             advice="if the machine has one: check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES",
         )
-    names = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        names.append(f"{torch.cuda.get_device_name(index)} ({free / 2**30:.1f} of {total / 2**30:.1f} GiB free)")
-    text = f"{'; '.join(names)}; CUDA {torch.version.cuda}"
+        devices.append(f"{torch.cuda.get_device_name(index)} ({free / 2**30:.1f} of {total / 2**30:.1f} GiB free)")
+    text = f"{'; '.join(devices)}; CUDA {torch.version.cuda}"
     if private_compilers.has_triton():
         return Finding("GPU", f"{text}; Triton works")
-    return Finding(
-        "GPU", f"{text}; no Triton", False, "install the triton that belongs to this torch: pip install triton"
-    )
+    advice = "install the triton that belongs to this torch: pip install triton"
+    return Finding("GPU", f"{text}; no Triton", False, advice)
 
 
 def _temporary_finding() -> Finding:
     folder = tempfile.gettempdir()
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
-            free = _free_bytes(folder)
+            free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(
-            "temporary", f"{folder} cannot be written: {error}", False, "set TMPDIR to a folder that can be written"
-        )
+        advice = "set TMPDIR to a folder that can be written"
+        return Finding("temporary", f"{folder} cannot be written: {error}", False, advice)
     low = free < 2**29
     advice = "make room, or set TMPDIR: compiled code is kept there" if low else ""
     return Finding("temporary", f"{folder}, {free / 2**30:.1f} GiB free", not low, advice)
 
 
-def _free_bytes(folder: str) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-def findings_about_default(probes: Sequence[Probe]) -> Finding:
-    """Which backend is used when none is named, and whether it works."""
+def default_finding(probes: Sequence[Probe]) -> Finding:
+    """Find the backend that runs when none is named, and whether it works."""
     name = default_backend().name
     probe = next((item for item in probes if item.name == name), None)
     if probe is None:
         return Finding("by default", f"{name} (not tried)")
     if probe.works:
         return Finding("by default", f"{name}, which works")
-    return Finding(
-        "by default", f"{name}, which does not work here", False, 'say backend="aten" until the cause above is gone'
-    )
+    advice = 'say backend="aten" until the cause above is gone'
+    return Finding("by default", f"{name}, which does not work here", False, advice)

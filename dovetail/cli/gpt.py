@@ -47,7 +47,7 @@ class SelfAttention(nn.Module):
         self.residual_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the positions of ``x`` (batch, time, width), each with those before it."""
+        """Attend from each position of ``x`` (batch, time, width) to those before it."""
         batch, time, width = x.shape
         query, key, value = (
             part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
@@ -107,7 +107,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocabulary), or the scalar loss against ``targets``."""
+        """Return logits (batch, time, vocabulary), or the scalar loss against ``targets``."""
         time = tokens.shape[1]
         if time > self.config.block:
             raise ValueError(f"{time} tokens are more than the model's block of {self.config.block}")
@@ -129,7 +129,7 @@ class GPT(nn.Module):
 
 
 def make_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW that decays matrices, but neither norms nor other vectors."""
+    """Return an AdamW that decays matrices, but neither norms nor other vectors."""
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.dim() >= 2], "weight_decay": 0.1},

@@ -1,4 +1,4 @@
-"""The demo's text: source files of Python's standard library, which are on every machine, as character-level tokens.
+"""The demo's text: source files of Python's standard library, as character-level tokens; every machine has them.
 
 >>> text = read_text(10_000)
 >>> len(text), len(text.vocabulary) < 200
@@ -30,7 +30,7 @@ class Text:
         return self.tokens.numel()
 
     def batch(self, *, step: int, batch: int, block: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The batch of a training step: inputs and targets (batch, block). The same arguments give the same batch."""
+        """Return the inputs and targets (batch, block) of a training step; equal arguments give equal batches."""
         if len(self) <= block:
             raise ValueError(f"the text has {len(self)} characters; a block of {block} needs more")
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
@@ -40,17 +40,17 @@ class Text:
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The characters of token indices."""
+        """Return the characters of token indices."""
         return "".join(self.vocabulary[token] for token in tokens)
 
 
 def source_files() -> list[Path]:
-    """The standard library's top-level modules, sorted by name, so that one Python version always gives one text."""
+    """Return the standard library's top-level modules by name, so that one Python version always gives one text."""
     return sorted(path for path in Path(sysconfig.get_path("stdlib")).glob("*.py") if path.is_file())
 
 
 def read_text(characters: int) -> Text:
-    """The first ``characters`` characters of the standard library's sources."""
+    """Return the first ``characters`` characters of the standard library's sources."""
     if characters < 1:
         raise ValueError(f"the text needs at least one character, not {characters}")
     parts: list[str] = []

@@ -1,1 +1,1 @@
-"""Reports for people: curves of a training run as pages and pictures."""
+"""Reports that people read: tables and curves of training runs."""

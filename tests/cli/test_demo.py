@@ -7,7 +7,7 @@ import io
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from dovetail.cli import demo, main
+from dovetail.cli.demo import Settings
 from dovetail.cli.gpt import GPT, GPTConfig, make_optimizer
 from dovetail.cli.text import read_text
-from dovetail.cli.worker import Settings, Training, digest, learning_rate_at, serve
+from dovetail.cli.worker import Training, digest, learning_rate_at, serve
 
 TINY = Settings(
     engine="eager",
@@ -212,12 +213,11 @@ def test_training_is_the_same_in_any_turns() -> None:
 
 def test_a_worker_answers_line_by_line() -> None:
     answers = io.StringIO()
-    serve(io.StringIO(TINY.to_json() + "\n1\n3\n"), answers, import_seconds=100.0)
+    serve(io.StringIO(json.dumps(asdict(TINY)) + "\n1\n3\n"), answers)
     ready, first, rest, summary = map(json.loads, answers.getvalue().splitlines())
     assert ready == {"ready": True}
     assert len(first["losses"]) == 1 and len(rest["losses"]) == 3
     assert summary["final_loss"] == rest["losses"][-1]
-    # Eager's user does not wait for the import of a compiler.
     assert 0 < summary["time_to_second_step"] < 50
     assert summary["peak_memory_bytes"] > 2**20
     assert [row["name"] for row in summary["trace"]] == ["step"] * 4

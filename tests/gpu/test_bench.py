@@ -20,6 +20,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_gpu", module)
+    monkeypatch.syspath_prepend(PATH.parent)
     spec.loader.exec_module(module)
     return module
 
@@ -33,9 +34,8 @@ def test_engines_train_alike(
     # A few layers say as much as many.
     short = lambda small: (bench.Narrow(depth=2).to(bench.DEVICE), bench.narrow(small)[1])  # noqa: E731
     monkeypatch.setattr(bench, "MODELS", {"many small kernels": short})
-    output = tmp_path / "found.json"
     simulate = [] if torch.cuda.is_available() else ["--simulate"]
-    arguments = ["--small", "--rounds=1", "--steps=1", f"--output={output}", *simulate]
+    arguments = ["--small", "--rounds=1", "--steps=1", f"--output={tmp_path}", *simulate]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
     precision = torch.get_float32_matmul_precision()
     try:
@@ -43,7 +43,8 @@ def test_engines_train_alike(
     finally:
         torch.set_float32_matmul_precision(precision)
     printed = capsys.readouterr().out
-    rows = json.loads(output.read_text())["many small kernels"]
+    (saved,) = tmp_path.glob("gpu-*.json")
+    rows = json.loads(saved.read_text())["results"]["many small kernels"]
     assert list(rows) == engines
     for name in engines:
         assert name in printed

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from dovetail.report import curves
-from dovetail.report.curves import Curve, Table, relative_deviations, svg_chart, write_html, write_png
+from dovetail.report.curves import Curve, relative_deviations, svg_chart, write_html, write_png
+from dovetail.report.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

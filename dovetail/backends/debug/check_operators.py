@@ -74,7 +74,7 @@ class _Checker:
                 found = self._compiled[key]([copy_of(value) for value in subgraph.inputs])
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 return f"raises {type(error).__name__}: {str(error).splitlines()[0]}"
-        return outputs_difference(subgraph.graph, found, wanted, self.inner)
+        return outputs_difference(subgraph.graph, found, wanted, self.inner)[0]
 
     def _check_whole(self, run: GraphRun) -> None:
         """Raise if the whole graph differs: a backend may fuse operators wrongly that are right one by one."""

@@ -115,21 +115,22 @@ class Subgraph:
                 first = str(error).split("\n  what to do")[0]
                 text = first if isinstance(error, BackendError) else f"raises {type(error).__name__}: {first}"
                 return Fault("raised", text)
-        problem = outputs_difference(self.graph, found, wanted, backend)
+        problem, _ = outputs_difference(self.graph, found, wanted, backend)
         return Fault("differs", problem) if problem else None
 
 
 def outputs_difference(
     graph: torch.fx.GraphModule, found: Sequence[Any], wanted: Sequence[Any], backend: Backend
-) -> str:
-    """Say in words how two lists of outputs of a graph differ; uninitialised outputs are not compared."""
+) -> tuple[str, UserLocation | None]:
+    """Say in words how two lists of outputs of a graph differ, and at which line; uninitialised outputs are not compared."""
     for index, (entry, one, other) in enumerate(zip(output_arguments(graph), found, wanted, strict=True)):
         if isinstance(entry, torch.fx.Node) and entry.target in UNINITIALISED:
             continue
         problem = difference(one, other, backend)
         if problem:
-            return f"output {index} ({entry}) {problem}"
-    return ""
+            where = line_of(entry) if isinstance(entry, torch.fx.Node) else None
+            return f"output {index} ({entry}) {problem}", where
+    return "", None
 
 
 class _Keeper(torch.fx.Interpreter):

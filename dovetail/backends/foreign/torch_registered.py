@@ -1,6 +1,6 @@
 """Backends written for ``torch.compile``: those registered with torch by name, and plain ``(graph, inputs)`` callables.
 
-They get Dovetail's forward and backward graphs one by one, as graphs for inference: autograd is none of their business.
+They compile Dovetail's forward and backward graphs one by one, as graphs for inference without autograd.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.common.outputs import fresh, guard_outputs, own_copy, promised_strides
-from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.aten import fresh
+from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
+from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
-from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import dynamo as private_dynamo
 
 
 def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], description: str = "") -> Backend:
-    """A :class:`Backend` around a callable ``(graph_module, example_inputs) -> callable(*inputs)``.
+    """Return a :class:`Backend` around a callable ``(graph_module, example_inputs) -> callable(*inputs)``.
 
     >>> adapt_torch_backend("mine", lambda graph, inputs: graph.forward).name
     'mine'
@@ -27,16 +27,15 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
     def compile_graph(
         graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
-        given = {key: value for key, value in options.items() if key not in ("static_inputs", "user_visible_outputs")}
+        given = options.keys() - PIPELINE_OPTIONS
         if given:
             raise OptionError(
-                f"backend {name!r} comes from torch and takes no option {next(iter(given))!r} here",
+                f"backend {name!r} comes from torch and takes no option {min(given)!r} here",
                 advice="leave backend_options out",
             )
         outputs = output_arguments(graph)
-        own = own_copy(graph)
         with torch.no_grad():
-            compiled = torch_backend(own, list(example_inputs))
+            compiled = torch_backend(own_copy(graph), list(example_inputs))
         if not callable(compiled):
             return compiled  # type: ignore[no-any-return]
 
@@ -52,8 +51,6 @@ def adapt_torch_backend(name: str, torch_backend: Callable[..., Any], descriptio
     return Backend(name, compile_graph, description=description or "a backend written for torch.compile")
 
 
-def torch_registered_backend(name: str) -> Backend | None:
-    """The backend that torch itself has registered under ``name``, or None."""
-    if name not in private_compilers.torch_backend_names():
-        return None
+def torch_registered_backend(name: str) -> Backend:
+    """Return the backend that torch itself has registered under ``name``."""
     return adapt_torch_backend(name, private_dynamo.torch_backend(name), f"torch's own backend {name!r}")

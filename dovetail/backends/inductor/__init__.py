@@ -1,1 +1,1 @@
-"""The ``inductor`` backend: PyTorch's own kernel compiler."""
+"""The ``inductor`` backend: generated kernels of PyTorch's own compiler."""

@@ -1,4 +1,15 @@
-"""The ``inductor`` backend: PyTorch's own kernel compiler, C++ on the CPU and Triton on a GPU."""
+"""The ``inductor`` backend: PyTorch's own kernel compiler, C++ on the CPU and Triton on a GPU.
+
+:func:`compile_inductor` copies the graph, transforms the copy and has Inductor compile it:
+
+* inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.backends.common.write_backs`);
+* symbolic floats become tensors (:mod:`.float_inputs`);
+* scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
+* convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor);
+* faults of Inductor are worked around (:mod:`.workarounds`).
+
+The graph has been decomposed before by :func:`wanted_decompositions`.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +21,25 @@ import torch
 
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.common.write_backs import write_back
-from dovetail.backends.inductor import convolution_layouts
+from dovetail.backends.inductor import convolution_layouts, workarounds
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
+from dovetail.backends.inductor.job import WORKAROUNDS, Job
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
-from dovetail.backends.inductor.size_inputs import add_size_inputs, with_size_inputs
-from dovetail.backends.inductor.unused_draws import keep_unused_draws, without_last
-from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
+from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
 
-PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
+assert workarounds  # loading the module fills the table
 
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's decompositions and those of fused optimizers, less those of operators that draw random numbers.
+    """Return Inductor's decompositions and Dovetail's for it, without those of operators that draw random numbers.
 
     A decomposed random operator draws other numbers than eager's kernel does.
     """
@@ -39,7 +49,7 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:
-    """The fake mode of the graph's values; raises :class:`BackendError` if there is none."""
+    """Return the fake mode of the graph's values; raises :class:`BackendError` if there is none."""
     values = [node.meta.get("val") for node in graph.graph.nodes]
     for value in [*example_inputs, *values]:
         if private_tensors.is_fake(value):
@@ -50,7 +60,7 @@ def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = 
 
 
 def _refuse_writes(graph: torch.fx.GraphModule) -> None:
-    """Inductor takes graphs for functional; a mask filled in place made its result silently wrong."""
+    """Raise for a graph that is not functional: Inductor's result was silently wrong for a mask filled in place."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, private_operators.OpOverload) or not node.target._schema.is_mutable:
             continue
@@ -66,7 +76,7 @@ def _refuse_writes(graph: torch.fx.GraphModule) -> None:
 
 
 def _read_after(write: torch.fx.Node) -> bool:
-    """Whether anything but the output reads the written input, or the write's result, after the write."""
+    """Return whether anything but the output reads the written input, or the write's result, after the write."""
     target = write.args[0]
     node = write.next
     while node.op not in ("output", "root"):
@@ -78,11 +88,21 @@ def _read_after(write: torch.fx.Node) -> bool:
 
 @functools.cache
 def _passes() -> dict[str, Any]:
-    """Settings of Inductor that have it run passes of ours."""
+    """Return the settings of Inductor that make it run Dovetail's passes."""
     layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
     order = private_inductor.inductor_schedule_pass()
     settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
     return {name: item for name, item in settings.items() if item is not None}
+
+
+def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name not in PIPELINE_OPTIONS}
+    unknown = sorted(given.keys() - private_inductor.inductor_setting_names())
+    if unknown:
+        raise OptionError(
+            f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
+        )
+    return {**_passes(), "fallback_random": True, **given}
 
 
 def compile_inductor(
@@ -90,53 +110,41 @@ def compile_inductor(
 ) -> CompiledCallable:
     """Compile one flat ATen graph with Inductor.
 
-    ``options``: ``user_visible_outputs`` (indices; all outputs unless given), and any of
-    Inductor's own settings by name, such as ``max_autotune=True``. Random numbers are eager's unless
-    ``fallback_random=False``.
+    ``options`` are Dovetail's (``user_visible_outputs``, ``write_backs``), and any of Inductor's own settings by name, such as
+    ``max_autotune=True``. Random numbers are eager's unless ``fallback_random=False``.
     """
-    settings = {"fallback_random": True, **{k: v for k, v in options.items() if k not in PIPELINE_OPTIONS}}
-    unknown = sorted(set(settings) - private_inductor.inductor_setting_names())
-    if unknown:
-        raise OptionError(
-            f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
-        )
+    settings = _make_settings(options)
     outputs = output_arguments(graph)
     _refuse_writes(graph)
-    random_targets = {node.target for node in graph.graph.nodes if draws_random_numbers(node.target)}
-    for target in random_targets:
-        private_inductor.inductor_runs_as_is(target)
-    if random_targets:
-        # Both move operators past each other, and the order of random operators decides who draws which numbers.
-        settings.setdefault("reorder_for_peak_memory", False)
-        settings.setdefault("reorder_for_locality", False)
-    settings = {**_passes(), **settings}
     fake_mode = find_fake_mode(graph, example_inputs)
-    # What the forward saves must have the promised strides too: the backward graph is compiled for them.
+    # Values that the forward saves must have the promised strides too: the backward graph is compiled for them.
     every = range(len(outputs))
     visible = list(every if kind == "forward" else options.get("user_visible_outputs", every))
-    strides = promised_strides(outputs, visible)
     # Inductor changes the graph, which the caller keeps to show and to export.
     own = own_copy(graph)
-    write_back(own, options.get("write_backs", {}))
+    examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
+    job = Job(own, examples, settings, options.get("write_backs", {}))
+    write_back(own, job.write_backs)
     floats_as_tensors(own)
     compute_scalars_once(own)
-    unused = keep_unused_draws(own) if random_targets else 0
-    examples = list(example_inputs) or [node.meta["val"] for node in own.graph.nodes if node.op == "placeholder"]
-    places = add_size_inputs(own, examples)
-    with private_inductor.reads_stay_behind_writes():
-        inner = private_inductor.inductor_compile(
+    with job.during:
+        for work_around in WORKAROUNDS:
+            work_around(job)
+        compiled = private_inductor.inductor_compile(
             own,
-            examples,
+            job.examples,
             fake_mode,
-            # Inductor would no longer look whether these are aligned, and a parameter may become a view of something else.
+            # Inductor would no longer look whether static inputs are aligned, and a parameter may become a view.
             static_inputs=[],
             user_visible_outputs=visible,
             is_backward=kind == "backward",
             is_inference=kind == "inference",
-            settings=settings,
+            settings=job.settings,
         )
-    straight = without_last(private_inductor.straight_call(inner), unused)
-    return guard_outputs(with_size_inputs(straight, places), strides)
+    call = private_inductor.straight_call(compiled)
+    for wrap in job.wrappers:
+        call = wrap(call)
+    return guard_outputs(call, promised_strides(outputs, visible))
 
 
 INDUCTOR = Backend(

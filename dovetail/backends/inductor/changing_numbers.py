@@ -1,6 +1,7 @@
-"""Operators that take numbers which change from call to call in lists, or branch on them, as plain arithmetic for a compiler.
+"""Decompositions of operators on lists of symbolic floats, or that branch on one, into plain arithmetic.
 
-With numbers that do not change they are left to the compiler.
+Inductor takes symbolic floats only as tensors in plain arithmetic (:mod:`.float_inputs`). Calls with constant numbers are left to
+Inductor's own decompositions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _item(value: Any, place: int) -> Any:
 
 
 def _each(function: Rule) -> Rule:
-    """An operator on lists, as the operator on the items."""
+    """Return the operator on lists of an operator on their items."""
 
     def apply(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
         if not _has_symbol((args, list(kwargs.values()))):
@@ -46,7 +47,7 @@ def _each(function: Rule) -> Rule:
     return apply
 
 
-#: With a list of numbers or one for all.
+#: Operators with a list of numbers, or one number for all.
 _WITH_NUMBERS: dict[str, Rule] = {
     "_foreach_add": lambda tensor, number: tensor + number,
     "_foreach_sub": lambda tensor, number: tensor - number,
@@ -57,20 +58,20 @@ _WITH_NUMBERS: dict[str, Rule] = {
     "_foreach_addcmul": lambda tensor, one, two, scalars=1, value=1: tensor + (one * two) * _given(scalars, value),
     "_foreach_lerp": _lerp,
 }
-#: With two lists of tensors, the second one multiplied by a number.
+#: Operators with two lists of tensors, the second one multiplied by a number.
 _SCALED: dict[str, Rule] = {
     "_foreach_add": lambda tensor, other, alpha=1: tensor + other * alpha,
     "_foreach_sub": lambda tensor, other, alpha=1: tensor - other * alpha,
 }
 
 
-def _given(one: Any, other: Any) -> Any:
-    # By position or by name, one of the two is the number.
-    return other if type(one) is int and one == 1 else one
+def _given(scalars: Any, value: Any) -> Any:
+    """Return the number, which comes by position or by name."""
+    return value if type(scalars) is int and scalars == 1 else scalars
 
 
 def changing_numbers(table: dict[Any, Rule]) -> dict[Any, Rule]:
-    """Decompositions for numbers that change, by operator; what is in ``table`` is for all others.
+    """Return decompositions for symbolic numbers, by operator; for constant numbers they call those in ``table``.
 
     >>> weights = changing_numbers({})[torch.ops.aten._foreach_mul.ScalarList]([torch.ones(2)], [2.0])
     >>> weights is NotImplemented

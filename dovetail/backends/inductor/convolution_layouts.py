@@ -1,8 +1,8 @@
-"""Convolutions and their gradients read one layout: channels last, where Inductor chooses it for the graph.
+"""One memory layout for convolutions and their gradients: channels last, where Inductor chooses it for the graph.
 
-Inductor computes convolutions on the CPU with the channels last. What a gradient of a convolution reads as well it lays out as
-the captured values were, with the channels first, and copies it for both readers. In a graph that holds forward and backward that
-is every activation of the network.
+Inductor computes convolutions on the CPU with channels last. It lays out a value that a gradient of a convolution reads as well
+as the captured value was, with channels first, and copies it for both readers; in a graph that holds forward and backward these
+are all activations of the network (torch 2.13).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _TAGS = {tag for name, tag in torch.Tag.__members__.items() if name in ("pointwi
 
 
 def lay_out_convolutions(graph: torch.fx.Graph) -> None:
-    """Say of what convolutions and their gradients read that its channels are last, if Inductor will read it so.
+    """Mark values that gradients of convolutions read as channels last, if Inductor computes this graph so.
 
-    Values of the graph's inputs and outputs stay as they are, and so do those whose memory is read by strides.
+    The graph's inputs and outputs keep their layout, and so do values that an operator reads by strides.
 
     >>> class Two(torch.nn.Module):
     ...     def forward(self, x, weight, gradient):
@@ -73,5 +73,5 @@ def _may_move(node: torch.fx.Node) -> bool:
 
 
 def _reads_elements(user: torch.fx.Node) -> bool:
-    """Whether the user's result depends on elements only, not on where they lie."""
+    """Return whether the user's result depends on elements only, not on their places in memory."""
     return user.target in _BY_ELEMENTS or not _TAGS.isdisjoint(getattr(user.target, "tags", ()))

@@ -1,7 +1,7 @@
-"""Symbolic floats for a compiler that takes tensors and integers only: the tensors without dimensions that carry them.
+"""Symbolic floats as the zero-dimensional tensors that carry them, because Inductor takes only tensors and integers.
 
 A float times a tensor of at least one dimension gives that tensor's dtype, whether the float is a Python number or a
-zero-dimensional tensor. Where the meaning would change, the graph is refused.
+zero-dimensional tensor. A graph whose meaning would change is refused.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from dovetail.trace.python_numbers import real_power
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
+_READ = _aten._local_scalar_dense.default
+#: Operators on a tensor and a number, with the operator on two tensors.
 _BINARY: dict[Any, Any] = {
-    _aten.add.Tensor: _aten.add.Tensor,
-    _aten.sub.Tensor: _aten.sub.Tensor,
-    _aten.mul.Tensor: _aten.mul.Tensor,
-    _aten.div.Tensor: _aten.div.Tensor,
-    _aten.add.Scalar: _aten.add.Tensor,
-    _aten.sub.Scalar: _aten.sub.Tensor,
-    _aten.mul.Scalar: _aten.mul.Tensor,
-    _aten.div.Scalar: _aten.div.Tensor,
+    **{getattr(_aten, name).Tensor: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")},
+    **{
+        getattr(_aten, name).Scalar: getattr(_aten, name).Tensor
+        for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
+    },
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
-    _aten.eq.Scalar: _aten.eq.Tensor,
-    _aten.ne.Scalar: _aten.ne.Tensor,
-    _aten.lt.Scalar: _aten.lt.Tensor,
-    _aten.le.Scalar: _aten.le.Tensor,
-    _aten.gt.Scalar: _aten.gt.Tensor,
-    _aten.ge.Scalar: _aten.ge.Tensor,
 }
-
-
+#: Operators on two tensors and a factor, with the operator that combines the two.
 _SCALED: dict[Any, Any] = {_aten.addcdiv.default: _aten.div.Tensor, _aten.addcmul.default: _aten.mul.Tensor}
+#: Python's functions of numbers, with the operator on zero-dimensional tensors of double precision.
 _NUMBERS: dict[Any, Any] = {
     operator.add: _aten.add.Tensor,
     operator.iadd: _aten.add.Tensor,
@@ -55,40 +48,32 @@ _NUMBERS: dict[Any, Any] = {
     operator.pow: _aten.pow.Tensor_Tensor,
     real_power: _aten.pow.Tensor_Tensor,
 }
-"""What Python computes from numbers, on tensors of double precision without dimensions."""
 
 
 def floats_as_tensors(graph: torch.fx.GraphModule) -> None:
-    """Rewrite ``graph`` so that no float is read from a tensor; raises :class:`BackendError` where the meaning would change."""
+    """Rewrite ``graph`` so that it reads no float from a tensor; raises :class:`BackendError` if its meaning would change."""
     scalars = [node for node in graph.graph.nodes if _is_float(node)]
     tensors: dict[torch.fx.Node, torch.fx.Node] = {}
     for scalar in scalars:
-        if scalar.target is _aten._local_scalar_dense.default:
-            tensors[scalar] = _double(graph.graph, scalar)
-        else:
-            tensors[scalar] = _computed(graph.graph, scalar, tensors)
+        tensors[scalar] = (
+            _double(graph.graph, scalar) if scalar.target is _READ else _computed(graph.graph, scalar, tensors)
+        )
     for scalar in scalars:
+        # A number that is only read keeps the dtype of its tensor; a computed one has double precision.
+        tensor: Any = scalar.args[0] if scalar.target is _READ else tensors[scalar]
         for user in list(scalar.users):
-            if user in tensors:
-                continue
-            number = tensors[scalar]
-            if scalar.target is _aten._local_scalar_dense.default:
-                number = scalar.args[0]  # type: ignore[assignment]
-            number = _rewrite(graph.graph, user, scalar, number)
-            user.replace_input_with(scalar, number)
+            if user not in tensors:
+                user.replace_input_with(scalar, _rewrite(graph.graph, user, scalar, tensor))
     for scalar in reversed(scalars):
         graph.graph.erase_node(scalar)
-    for number in reversed(tensors.values()):
-        if not number.users:
-            graph.graph.erase_node(number)
+    for tensor in reversed(tensors.values()):
+        if not tensor.users:
+            graph.graph.erase_node(tensor)
 
 
 def _is_float(node: torch.fx.Node) -> bool:
-    return (
-        node.op == "call_function"
-        and isinstance(node.meta.get("val"), torch.SymFloat)
-        and (node.target is _aten._local_scalar_dense.default or node.target in _NUMBERS)
-    )
+    is_known = node.target is _READ or node.target in _NUMBERS
+    return node.op == "call_function" and is_known and isinstance(node.meta.get("val"), torch.SymFloat)
 
 
 def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
@@ -101,11 +86,11 @@ def _double(graph: torch.fx.Graph, scalar: torch.fx.Node) -> torch.fx.Node:
 def _computed(
     graph: torch.fx.Graph, scalar: torch.fx.Node, tensors: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """The tensor that holds what Python would compute."""
-    known = [tensors[item] for item in scalar.args if isinstance(item, torch.fx.Node) and item in tensors]
-    if not known or len(known) < sum(isinstance(item, torch.fx.Node) for item in scalar.args):
+    """Return the tensor of a number that Python computes."""
+    nodes = [item for item in scalar.args if isinstance(item, torch.fx.Node)]
+    if not nodes or not all(item in tensors for item in nodes):
         raise _refusal(scalar, scalar)
-    example = known[0].meta["val"]
+    example = tensors[nodes[0]].meta["val"]
     with graph.inserting_before(scalar):
         arguments = []
         for item in scalar.args:
@@ -120,57 +105,50 @@ def _computed(
 
 
 def _with_value(made: torch.fx.Node, scalar: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:
-    # The symbol that the number was is no more.
-    made.meta = {**scalar.meta, "val": value}
-    made.meta.pop("unbacked_bindings", None)
+    # The number's symbol no longer exists.
+    made.meta = {name: item for name, item in scalar.meta.items() if name != "unbacked_bindings"} | {"val": value}
     return made
 
 
 def _rewrite(graph: torch.fx.Graph, user: torch.fx.Node, number: torch.fx.Node, tensor: torch.fx.Node) -> torch.fx.Node:
-    """Let ``user`` take the tensor; returns what takes the number's place among its arguments."""
-    if user.target is _aten.add.Tensor and user.kwargs.get("alpha") is number and number not in user.args:
-        with graph.inserting_before(user):
-            product = graph.call_function(_aten.mul.Tensor, (user.args[1], tensor))
-        product.meta = {**user.meta, "val": user.args[1].meta["val"]}  # type: ignore[union-attr]
-        _check(user, number, user.args[1], dimensions=True)
-        user.args = (user.args[0], product)
-        user.kwargs = {}
-        return tensor
-    if user.target in _SCALED and user.kwargs == {"value": number} and number not in user.args:
-        _check(user, number, user.args[1], dimensions=True)
-        value = user.args[1].meta["val"]  # type: ignore[union-attr]
-        with graph.inserting_before(user):
-            inner = graph.call_function(_SCALED[user.target], user.args[1:])
-            product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
-        inner.meta = product.meta = {**user.meta, "val": value}
-        user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
-        return tensor
+    """Change ``user`` to an operator that takes tensors; return the tensor in the number's place."""
     if user.target is _aten.scalar_tensor.default and user.args == (number,):
         dtype = user.kwargs.get("dtype") or torch.get_default_dtype()
         user.target, user.args, user.kwargs = _CONVERT, (tensor, dtype), {}
         return tensor
-    target = _BINARY.get(user.target)
-    others = [item for item in user.args if item is not number]
-    if target is None or user.kwargs or len(others) != 1:
-        raise _refusal(user, number)
-    value = _check(user, number, others[0])
-    user.target = target
-    if value.dim() == 0:
-        # Beside a tensor with dimensions, the number's type does not count; here it would.
+    is_alpha = user.target is _aten.add.Tensor and user.kwargs == {"alpha": number}
+    is_value = user.target in _SCALED and user.kwargs == {"value": number}
+    if number not in user.args and (is_alpha or is_value):
+        value = _checked(user, number, user.args[1], dimensions=True)
+        meta = {**user.meta, "val": value}
         with graph.inserting_before(user):
-            converted = graph.call_function(_CONVERT, (tensor, value.dtype))
-        converted.meta = {**user.meta, "val": value}
-        return converted
-    return tensor
+            inner: Any = user.args[1]
+            if is_value:
+                inner = graph.call_function(_SCALED[user.target], user.args[1:])
+                inner.meta = meta
+            product = graph.call_function(_aten.mul.Tensor, (inner, tensor))
+        product.meta = meta
+        user.target, user.args, user.kwargs = _aten.add.Tensor, (user.args[0], product), {}
+        return tensor
+    others = [item for item in user.args if item is not number]
+    if user.target not in _BINARY or user.kwargs or len(others) != 1:
+        raise _refusal(user, number)
+    value = _checked(user, number, others[0])
+    user.target = _BINARY[user.target]
+    if value.dim():
+        return tensor
+    # Beside a tensor with dimensions, the number's dtype does not count; beside one without, it would.
+    with graph.inserting_before(user):
+        converted = graph.call_function(_CONVERT, (tensor, value.dtype))
+    converted.meta = {**user.meta, "val": value}
+    return converted
 
 
-def _check(user: torch.fx.Node, number: torch.fx.Node, other: Any, dimensions: bool = False) -> torch.Tensor:
-    value = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
-    if (
-        not isinstance(value, torch.Tensor)
-        or (dimensions and value.dim() == 0)
-        or not (value.is_floating_point() or value.is_complex())
-    ):
+def _checked(user: torch.fx.Node, number: torch.fx.Node, other: Any, dimensions: bool = False) -> torch.Tensor:
+    """Return the fake value of the number's partner, which must be a floating-point tensor (with ``dimensions``)."""
+    value: Any = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
+    fits = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    if not fits or (dimensions and value.dim() == 0):
         raise _refusal(user, number)
     return value
 

@@ -1,6 +1,6 @@
-"""The gradient of picking one class: a comparison for each element, not a write into a tensor of zeros.
+"""A decomposition of ``nll_loss``'s gradient that compares each element, instead of writing into a tensor of zeros.
 
-Inductor's own decomposition scatters into zeros, which takes the memory of all the scores once more.
+Inductor's own decomposition scatters into zeros, which takes the memory of all scores once more (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MEAN, _NONE = 1, 0
 
 
 def picked_classes() -> dict[Any, Callable[..., Any]]:
-    """Decompositions for Inductor, by operator."""
+    """Return the decomposition by operator."""
     return {torch.ops.aten.nll_loss_backward.default: nll_loss_backward}
 
 
@@ -28,7 +28,7 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """The gradient of ``nll_loss`` for the scores.
+    """Return the gradient of ``nll_loss`` for the scores.
 
     >>> scores, target = torch.zeros(2, 3), torch.tensor([2, -100])
     >>> nll_loss_backward(torch.tensor(1.0), scores, target, None, 1, -100, torch.tensor(1.0))
@@ -45,5 +45,5 @@ def nll_loss_backward(
         value = value.unsqueeze(axis)
     if weight is not None:
         value = value * weight.view(shape)
-    # Chosen, not multiplied: nothing may come of a division by the weight of no class at all.
+    # Selected, not multiplied: the division by a total weight of zero may not reach other elements.
     return torch.where((classes == wanted) & (wanted != ignore_index), -value, 0).to(scores.dtype)

@@ -1,7 +1,8 @@
-"""Tensors without dimensions are computed once, not again for each element of what they are combined with.
+"""Scalars computed once, not again for each element of the tensors that they are combined with.
 
-Inductor takes the computation of a value into every kernel that reads it. For an optimizer that is ``1 - beta ** step`` in double
-precision for each weight: the kernel is not vectorised, and the update of a million weights took twice as long.
+Inductor inlines the computation of a zero-dimensional tensor into every kernel that reads it. For an optimizer that is
+``1 - beta ** step`` in double precision for each weight: the kernel is not vectorised, and the update of a million weights took
+twice as long (torch 2.13, CPU). Older versions of torch lack the operator that this needs, and run as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WIDENING = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def compute_scalars_once(graph: torch.fx.GraphModule) -> None:
-    """Keep what has no dimensions in memory where tensors with dimensions read it, in the precision that they compute in."""
+    """Keep computed scalars in memory where tensors with dimensions read them, in the precision of those tensors."""
     realize = private_inductor.inductor_realize()
     if realize is None:
         return
@@ -50,7 +51,7 @@ def _computes_elements(node: torch.fx.Node) -> bool:
 
 
 def _precision(node: torch.fx.Node) -> torch.dtype:
-    """The precision in which a tensor with dimensions meets one without: its own, at least single precision."""
+    """Return the precision in which an operator combines scalars and elements: the tensor's own, at least single precision."""
     dtype: torch.dtype = node.meta["val"].dtype
     return torch.float32 if dtype in _WIDENING else dtype
 

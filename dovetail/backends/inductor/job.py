@@ -1,0 +1,34 @@
+"""The compilation of one graph with Inductor, as transformations of the graph see it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.backends.protocol import CompiledCallable
+
+
+@dataclass
+class Job:
+    """One graph on its way to Inductor; every field may be changed in place.
+
+    ``graph``: a copy of the graph that the backend was given; ``examples``: the values of its placeholders.
+    ``settings``: Inductor's own settings by name. ``write_backs``: outputs that are new values of inputs (output -> input).
+    ``during``: context managers entered here are open while Inductor compiles.
+    ``wrappers``: functions that wrap the compiled callable, the first one innermost.
+    """
+
+    graph: torch.fx.GraphModule
+    examples: list[Any]
+    settings: dict[str, Any]
+    write_backs: Mapping[int, int] = field(default_factory=dict)
+    during: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
+
+
+#: Functions that make Inductor right where it is wrong (:mod:`.workarounds`), in the order in which they run.
+WORKAROUNDS: list[Callable[[Job], None]] = []

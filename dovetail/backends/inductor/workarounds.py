@@ -1,0 +1,116 @@
+"""Faults of Inductor and how graphs get around them, one function for each; all hold for torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail.backends.inductor.job import WORKAROUNDS, Job
+from dovetail.backends.protocol import CompiledCallable, output_arguments
+from dovetail.errors import BackendError
+from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.repeats import draws_random_numbers
+
+#: Where a size is read: an input, "size" or "stride", and a dimension.
+Place = tuple[int, str, int]
+
+
+def keep_order_of_draws(job: Job) -> None:
+    """Random operators draw in the order of the graph.
+
+    The order decides which operator draws which numbers, and Inductor moves operators past each other for locality and for
+    peak memory. It also insists on decomposing random operators, and a decomposed one draws other numbers than eager's kernel.
+    """
+    targets = {node.target for node in job.graph.graph.nodes if draws_random_numbers(node.target)}
+    for target in targets:
+        private_inductor.inductor_runs_as_is(target)
+    if targets:
+        job.settings.setdefault("reorder_for_peak_memory", False)
+        job.settings.setdefault("reorder_for_locality", False)
+
+
+def keep_unused_draws(job: Job) -> None:
+    """Random operators draw even if nobody uses their results: later draws must be eager's.
+
+    Inductor removes operators that no output depends on, and does not count the generator's state as an output. The results of
+    unused draws become outputs here, and a wrapper drops them.
+    """
+    graph = job.graph
+    output = graph.graph.output_node()
+    used: set[torch.fx.Node] = set()
+    waiting = [output]
+    while waiting:
+        node = waiting.pop()
+        if node not in used:
+            used.add(node)
+            waiting += node.all_input_nodes
+    draws = [node for node in graph.graph.nodes if node.op == "call_function" and draws_random_numbers(node.target)]
+    unused = [node for node in draws if node not in used and isinstance(node.meta.get("val"), torch.Tensor)]
+    if unused:
+        output.args = ([*output_arguments(graph), *unused],)
+        graph.recompile()
+        count = len(unused)
+        job.wrappers.append(lambda call: lambda inputs: list(call(inputs))[:-count])
+
+
+def give_sizes_as_inputs(job: Job) -> None:
+    """Symbolic sizes become inputs of their own, where Inductor's cache looks for them.
+
+    The cache keeps, beside a compiled graph, the conditions on its whole-number inputs. A size that comes in only as part of a
+    tensor has no conditions there: code compiled for sizes up to 4096 was found again for 5000, with wrong results. Raises
+    :class:`BackendError` for a symbol that is no size or stride of an input.
+    """
+    known = {private_sizes.first_expression(item) for item in job.examples if isinstance(item, torch.SymInt)}
+    places: dict[Any, tuple[Place, Any]] = {}
+    needed: dict[Any, None] = {}
+    for place, number in _symbolic_sizes(job.examples):
+        expression = private_sizes.first_expression(number)
+        needed.update(dict.fromkeys(private_sizes.symbols_of(expression)))
+        if private_sizes.is_symbol(expression):
+            places.setdefault(expression, (place, number))
+    missing = [symbol for symbol in needed if symbol not in known and symbol not in places]
+    if missing:
+        raise BackendError(
+            f"the size {missing[0]} is no size of an input",
+            advice='use backend="aten", or dynamic=False for this function',
+        )
+    chosen = [found for symbol, found in places.items() if symbol not in known]
+    last = job.graph.graph.find_nodes(op="placeholder")[-1]
+    for number, (_, value) in enumerate(chosen):
+        with job.graph.graph.inserting_after(last):
+            last = job.graph.graph.placeholder(f"dovetail_size_{number}")
+        last.meta["val"] = value
+        job.examples.append(value)
+    if chosen:
+        job.wrappers.append(lambda call: _with_sizes(call, [place for place, _ in chosen]))
+
+
+def _symbolic_sizes(examples: Sequence[Any]) -> list[tuple[Place, Any]]:
+    return [
+        ((index, kind, dim), number)
+        for index, value in enumerate(examples)
+        if isinstance(value, torch.Tensor) and private_sizes.has_symbols(value)
+        for kind, numbers in (("size", value.shape), ("stride", value.stride()))
+        for dim, number in enumerate(numbers)
+        if private_sizes.is_symbolic(number)
+    ]
+
+
+def _with_sizes(call: CompiledCallable, places: Sequence[Place]) -> CompiledCallable:
+    def run(inputs: list[Any]) -> list[Any]:
+        sizes = [inputs[i].size(dim) if kind == "size" else inputs[i].stride(dim) for i, kind, dim in places]
+        inputs.extend(sizes)
+        return call(inputs)
+
+    return run
+
+
+def keep_reads_behind_writes(job: Job) -> None:
+    """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
+    job.during.enter_context(private_inductor.reads_stay_behind_writes())
+
+
+WORKAROUNDS += [keep_order_of_draws, keep_unused_draws, give_sizes_as_inputs, keep_reads_behind_writes]
