@@ -109,8 +109,11 @@ def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
     return bool(GraphLowering.decide_layout_opt(graph, is_inference=False))
 
 
-def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str, ...]) -> Any:
-    """A pass over a graph in the form in which Inductor runs it after its own; a change of one of the files is another pass."""
+def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str, ...], key: str = "") -> Any:
+    """A pass over a graph in the form in which Inductor runs it after its own.
+
+    Inductor's cache finds no code that was compiled with another content of ``files``, or another ``key``.
+    """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Pass(CustomGraphPass):  # type: ignore[misc, unused-ignore]
@@ -118,7 +121,7 @@ def inductor_pass(graph_pass: Callable[[torch.fx.Graph], None], files: tuple[str
             graph_pass(graph)
 
         def uuid(self) -> Any:
-            return get_hash_for_files(files, graph_pass.__qualname__)
+            return get_hash_for_files(files, f"{graph_pass.__qualname__} {key}")
 
     return Pass()
 

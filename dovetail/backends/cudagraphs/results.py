@@ -51,8 +51,7 @@ class Results:
         #: Outputs that are inputs, and views of inputs: output, input, shape, strides, distance of the first elements.
         self._inputs: list[tuple[int, int]] = []
         self._views: list[tuple[int, int, tuple[int, ...], tuple[int, ...], int]] = []
-        #: Tensors copied one by one, dense ones copied together, and groups that share one stretch of memory.
-        self._single: list[Output] = []
+        #: Dense tensors copied together, and stretches of memory copied whole, with the tensors that lie there.
         self._dense: list[Output] = []
         self._rows: list[tuple[torch.Tensor, list[Output]]] = []
         #: Tensors handed out in place.
@@ -78,8 +77,8 @@ class Results:
                 delta = value.storage_offset() - given[source].storage_offset()
                 self._views.append((index, source, tuple(value.shape), tuple(value.stride()), delta))
             else:
-                # An input seen as another dtype: the next call's inputs will lie there.
-                self._copy(((index,), value))
+                # An input seen as another dtype is copied: the next call's inputs will lie there.
+                self._add([((index,), value)], frozenset({index}))
         for members in groups.values():
             self._add([(tuple(places[key]), tensor) for key, tensor in members.items()], visible)
         self._sources = [tensor for _, tensor in self._dense]
@@ -93,18 +92,15 @@ class Results:
         tensors = [tensor for _, tensor in members]
         if visible.isdisjoint(index for indices, _ in members for index in indices):
             self._kept += members
-        elif len(members) == 1 or any(tensor.dtype != tensors[0].dtype or tensor.numel() == 0 for tensor in tensors):
+        elif len(members) > 1 and any(tensor.dtype != tensors[0].dtype or tensor.numel() == 0 for tensor in tensors):
             for member in members:
-                self._copy(member)
+                self._add([member], visible.union(member[0]))
+        elif len(members) == 1 and is_dense(tensors[0]) and not tensors[0].is_conj() and not tensors[0].is_neg():
+            self._dense += members
         else:
             start = min(tensor.storage_offset() for tensor in tensors)
             end = max(tensor.storage_offset() + span(tensor) for tensor in tensors)
             self._rows.append((tensors[0].as_strided((end - start,), (1,), start), members))
-
-    def _copy(self, output: Output) -> None:
-        tensor = output[1]
-        is_plain = is_dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
-        (self._dense if is_plain else self._single).append(output)
 
     @property
     def addresses(self) -> tuple[int, ...]:
@@ -126,7 +122,6 @@ class Results:
         handed = [(indices, tensor.detach()) for indices, tensor in self._kept]
         copies = _copies(self._sources, self._templates)
         handed += [(indices, copied) for (indices, _), copied in zip(self._dense, copies, strict=True)]
-        handed += [(indices, _copy_of(tensor)) for indices, tensor in self._single]
         for row, members in self._rows:
             copied, start = row.clone(), row.storage_offset()
             for indices, tensor in members:
@@ -144,9 +139,3 @@ def _copies(sources: list[torch.Tensor], templates: Sequence[tuple[Any, ...]]) -
     if made:
         torch.ops.aten._foreach_copy_.default(made, sources)
     return made
-
-
-def _copy_of(value: torch.Tensor) -> torch.Tensor:
-    if is_dense(value) or value.numel() == 0:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-    return flat(value).clone().as_strided(value.shape, value.stride(), 0).detach()

@@ -87,9 +87,15 @@ def _read_after(write: torch.fx.Node) -> bool:
 
 
 @functools.cache
-def _passes() -> dict[str, Any]:
-    """Return the settings of Inductor that make it run Dovetail's passes."""
-    layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, (convolution_layouts.__file__,))
+def _passes(workarounds_by_name: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of Inductor that make it run Dovetail's passes.
+
+    The files and names also keep Inductor's cache from finding code that was compiled with other workarounds.
+    """
+    files = (convolution_layouts.__file__, workarounds.__file__, private_inductor.__file__)
+    layouts = private_inductor.inductor_pass(
+        convolution_layouts.lay_out_convolutions, files, ", ".join(workarounds_by_name)
+    )
     order = private_inductor.inductor_schedule_pass()
     settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
     return {name: item for name, item in settings.items() if item is not None}
@@ -102,7 +108,8 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         raise OptionError(
             f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
         )
-    return {**_passes(), "fallback_random": True, **given}
+    passes = _passes(tuple(work_around.__name__ for work_around in WORKAROUNDS))
+    return {**passes, "fallback_random": True, **given}
 
 
 def compile_inductor(
