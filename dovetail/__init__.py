@@ -28,7 +28,7 @@ _PLACES: dict[str, str] = {
     "events_of": "dovetail.face.explanation",
     "explain": "dovetail.face.explanation",
     "list_backends": "dovetail.backends",
-    "load": "dovetail.artefacts.load_joint",
+    "load": "dovetail.artefacts.load",
     "mark_dynamic": "dovetail.trace",
     "register_backend": "dovetail.backends",
     "torch_backend": "dovetail.backends.foreign.torch_compile",

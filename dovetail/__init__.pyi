@@ -4,7 +4,7 @@ from dovetail import distributed as distributed
 from dovetail import errors as errors
 from dovetail import testing as testing
 from dovetail.aot.joint_graph import JointGraph as JointGraph
-from dovetail.artefacts.load_joint import load as load
+from dovetail.artefacts.load import load as load
 from dovetail.backends import list_backends as list_backends
 from dovetail.backends import register_backend as register_backend
 from dovetail.backends.foreign.torch_compile import torch_backend as torch_backend

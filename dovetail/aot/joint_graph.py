@@ -290,7 +290,7 @@ class JointGraph:
         """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
         See ``aot.export_joint``; ``dovetail.load`` reads it.
         """
-        from dovetail.artefacts.export_joint import export_joint
+        from dovetail.artefacts.export import export_joint
 
         return export_joint(None, self, path, values=values)
 

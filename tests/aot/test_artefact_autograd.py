@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.artefacts.artefact import read_artefact, write_artefact
+from dovetail.artefacts.files import read_artefact, write_artefact
 from dovetail.errors import ArtefactError, PartialGradientError
 from tests.aot.test_independent_outputs import (
     ORDERS,

@@ -17,8 +17,8 @@ from dovetail.aot.compile_joint import default_pattern
 from dovetail.aot.descriptors import Gradient, ParamInput, Tangent, UserInput
 from dovetail.aot.partition import partition
 from dovetail.aot.tangents import specialise_tangents
-from dovetail.artefacts.export_joint import export_joint
-from dovetail.artefacts.load_joint import load
+from dovetail.artefacts.export import export_joint
+from dovetail.artefacts.load import load
 
 
 class Net(torch.nn.Module):

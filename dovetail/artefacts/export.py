@@ -1,0 +1,177 @@
+"""Stage 2, exporting: writes a joint graph as data to disk. :mod:`dovetail.artefacts.load` reads it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.state import AOTState
+from dovetail.artefacts.allow_list import check_arguments, name_of_operator
+from dovetail.artefacts.arguments import encode_argument
+from dovetail.artefacts.descriptors import encode_descriptor, name_of_input
+from dovetail.artefacts.files import write_artefact
+from dovetail.artefacts.results import encode_result
+from dovetail.artefacts.schema import make_schema, validate
+from dovetail.artefacts.size_expressions import encode_expression, encode_size
+from dovetail.artefacts.specs import encode_spec
+from dovetail.errors import ArtefactError
+from dovetail.torch_private import sizes as private_sizes
+
+#: Fields of a capture that an artefact cannot hold, with the sentence that says so.
+_NOT_STORABLE = {
+    "effects": "it writes to Python objects (attributes, lists, .grad), which are not there in another process",
+    "ambient_change": "it changes torch's own state (such as the grad mode)",
+    "resume_point": "it is only the part of the program before a graph break",
+    "inputs_made_differentiable": "it sets requires_grad of a tensor that it is given",
+    "numbers": "it returns numbers that depend on sizes",
+}
+
+
+def export_joint(
+    state: AOTState | None,
+    joint: JointGraph,
+    path: str | os.PathLike[str],
+    *,
+    values: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write a joint graph to the folder ``path``; ``dovetail.load(path)`` runs it without the user's code.
+
+    ``values`` are tensors to put into the artefact, by the name of a parameter or buffer or by the path of another input (such
+    as ``model.state_dict()``); names that are no input of the graph are left out. ``state`` may be None or closed. Raises
+    :class:`ArtefactError` for a graph that cannot be written as data: nothing is written then.
+    """
+    joint.lint()
+    _check_capture(joint)
+    numbers, symbols = _symbols(joint)
+    tensors: dict[str, torch.Tensor] = {}
+    payload = {
+        "nodes": [_node(node, joint, numbers, tensors) for node in joint.graph.nodes if node.op != "output"],
+        "results": [None if node is None else node.name for node in joint.results],
+        "inputs": list(map(encode_descriptor, joint.input_descriptors)),
+        "outputs": [None if item is None else encode_descriptor(item) for item in joint.output_descriptors],
+        "num_primals": joint.num_primals,
+        "num_forward_outputs": joint.num_forward_outputs,
+        "derivative_order": derivative_order(joint),
+        "symbols": symbols,
+        "guards": _guards(joint, numbers),
+        "spec": encode_spec(joint),
+        "result": encode_result(joint.capture.recipe, len(joint.spec.outputs)),
+        "state": _state(joint, values or {}, tensors),
+        "provenance": [str(record) for record in joint.provenance],
+        "inexact": list(joint.inexact),
+        "torch": torch.__version__,
+    }
+    validate(payload, make_schema())
+    return write_artefact(path, payload, tensors)
+
+
+def derivative_order(joint: JointGraph) -> int:
+    """How often a joint graph can be differentiated from outside: 0 where it has no gradients."""
+    return int(any(descriptor is not None for descriptor in joint.output_descriptors[joint.num_forward_outputs :]))
+
+
+def _check_capture(joint: JointGraph) -> None:
+    """Raise :class:`ArtefactError` for a call that does more than an artefact can hold."""
+    if joint.spec.metadata_changes:
+        raise ArtefactError("an input changes its size or strides in place", advice="make a new tensor instead")
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if any(map(private_sizes.is_data_number, value.shape if isinstance(value, torch.Tensor) else (value,))):
+            raise ArtefactError(
+                f"the size of {node.name} depends on data, and no artefact has such sizes",
+                where=node.meta.get("user_line"),
+                advice="use masks in place of selections",
+            )
+    for name, text in _NOT_STORABLE.items():
+        if getattr(joint.capture, name):
+            raise ArtefactError(
+                f"the captured function cannot be exported: {text}",
+                advice="export a function that only takes and returns tensors and writes to tensors in place",
+            )
+
+
+def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:
+    """The number of each symbol, and where each is read, its example and its bounds."""
+    bindings = joint.capture.bindings
+    numbers: dict[Any, int] = {}
+    described: list[dict[str, Any]] = []
+    for symbol, (index, kind, dim) in bindings.symbols.items() if bindings is not None else ():
+        value = joint.graph.find_nodes(op="placeholder")[index].meta["val"]
+        if kind not in ("size", "stride"):
+            raise ArtefactError(
+                f"a symbolic {kind} of {joint.input_descriptors[index]} cannot be written to an artefact",
+                advice="mark sizes as dynamic, and pass numbers as constants",
+            )
+        hint = private_sizes.hint(value.shape[dim] if kind == "size" else value.stride(dim))
+        low, high = private_sizes.range_of(joint.fake_mode.shape_env, symbol)
+        numbers[symbol] = len(described)
+        place = {"input": index, "kind": kind, "dim": dim}
+        described.append({"place": place, "hint": hint, "low": max(low or 0, 0), "high": high})
+    return numbers, described
+
+
+def _guards(joint: JointGraph, numbers: Mapping[Any, int]) -> list[Any]:
+    environment = joint.fake_mode.shape_env
+    recorded = environment.recorded() if hasattr(environment, "recorded") else []
+    return [encode_expression(item.expression, numbers) for item in recorded]
+
+
+def _node(
+    node: torch.fx.Node, joint: JointGraph, numbers: Mapping[Any, int], tensors: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """A node as data; the value of a constant goes into ``tensors``."""
+    entry: dict[str, Any] = {"op": node.op, "name": node.name}
+    if node.op == "placeholder":
+        value = node.meta["val"]
+        if value.storage_offset() != 0 and any("as_strided" in str(item.target) for item in joint.graph.nodes):
+            raise ArtefactError(
+                f"{node.name} is part of a larger tensor", advice="capture the graph with a clone of it"
+            )
+        return entry | {
+            "shape": [encode_size(size, numbers) for size in value.shape],
+            "stride": [encode_size(step, numbers) for step in value.stride()],
+            "dtype": str(value.dtype),
+            "device": str(value.device),
+        }
+    if node.op == "get_attr":
+        found = getattr(joint.graph_module, str(node.target), None)
+        if not isinstance(found, torch.Tensor):
+            raise ArtefactError(
+                f"{node.name} is a {type(found).__name__}, and only tensors can be written to an artefact"
+            )
+        tensors[f"constant.{node.target}"] = found
+        return entry | {"target": node.target}
+    if node.op != "call_function":
+        raise ArtefactError(f"{node.name} is a node of kind {node.op}, which no artefact holds")
+    check_arguments(node.target, len(node.args), list(node.kwargs))
+    return entry | {
+        "target": name_of_operator(node.target),
+        "args": [encode_argument(item) for item in node.args],
+        "kwargs": [[key, encode_argument(item)] for key, item in node.kwargs.items()],
+        "phase": "backward" if node.meta.get("phase") == "backward" else "forward",
+    }
+
+
+def _state(joint: JointGraph, values: Mapping[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+    """The names of the inputs that have values, each with its name in ``tensors``, where the values go."""
+    named: list[list[str]] = []
+    placeholders = joint.graph.find_nodes(op="placeholder")[: joint.num_primals]
+    for position, (descriptor, node) in enumerate(zip(joint.input_descriptors, placeholders)):
+        name = name_of_input(descriptor)
+        if name not in values:
+            continue
+        value, promised = values[name], node.meta["val"]
+        if tuple(value.shape) != tuple(promised.shape) or value.dtype != promised.dtype:
+            raise ArtefactError(
+                f"the value of {descriptor} is {value.dtype} of shape {tuple(value.shape)}, and the graph was captured for "
+                f"{promised.dtype} of shape {tuple(promised.shape)}",
+                advice="hand over the state of the module that was captured",
+            )
+        tensors[f"state.{position}"] = value
+        named.append([name, f"state.{position}"])
+    return named
