@@ -59,6 +59,10 @@ class CompiledGraph:
     dropped: tuple[tuple[int, int], ...] = ()
     given: tuple[int, ...] = ()
 
+    @functools.cached_property
+    def _entry(self) -> Entry:
+        return make_entry(self)
+
     @property
     def memory(self) -> MemoryReport | None:
         """What the memory budget came to, with the bytes that the last run has kept; None without a budget."""
@@ -69,7 +73,7 @@ class CompiledGraph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it like the original function; raises :class:`InputError` for inputs that the graph was not captured for."""
-        entry = make_entry(self)
+        entry = self._entry
         function = self.joint.capture.function
         tensors = entry.checker.check(function, args, kwargs)
         if tensors is None:
@@ -85,7 +89,6 @@ class CompiledGraph:
         return f"{text}\nthe last run has kept {mebibytes(self.measured[0])}" if self.measured else text
 
 
-@functools.lru_cache(maxsize=256)
 def make_entry(compiled: CompiledGraph) -> Entry:
     """Guards, runtime function, effects and result recipe as one entry; the frontend's capture says what they are."""
     capture = compiled.joint.capture

@@ -148,11 +148,11 @@ class Trace:
         self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
+        self._at_close: list[Callable[[], None]] = []
 
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
-        # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
-        stack.callback(self._forget_location)
+        stack.callback(self._close)
         self.random.open(stack)
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
@@ -172,9 +172,21 @@ class Trace:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
 
-    def _forget_location(self) -> None:
+    def at_close(self, function: Callable[[], None]) -> None:
+        """Call a function when the trace is closed."""
+        self._at_close.append(function)
+
+    def _close(self) -> None:
+        """Let go of the user's objects. The shape environment lives as long as the entry; the rest is garbage in circles, which
+        Python may find much later.
+        """
+        self.locate = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: None
+        for function in self._at_close:
+            function()
+        for table in (self._at_close, self._by_real, self._by_value, self.inputs):
+            table.clear()
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import warnings
 import weakref
@@ -20,9 +21,12 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
+    # Log records keep the tracebacks of errors, and pytest keeps the records.
+    logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    logging.disable(logging.NOTSET)
 
 
 def resident() -> int:
@@ -263,7 +267,7 @@ def test_deleted_models_leave_nothing() -> None:
     before = resident()
     for _ in range(50):
         once()
-    gc.collect()
+        gc.collect()
     assert resident() - before < 24 * MEGABYTE
 
 

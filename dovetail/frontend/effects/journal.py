@@ -240,6 +240,11 @@ class EffectJournal:
         #: How often anything that existed before the capture was written to.
         self.writes = 0
 
+    def forget(self) -> None:
+        """Let go of all containers; the capture is over."""
+        for table in (self._written, self._attributes, self._late):
+            table.clear()
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def written(self, container: Any, key: Any = MISSING) -> bool:

@@ -115,6 +115,7 @@ class Interpreter(Attributes, Calls, Operators):
         self._seen_globals: dict[tuple[int, str], Any] = {}
         self._seen_functions: dict[int, types.FunctionType] = {}
         trace.locate = self.locate
+        trace.at_close(self._forget)
 
     # --- where --------------------------------------------------------------------------------------------------------
 
@@ -130,6 +131,12 @@ class Interpreter(Attributes, Calls, Operators):
         self.values.begin_backward()
         self._seen_globals.clear()
         self._seen_functions.clear()
+
+    def _forget(self) -> None:
+        """The trace is closed: let go of the user's objects."""
+        self.values.forget()
+        for table in (self._seen_globals, self._seen_functions, self._states, self._cells, self.messages):
+            table.clear()  # type: ignore[attr-defined]
 
     def created(self, value: Any) -> None:
         """Remember that an object was made by the trace."""

@@ -105,6 +105,13 @@ class Values:
         self._stand_in_sources: dict[int, StandIn] = {}
         self._watchers: list[ReadWatcher] = []
 
+    def forget(self) -> None:
+        """Let go of all objects; the capture is over."""
+        self.journal.forget()
+        tables: tuple[Any, ...] = (self._sources, self._created, self._pins, self._numbers)
+        for table in (*tables, self._stand_ins, self._stand_in_sources, self._watchers):
+            table.clear()
+
     # --- what is known of an object -----------------------------------------------------------------------------------
 
     def where(self) -> UserLocation | None:
