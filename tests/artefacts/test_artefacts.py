@@ -51,7 +51,7 @@ def train(call: Any, parameters: list[torch.Tensor], batches: list[torch.Tensor]
 OTHER_PROCESS = """
 import sys, torch, dovetail
 sys.path.insert(0, sys.argv[4])
-from tests.aot.test_artefacts import train
+from tests.artefacts.test_artefacts import train
 # As in this process: a sum over several threads is rounded in another way.
 torch.set_num_threads(1)
 step = dovetail.load(sys.argv[1])
@@ -386,3 +386,27 @@ def test_fuzzed_graphs_are_refused_or_load(data: Any, good: Path, tmp_path: Path
         dovetail.load(path).joint.lint()
     except errors.ArtefactError as error:
         assert error.what
+
+
+def test_a_file_of_format_4_from_another_version_of_dovetail() -> None:
+    """``format_4`` was written on 2026-11-22: a model with a buffer, a dynamic batch, and a view of a parameter in its result."""
+    loaded = dovetail.load(Path(__file__).parent / "format_4")
+    assert loaded.open_inputs == ("L['x']",)
+    linear = torch.nn.functional.linear
+    values = {name: value.detach().clone() for name, value in loaded.state.items()}
+    for rows in (4, 9):
+        x = torch.linspace(-1, 1, 3 * rows).reshape(rows, 3)
+        values["calls"] += x.sum(0)[:2]
+        first = values["first.weight"].clone().requires_grad_()
+        hidden = torch.tanh(linear(x, first, values["first.bias"]))
+        out = linear(hidden, values["second.weight"], values["second.bias"])
+        found = loaded(x)
+        assert torch.equal(found["loss"], out.square().mean())
+        assert torch.equal(found["parts"][0], out)
+        assert torch.equal(found["parts"][1], first[:, 0])
+        assert found["scale"] == 0.5
+        assert torch.equal(loaded.state["calls"], values["calls"])
+        (gradient,) = torch.autograd.grad(found["loss"], [loaded.state["first.weight"]])
+        assert torch.equal(gradient, torch.autograd.grad(out.square().mean(), [first])[0])
+    with pytest.raises(errors.InputError, match="at most 64"):
+        loaded(torch.ones(65, 3))
