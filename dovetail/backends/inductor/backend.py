@@ -35,8 +35,6 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
 
-assert workarounds  # loading the module fills the table
-
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return Inductor's decompositions and Dovetail's for it, without those of operators that draw random numbers.

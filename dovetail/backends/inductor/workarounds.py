@@ -1,15 +1,17 @@
-"""Faults of Inductor and how graphs get around them, one function for each; all hold for torch 2.11 to 2.13."""
+"""Faults of Inductor, and functions that work around them, each with the program that shows the fault."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from dovetail.backends.inductor.job import WORKAROUNDS, Job
 from dovetail.backends.protocol import CompiledCallable, output_arguments
 from dovetail.errors import BackendError
+from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.repeats import draws_random_numbers
@@ -18,6 +20,23 @@ from dovetail.trace.repeats import draws_random_numbers
 Place = tuple[int, str, int]
 
 
+def _example(function: Callable[..., Any], *sizes: tuple[int, ...], order: int = 0) -> Callable[[], Example]:
+    """Return an example with ascending numbers as arguments; the second of two equal calls surely runs compiled code."""
+
+    def make() -> Example:
+        arguments = tuple(torch.ones(size).cumsum(-1) for size in sizes)
+        return Example(function, [arguments] * 2, order=order, exact=False, options={"backend": "inductor"})
+
+    return make
+
+
+def _draws(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first, second = F.dropout(x, 0.5, True), torch.rand_like(y)
+    third = torch.bernoulli(torch.full_like(x, 0.3))
+    return (first * third).sum(0), second + F.dropout(y.sin(), 0.2, True), torch.randn_like(x), first
+
+
+@quirk(WORKAROUNDS, example=_example(_draws, (33, 9), (700,)))
 def keep_order_of_draws(job: Job) -> None:
     """Random operators draw in the order of the graph.
 
@@ -32,6 +51,7 @@ def keep_order_of_draws(job: Job) -> None:
         job.settings.setdefault("reorder_for_locality", False)
 
 
+@quirk(WORKAROUNDS, example=_example(lambda x: (F.dropout(x, 0.5), x * 2)[1], (5,)))
 def keep_unused_draws(job: Job) -> None:
     """Random operators draw even if nobody uses their results: later draws must be eager's.
 
@@ -61,7 +81,8 @@ def give_sizes_as_inputs(job: Job) -> None:
 
     The cache keeps, beside a compiled graph, the conditions on its whole-number inputs. A size that comes in only as part of a
     tensor has no conditions there: code compiled for sizes up to 4096 was found again for 5000, with wrong results. Raises
-    :class:`BackendError` for a symbol that is no size or stride of an input.
+    :class:`BackendError` for a symbol that is no size or stride of an input. No single program shows this fault:
+    ``tests/backends/test_workarounds.py`` does, over two compilations.
     """
     known = {private_sizes.first_expression(item) for item in job.examples if isinstance(item, torch.SymInt)}
     places: dict[Any, tuple[Place, Any]] = {}
@@ -108,9 +129,10 @@ def _with_sizes(call: CompiledCallable, places: Sequence[Place]) -> CompiledCall
     return run
 
 
+WORKAROUNDS.append(give_sizes_as_inputs)
+
+
+@quirk(WORKAROUNDS, example=_example(lambda x: F.dropout(F.layer_norm(x, (16,)), 0.3), (3, 4, 16), order=1))
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
     job.during.enter_context(private_inductor.reads_stay_behind_writes())
-
-
-WORKAROUNDS += [keep_order_of_draws, keep_unused_draws, give_sizes_as_inputs, keep_reads_behind_writes]

@@ -1,0 +1,36 @@
+"""Inductor's cache forgets which sizes its code is for, unless they are inputs; when torch is mended, the workaround can go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.backends.inductor import backend, workarounds
+from dovetail.face.explanation import compiled_function
+from dovetail.torch_private import compilers as private_compilers
+
+pytestmark = pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler")
+
+
+def assumes_small_sizes() -> bool:
+    """Compile anew for a symbolic size; Inductor's kernels for small reductions assume at most 4096 rows."""
+    compiled = dovetail.compile(lambda x: (x.exp().sum(0), x.softmax(0)), backend="inductor", fullgraph=True)
+    for size in (8, 6):
+        compiled(torch.randn(size, 3))
+    shapes = [entry.checker.guards.shapes for entry in compiled_function(compiled).entries]
+    return any("at most 4096" in text for item in shapes if item is not None for text, *_ in item.sentences)
+
+
+@pytest.mark.parametrize("is_present", [True, False])
+def test_code_from_the_cache_brings_its_assumptions_along(
+    is_present: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    if not is_present:
+        others = [item for item in backend.WORKAROUNDS if item is not workarounds.give_sizes_as_inputs]
+        monkeypatch.setattr(backend, "WORKAROUNDS", others)
+    assert assumes_small_sizes()
+    assert assumes_small_sizes() is is_present, "without the workaround: torch is mended, delete give_sizes_as_inputs"
