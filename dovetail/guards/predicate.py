@@ -102,7 +102,7 @@ class TypeIs(Predicate):
 
 
 class Identity(Predicate):
-    """The value is this very object: an instance of the user's class (or a module) is held weakly, everything else strongly.
+    """The value is this very object, which is held weakly where the program may let go of it; see :func:`reference`.
 
     >>> Identity(len).holds(len)
     True

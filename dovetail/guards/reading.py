@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -93,10 +94,20 @@ class Holder:
         return self.value
 
 
-def reference(value: Any) -> Callable[[], Any]:
-    """A reference that is called to get the object: weak for an instance of a class made in Python, else strong.
+def _is_passing(value: Any) -> bool:
+    """Whether the program may let go of an object, and of much memory with it: an instance of a class made in Python (a module,
+    a tensor, an optimizer), or a closure that no module holds under its name.
+    """
+    if type(value) is not types.FunctionType:
+        return is_mutable_type(type(value))
+    if not value.__closure__ or "<locals>" not in value.__qualname__:
+        return False
+    module = sys.modules.get(value.__module__) if type(value.__module__) is str else None
+    return getattr(module, "__dict__", {}).get(value.__name__) is not value
 
-    The program may let go of such instances (modules, tensors, optimizers) while a guard still names them.
+
+def reference(value: Any) -> Callable[[], Any]:
+    """A reference that is called to get the object: weak where the program may let go of the object, else strong.
 
     >>> module = torch.nn.ReLU()
     >>> weak, strong = reference(module), reference(3)
@@ -104,7 +115,7 @@ def reference(value: Any) -> Callable[[], Any]:
     >>> weak(), strong()
     (None, 3)
     """
-    if is_mutable_type(type(value)):
+    if _is_passing(value):
         try:
             return weakref.ref(value)
         except TypeError:

@@ -17,7 +17,7 @@ from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.torch_private.trees import TreeSpec, tree_flatten, tree_unflatten
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Trace
 from dovetail.trace.python_numbers import number_as_tensor
 from dovetail.trace.trace import open_trace
@@ -104,7 +104,7 @@ class _FlatCall:
     def __init__(self, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.name = whole.__name__
         self._whole = whole
-        leaves, self._arguments = tree_flatten((tuple(args), dict(kwargs)))
+        leaves, self._arguments = private_trees.tree_flatten((tuple(args), dict(kwargs)))
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         count = 0
         self._leaves: list[Callable[[Sequence[torch.Tensor]], Any]] = []
@@ -112,7 +112,7 @@ class _FlatCall:
             self._leaves.append(_tensor_at(count) if isinstance(leaf, torch.Tensor) else self._reader(leaf))
             count += isinstance(leaf, torch.Tensor)
         #: How the results are nested, and which are numbers; known when the function or its sizes have been asked.
-        self._results: TreeSpec | None = None
+        self._results: private_trees.TreeSpec | None = None
         self._numbers: list[bool] = []
 
     def _reader(self, leaf: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
@@ -140,7 +140,7 @@ class _FlatCall:
         return lambda given: given[at].shape[0]
 
     def _bound(self, given: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = private_trees.tree_unflatten(
             [read(given) for read in self._leaves], self._arguments
         )
         return arguments
@@ -148,7 +148,7 @@ class _FlatCall:
     def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the function; numbers that it returns as tensors."""
         args, kwargs = self._bound(given)
-        results, spec = tree_flatten(self._whole.function(*args, **kwargs))
+        results, spec = private_trees.tree_flatten(self._whole.function(*args, **kwargs))
         if self._results is None:
             self._results, self._numbers = spec, [type(item) in (bool, int, float) for item in results]
         return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
@@ -160,7 +160,7 @@ class _FlatCall:
         found = self._whole.sizes(*args, **kwargs)
         several = found if type(found) is list else [found]
         if self._results is None:
-            self._results = tree_flatten((0,) * len(several) if type(found) is list else 0)[1]
+            self._results = private_trees.tree_flatten((0,) * len(several) if type(found) is list else 0)[1]
             self._numbers = [False] * len(several)
         return several
 
@@ -181,7 +181,7 @@ class _FlatCall:
         """The result that the program sees, made of the tensors that the node returns."""
         made = [_number(trace, item) if flag else item for item, flag in zip(values, self._numbers, strict=True)]
         assert self._results is not None
-        return tree_unflatten(made, self._results)
+        return private_trees.tree_unflatten(made, self._results)
 
 
 def _tensor_at(index: int) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:

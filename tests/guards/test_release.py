@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
 import pytest
 import torch
 
+import dovetail
 from dovetail.guards import (
     ArgumentSource,
     CalleeSource,
@@ -85,3 +87,64 @@ def test_a_check_keeps_neither_the_call_nor_the_model() -> None:
     gone = [weakref.ref(item) for item in (model, model[0], model[0].weight)]
     del model
     assert [item() for item in gone] == [None] * 3
+
+
+def _closure() -> tuple[Any, list[weakref.ref[Any]], Any]:
+    model, offset = torch.nn.Linear(4, 4), torch.zeros(4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (model(x) + offset).sum()
+
+    def function(loss: Any, x: torch.Tensor) -> torch.Tensor:
+        return loss(x) * 2
+
+    return function, [weakref.ref(item) for item in (loss, model, model.weight, offset)], loss
+
+
+def _closures_in_a_list() -> tuple[Any, list[weakref.ref[Any]], Any]:
+    offset = torch.zeros(4)
+    steps = [lambda x: x + offset, lambda x: x * offset]
+
+    def function(steps: Any, x: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            x = step(x)
+        return x.sum()
+
+    return function, [weakref.ref(item) for item in (*steps, offset)], steps
+
+
+def _optimizer() -> tuple[Any, list[weakref.ref[Any]], Any]:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def function(pair: Any, x: torch.Tensor) -> torch.Tensor:
+        model, optimizer = pair
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return function, [weakref.ref(item) for item in (model, model.weight, optimizer)], (model, optimizer)
+
+
+def _tensor_keys() -> tuple[Any, list[weakref.ref[Any]], Any]:
+    table = {torch.zeros(2): 2.0, torch.zeros(2): 3.0}
+
+    def function(table: Any, x: torch.Tensor) -> torch.Tensor:
+        return sum(table.values()) * x.sum()  # type: ignore[no-any-return]
+
+    return function, list(map(weakref.ref, table)), table
+
+
+@pytest.mark.parametrize("make", [_closure, _closures_in_a_list, _optimizer, _tensor_keys])
+def test_what_a_kept_function_was_given_dies(make: Any) -> None:
+    function, gone, given = make()
+    compiled = dovetail.compile(function, backend="aten")
+    for _ in range(6):
+        compiled(given, torch.randn(4, 4))
+    assert all(item() is not None for item in gone)
+    del function, given
+    gc.collect()
+    assert [item() for item in gone] == [None] * len(gone)
+    assert compiled is not None
