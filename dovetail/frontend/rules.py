@@ -10,6 +10,7 @@ The interpreter looks here before it does anything by its own lights. The tables
 ``@code_rule``         a function that a library makes anew each time, by its code
 ``@callable_rule``     an object of this class that is called
 ``@operator_rule``     an operator on something else than numbers, texts and traced tensors
+``@number_rule``       a pure function of numbers, at least one of them symbolic
 ``@instance_rule``     ``isinstance`` with a class of this metaclass
 ``@branch_rule``       the truth of a value that depends on the data of tensors
 ``@data_rule``         a call that torch cannot trace because it needs the data of tensors
@@ -96,6 +97,7 @@ LAYOUTS: dict[torch.layout, FunctionRule] = {}
 CODES: dict[int, FunctionRule] = {}
 CALLABLES: dict[type, FunctionRule] = {}
 OPERATORS: dict[Any, list[OperatorRule]] = {}
+NUMBERS: list[OperatorRule] = []
 INSTANCES: dict[type, InstanceRule] = {}
 FORMATS: list[FormatRule] = []
 
@@ -140,6 +142,12 @@ def callable_rule(*kinds: type) -> Callable[[_Rule], _Rule]:
 def operator_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
     """Register an :class:`OperatorRule`."""
     return _into(OPERATORS, functions, many=True)
+
+
+def number_rule(handler: OperatorRule) -> OperatorRule:
+    """Register an :class:`OperatorRule` for functions of numbers, at least one of them symbolic."""
+    NUMBERS.append(handler)
+    return handler
 
 
 def instance_rule(metaclass: type) -> Callable[[_Rule], _Rule]:

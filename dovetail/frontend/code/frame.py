@@ -249,6 +249,18 @@ class Frame:
                 return entry
         return None
 
+    def catches(self, entry: ExceptionEntry) -> bool:
+        """Whether a handler is an ``except`` clause; those of ``with`` and ``finally`` raise again."""
+        first, *following = self.decoded.instructions[entry.target :]
+        if first.opname != "PUSH_EXC_INFO":
+            return False
+        for item in following:
+            if item.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP"):
+                return True
+            if not item.opname.startswith(("LOAD_", "BUILD_", "COPY", "SWAP", "PUSH_NULL", "NOP")):
+                return False
+        return False
+
     def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
         """Go to a handler: the stack is cut to its depth and the exception pushed."""
         if self.stack and type(self.stack[-1]) is types.TracebackType:

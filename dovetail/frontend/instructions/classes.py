@@ -6,7 +6,7 @@ import builtins
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Instruction
-from dovetail.frontend.instructions.shared import handles
+from dovetail.frontend.instructions.shared import TABLE, Handler, handles
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -19,15 +19,27 @@ def _found(interpreter: FrameRunner, namespace: Any, name: str) -> tuple[bool, A
         return False, None
 
 
-@handles("LOAD_BUILD_CLASS")
-def load_build_class(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(builtins.__build_class__)
+def _load(is_cell: bool, is_pushed: bool = False) -> Handler:
+    """A name of the class body, or else a cell or global; ``is_pushed``: the namespace is on the stack."""
+
+    def handler(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+        name = instruction.argval
+        found, value = _found(interpreter, frame.stack.pop() if is_pushed else frame.namespace, name)
+        if not found:
+            value = interpreter.load_cell(frame, name) if is_cell else interpreter.load_global(frame, name)
+        frame.stack.append(value)
+
+    return handler
 
 
-@handles("LOAD_NAME")
-def load_name(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    found, value = _found(interpreter, frame.namespace, instruction.argval)
-    frame.stack.append(value if found else interpreter.load_global(frame, instruction.argval))
+TABLE |= {
+    "LOAD_BUILD_CLASS": lambda interpreter, frame, item: frame.stack.append(builtins.__build_class__),
+    "LOAD_LOCALS": lambda interpreter, frame, item: frame.stack.append(frame.namespace),
+    "LOAD_NAME": _load(is_cell=False),
+    "LOAD_CLASSDEREF": _load(is_cell=True),
+    "LOAD_FROM_DICT_OR_DEREF": _load(is_cell=True, is_pushed=True),
+    "LOAD_FROM_DICT_OR_GLOBALS": _load(is_cell=False, is_pushed=True),
+}
 
 
 @handles("STORE_NAME")
@@ -55,26 +67,3 @@ def setup_annotations(interpreter: FrameRunner, frame: Frame, instruction: Instr
     found, _ = _found(interpreter, frame.namespace, "__annotations__")
     if not found:
         interpreter.store_item(frame.namespace, "__annotations__", {})
-
-
-@handles("LOAD_LOCALS")
-def load_locals(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(frame.namespace)
-
-
-@handles("LOAD_CLASSDEREF")
-def load_classderef(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    found, value = _found(interpreter, frame.namespace, instruction.argval)
-    frame.stack.append(value if found else interpreter.load_cell(frame, instruction.argval))
-
-
-@handles("LOAD_FROM_DICT_OR_DEREF")
-def load_from_dict_or_deref(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    found, value = _found(interpreter, frame.stack.pop(), instruction.argval)
-    frame.stack.append(value if found else interpreter.load_cell(frame, instruction.argval))
-
-
-@handles("LOAD_FROM_DICT_OR_GLOBALS")
-def load_from_dict_or_globals(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    found, value = _found(interpreter, frame.stack.pop(), instruction.argval)
-    frame.stack.append(value if found else interpreter.load_global(frame, instruction.argval))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from dovetail.frontend.code.frame import Break, Frame, Instruction
 from dovetail.frontend.instructions.exceptions import exception_to_raise
+from dovetail.frontend.instructions.operations import unary
 from dovetail.frontend.instructions.refusals import refuse_async, refuse_module_code
-from dovetail.frontend.instructions.shared import handles, unary_positive
+from dovetail.frontend.instructions.shared import handles
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -59,6 +61,7 @@ def _with_default(parameter: Any, compute: Any) -> Any:
     return _type_parameter(f"{stars}{{}} = {default}", parameter.__name__, compute)
 
 
+_positive = unary(operator.pos)
 ONE: dict[int, Callable[[Any], Any]] = {
     3: _stop_iteration_error,
     6: tuple,
@@ -87,7 +90,7 @@ def call_intrinsic_1(interpreter: FrameRunner, frame: Frame, instruction: Instru
     if number == 4:
         return refuse_async(interpreter, frame, instruction)
     if number == 5:
-        return unary_positive(interpreter, frame, instruction)
+        return _positive(interpreter, frame, instruction)
     if number not in ONE:
         raise Break(f"the intrinsic function {number} is not known")
     frame.stack.append(ONE[number](frame.stack.pop()))
