@@ -12,7 +12,7 @@ from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = (*python311.SHARED_WITH, intrinsics)
 
-TABLE: dict[str, Handler] = dict(shared.TABLE)
+TABLE: dict[str, Handler] = {}
 
 
 def load_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:

@@ -12,9 +12,7 @@ from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = python312.SHARED_WITH
 
-TABLE: dict[str, Handler] = {**shared.TABLE, **python312.TABLE}
-for _gone in ("KW_NAMES", "FORMAT_VALUE", "LOAD_CLOSURE"):
-    TABLE.pop(_gone, None)
+TABLE: dict[str, Handler] = dict(python312.TABLE)
 
 
 def _above_null(load: Any) -> Handler:

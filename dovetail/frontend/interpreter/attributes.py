@@ -82,7 +82,6 @@ class Attributes(LookupGuards):
         return self.load_default_attribute(target, name)
 
     def load_special(self, target: Any, name: str) -> Any:
-        """A special method, looked up on the class."""
         found, owner = class_attribute(type(target), name)
         if owner is None:
             raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")

@@ -46,7 +46,6 @@ class Calls(TracingInterpreter):
     """The part of the interpreter that decides what a call does."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-        """Call anything. ``direct``: the caller does nothing with the result but push it on the stack of its frame."""
         rule = CALLS.get(function) if isinstance(function, _WITH_RULES) else None
         if rule is not None:
             return rule(self, args, kwargs)
@@ -135,7 +134,6 @@ class Calls(TracingInterpreter):
         raise Break(f"a {kind.__module__}.{kind.__qualname__} object is called", "call it outside of the function")
 
     def formatted(self, frame: Frame, value: Any, specification: str) -> str:
-        """``format(value, specification)``, which is pushed next."""
         if private_sizes.is_symbolic(value):
             found = (handler(self, frame, value) for handler in FORMATS)
             value = next((number for number in found if number is not NotImplemented), value)
@@ -164,7 +162,6 @@ class Calls(TracingInterpreter):
     def call_plain_module(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
-        """``torch.nn.Module.__call__(module, ...)``, whatever the module's own class makes of a call."""
         attributes = instance_dict(module) or {}
         if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
@@ -193,7 +190,6 @@ class Calls(TracingInterpreter):
         return self.make_instance(kind, args, kwargs)
 
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``type.__call__``."""
         if issubclass(kind, type):
             return self.make_class(kind, args, kwargs)
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
@@ -230,7 +226,6 @@ class Calls(TracingInterpreter):
         return instance
 
     def make_class(self, metaclass: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``type.__call__`` for a metaclass."""
         maker, _ = class_attribute(metaclass, "__new__")
         made = self.call(maker.__func__ if isinstance(maker, staticmethod) else maker, (metaclass, *args), kwargs)
         if isinstance(made, metaclass):

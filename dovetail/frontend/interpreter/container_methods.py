@@ -21,7 +21,6 @@ class ContainerMethods(TracingInterpreter):
     """The part of the interpreter that calls methods of lists, dictionaries and sets."""
 
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method of a list, dictionary or set."""
         name = function.__name__
         if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
             return self.search(owner, name, args)

@@ -106,7 +106,6 @@ class Containment(TracingInterpreter):
         return is_leaf_value(item) and any(is_leaf_value(entry) and entry == item for entry in container)
 
     def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
-        """``count``, ``index`` or ``remove`` of a list or tuple, with the items' own methods interpreted."""
         item, *bounds = (plain_numbers(given) for given in args)
         self.values.whole(container)
         kind: Any = list if isinstance(container, list) else tuple

@@ -71,7 +71,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     def _delegate(frame: Frame) -> Any:
         """The iterator of the ``yield from`` at which the frame stands, or None."""
         instruction = frame.decoded.instructions[frame.position]
-        return frame.stack[-1] if instruction.opname == "RESUME" and (instruction.arg or 0) & 3 == 2 else None
+        return frame.stack[-1] if instruction.opname == "RESUME" and instruction.arg & 3 == 2 else None
 
     def _call_if_there(self, target: Any, name: str, *args: Any) -> tuple[bool, Any]:
         try:

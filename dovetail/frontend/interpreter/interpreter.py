@@ -110,28 +110,23 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self.messages.clear()
 
     def locate(self) -> UserLocation | None:
-        """The innermost line outside of torch."""
         for frame in reversed(self.frames):
             if not is_trusted(frame.globals.get("__name__")):
                 return frame.location()
         return self.frames[-1].location() if self.frames else self._entry_location
 
     def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
-        """The object of a class that a rule keeps for the length of this capture; made when it is first asked for."""
         if kind not in self._states:
             self._states[kind] = kind(self)
         return self._states[kind]  # type: ignore[no-any-return]
 
     def created(self, value: Any) -> None:
-        """Remember that an object was made by the program."""
         self.values.note_created(value)
 
     def is_created(self, value: Any) -> bool:
-        """Whether an object was made by the program."""
         return self.values.is_created(value)
 
     def compared(self, left: Any, right: Any) -> None:
-        """Guard that two objects are different ones."""
         guard_comparison(self.values, left, right)
 
     def begin_backward(self) -> None:
@@ -148,7 +143,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
     def run_function(
         self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
-        """Interpret a Python function; ``direct`` as in :class:`Frame`."""
         code = function.__code__
         if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
@@ -162,7 +156,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         return self._returned(frame, None)
 
     def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
-        """Interpret the body of a class; its names go into ``namespace``."""
         self.guard_closure(body)
         frame = Frame(body, {})
         frame.namespace = namespace
@@ -174,7 +167,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         return result.value
 
     def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
-        """Run a frame until it returns or yields; ``error`` is raised at the current instruction first."""
         handlers = self._code_handlers.get(frame.code)
         if handlers is None:
             table = self._handlers
@@ -300,7 +292,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             self.effects.set_attribute(error, "__context__", context, source)
 
     def handled_exception(self, frame: Frame) -> BaseException | None:
-        """The exception that a bare ``raise`` raises again."""
         for candidate in reversed(self.frames):
             if candidate.current_exceptions:
                 return candidate.current_exceptions[-1]
@@ -309,7 +300,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
     # --- generators ---------------------------------------------------------------------------------------------------
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
-        """The generator object for a frame that starts with RETURN_GENERATOR."""
         generator = InterpretedGenerator(self, frame.suspended_copy())
         self.generators.add(generator)
         return generator
@@ -325,7 +315,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             self.break_in_del = Break("the cleaning up of a dropped generator cannot be captured", "call its close()")
 
     def restorer(self, started: bool, point: FramePoint | None) -> RestoreGenerator:
-        """Makes a generator that goes on for real from the live values of its frame."""
         return RestoreGenerator(started, point)
 
 

@@ -32,7 +32,6 @@ class Items(TracingInterpreter):
     # --- items --------------------------------------------------------------------------------------------------------
 
     def load_item(self, target: Any, key: Any) -> Any:
-        """``target[key]``."""
         if isinstance(target, torch.Tensor):
             return self.call_torch(operator.getitem, (target, key), {})
         method, _ = class_attribute(type(target), "__getitem__")
@@ -80,7 +79,6 @@ class Items(TracingInterpreter):
         return self.values.read(read_item(target, key), self.values.item_source(target, position))
 
     def store_item(self, target: Any, key: Any, value: Any) -> None:
-        """``target[key] = value``."""
         if isinstance(target, torch.Tensor):
             self.call_torch(operator.setitem, (target, key, value), {})
             return
@@ -99,7 +97,6 @@ class Items(TracingInterpreter):
             raise Break(f"an item of a {type(target).__name__} is set")
 
     def delete_item(self, target: Any, key: Any) -> None:
-        """``del target[key]``."""
         method, _ = class_attribute(type(target), "__delitem__")
         if isinstance(method, types.FunctionType):
             self.call(types.MethodType(method, target), (key,), {})
@@ -115,13 +112,11 @@ class Items(TracingInterpreter):
         return plain_numbers(value) if table is None else self.values.key_in(table, value)
 
     def guard_missing_key(self, owner: Any, key: Any) -> None:
-        """Guard that a dictionary has no such key."""
         source = self.values.source_of(owner)
         if source is not None and not self.effects.written(owner, key):
             self.values.guard(source, HasNoKey(key), f"{source.name} has no key {key!r}")
 
     def guard_length(self, value: Any) -> None:
-        """Guard how many items a container has."""
         source = self.values.source_of(value)
         if source is None:
             return
@@ -139,7 +134,6 @@ class Items(TracingInterpreter):
     # --- iteration ----------------------------------------------------------------------------------------------------
 
     def iterate(self, value: Any) -> Any:
-        """``iter(value)``."""
         if isinstance(value, (InterpretedGenerator, range, str)):
             return iter(value)
         if isinstance(value, torch.Tensor):
@@ -177,7 +171,6 @@ class Items(TracingInterpreter):
             position += 1
 
     def advance(self, iterator: Any) -> tuple[bool, Any]:
-        """One step of an iterator: (True, return value) at its end, else (False, item)."""
         method, _ = class_attribute(type(iterator), "__next__")
         check_loading(type(iterator).__module__)
         try:
@@ -194,7 +187,6 @@ class Items(TracingInterpreter):
             return True, stop.value
 
     def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
-        """One step of ``yield from``."""
         try:
             if value is None:
                 return self.advance(iterator)

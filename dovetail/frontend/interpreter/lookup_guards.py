@@ -35,13 +35,11 @@ class LookupGuards(TracingInterpreter):
         return bool(self.frames) and not is_trusted(self.frames[-1].globals.get("__name__"))
 
     def guard_order(self, kind: type) -> None:
-        """Guard which classes a class inherits from."""
         if not self.needs_no_guard(kind):
             source = AttributeSource(self.values.pin(kind, kind.__qualname__), "__mro__")
             self.values.guard(source, Identity(class_order(kind)), f"what {kind.__qualname__} inherits was asked")
 
     def guard_registration(self, kind: type, among: Any) -> None:
-        """Guard whether a class counts as a subclass of an abstract one that it does not inherit from."""
         if not isinstance(among, abc.ABCMeta) or among in class_order(kind) or self.is_created(kind):
             return
         if not self.needs_no_guard(among) or (is_heap_type(kind) and not self.needs_no_guard(kind)):

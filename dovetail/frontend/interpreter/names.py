@@ -42,13 +42,11 @@ class Names(TracingInterpreter):
         self._seen_functions.clear()
 
     def first_read(self, value: Unread) -> Any:
-        """A local variable of a resumed function that is read for the first time."""
         return self.values.read(value.value, value.source)
 
     # --- globals ------------------------------------------------------------------------------------------------------
 
     def load_global(self, frame: Frame, name: str) -> Any:
-        """A global or builtin name."""
         table = frame.globals
         if name not in table:
             return self._load_builtin(table, name)
@@ -85,12 +83,10 @@ class Names(TracingInterpreter):
         return value
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
-        """Write a global name."""
         self.values.note(frame.globals, self.values.pin(frame.globals, "G"))
         self.effects.set_item(frame.globals, name, value)
 
     def delete_global(self, frame: Frame, name: str) -> None:
-        """Delete a global name."""
         if name not in frame.globals:
             raise NameError(f"name {name!r} is not defined")
         self.load_global(frame, name)
@@ -111,7 +107,6 @@ class Names(TracingInterpreter):
     # --- functions and cells ------------------------------------------------------------------------------------------
 
     def guard_closure(self, function: types.FunctionType) -> None:
-        """Guard a function's code, and remember where its cells can be found again."""
         if id(function) in self._seen_functions:
             return
         self._seen_functions[id(function)] = function
@@ -126,7 +121,6 @@ class Names(TracingInterpreter):
             self.note_closure(function, self.values.pin(function, function.__qualname__))
 
     def note_closure(self, function: types.FunctionType, source: Source) -> None:
-        """Remember where a function's closure cells, and what they hold, can be found again."""
         for position, cell in enumerate(function.__closure__ or ()):
             if self.is_created(cell):
                 continue
@@ -139,7 +133,6 @@ class Names(TracingInterpreter):
                 self.values.guard(own, SameObject(known), f"{own.name} and {known.name} are one cell")
 
     def note_cell(self, cell: types.CellType, source: Source) -> None:
-        """Remember where a cell that a resumed frame owns can be found again."""
         self.values.read(cell, source)
         self.cells.setdefault(id(cell), AttributeSource(source, "cell_contents"))
 
@@ -153,7 +146,6 @@ class Names(TracingInterpreter):
         return self.values.read(value, ItemSource(AttributeSource(source, attribute), key))
 
     def load_cell(self, frame: Frame, name: str) -> Any:
-        """The content of a closure cell."""
         cell = frame.cells[name]
         if not is_bound(cell):
             source = self.cells.get(id(cell))
@@ -163,17 +155,14 @@ class Names(TracingInterpreter):
         return self.read_cell(cell)
 
     def read_cell(self, cell: types.CellType) -> Any:
-        """The content of a cell that has one."""
         value = cell.cell_contents
         source = self.cells.get(id(cell))
         return value if source is None or self.effects.written(cell) else self.values.read(value, source)
 
     def store_cell(self, frame: Frame, name: str, value: Any) -> None:
-        """Write a closure cell."""
         self.effects.set_cell(frame.cells[name], value)
 
     def delete_cell(self, frame: Frame, name: str) -> None:
-        """Empty a closure cell."""
         cell = frame.cells[name]
         if self.cells.get(id(cell)) is not None:
             raise Break(f"the variable {name} of an enclosing function is deleted")

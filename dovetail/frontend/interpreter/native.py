@@ -61,7 +61,6 @@ class NativeCode(TracingInterpreter):
     left_open: LeftOpen
 
     def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool = False) -> Any:
-        """Run native code that is known to be pure. ``hands_on``: it calls its callable arguments by the interpreter."""
         if function in COMPARING:
             for item in args:
                 guard_equality(self.values, item)
@@ -177,7 +176,6 @@ class NativeCode(TracingInterpreter):
         return arguments, {key: self.called_argument(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:
-        """A value as native code may have it: what it could call goes through the interpreter."""
         kind = type(value)
         function = value.__func__ if kind is types.MethodType else value
         if type(function) is types.FunctionType:
@@ -193,7 +191,6 @@ class NativeCode(TracingInterpreter):
         return self.values.for_native(value)
 
     def called_argument(self, value: Any) -> Any:
-        """An argument that native code calls: modules, classes and callable objects are interpreted too."""
         if isinstance(value, type):
             starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
             is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
@@ -202,7 +199,6 @@ class NativeCode(TracingInterpreter):
         return self.trampoline(value) if is_python else self.native_argument(value)
 
     def trampoline(self, function: Any) -> Callable[..., Any]:
-        """A plain function that native code may call: it goes through the interpreter."""
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             # The program is not to see what native code was given in the place of an object.

@@ -46,7 +46,6 @@ class NativeCalls(TracingInterpreter):
     """The part of the interpreter that calls functions of torch and builtins."""
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function, method or class of torch, under the trace's modes."""
         given = (*args, *kwargs.values())
         kind = kind_among(given)
         if kind is not None:
@@ -75,7 +74,6 @@ class NativeCalls(TracingInterpreter):
         return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A builtin function, a method of a builtin type, or a builtin class."""
         if not kwargs:
             number = self.derive(function, args)
             if number is not NotImplemented:

@@ -54,7 +54,6 @@ class Operators(Containment):
     """The part of the interpreter that does operators and truth."""
 
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """An operator, with the operands' own Python methods interpreted."""
         is_text = type(operands[0]) is str
         for item in operands:
             if type(item) not in _SIMPLE and not (isinstance(item, torch.Tensor) and not is_text):
@@ -65,7 +64,6 @@ class Operators(Containment):
         return self.native(function, operands, {}) if number is NotImplemented else number
 
     def derive(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
-        """The result of a pure function of numbers, one of them symbolic; NotImplemented where torch's symbols compute it."""
         if any(type(item) in _SYMBOLIC for item in numbers):
             for handler in NUMBERS:
                 result = handler(self, function, numbers)
@@ -155,7 +153,6 @@ class Operators(Containment):
     # --- truth --------------------------------------------------------------------------------------------------------
 
     def truth(self, value: Any) -> bool:
-        """``bool(value)``."""
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor) or private_sizes.is_data_number(value):
@@ -163,7 +160,6 @@ class Operators(Containment):
         return self._truth_of_object(value)
 
     def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
-        """The truth of a value for a jump to ``target`` where it is ``wanted``."""
         if isinstance(value, torch.Tensor) or private_sizes.is_data_number(value):
             return self._truth_of_data(value, Jump(frame, target, wanted))
         return self.truth(value)
@@ -226,7 +222,6 @@ class Operators(Containment):
         return len(_Says(result))
 
     def as_index(self, key: Any) -> Any:
-        """An index of a list, or a slice of indices, with the user's own ``__index__`` interpreted."""
         if isinstance(key, slice):
             return slice(self.as_index(key.start), self.as_index(key.stop), self.as_index(key.step))
         # Of an int of the user's own class, Python takes the number that it is.

@@ -22,7 +22,6 @@ class Stores(LookupGuards):
     """The part of the interpreter that writes attributes."""
 
     def store_attribute(self, target: Any, name: str, value: Any) -> None:
-        """``target.name = value``."""
         if isinstance(target, torch.Tensor):
             self._store_tensor_attribute(target, name, value)
         elif type(target) in STAND_INS:
@@ -103,7 +102,6 @@ class Stores(LookupGuards):
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
-        """Do the work of ``object.__setattr__``."""
         found, owner = class_attribute(type(target), name)
         if isinstance(found, property):
             if found.fset is None:
@@ -135,7 +133,6 @@ class Stores(LookupGuards):
         self.effects.set_item(attributes, name, value)
 
     def delete_attribute(self, target: Any, name: str) -> None:
-        """``del target.name``."""
         if type(target) in STAND_INS:
             delattr(target, name)
         found, owner = class_attribute(type(target), name)

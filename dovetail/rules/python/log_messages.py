@@ -67,7 +67,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
     depth = place = pushed
     for position in range(frame.position + 1, len(instructions) - 1):
         item = instructions[position]
-        name, argument = item.opname, item.arg or 0
+        name, argument = item.opname, item.arg
         if name in ("PRECALL", "KW_NAMES"):
             continue
         if name in _CALLS:
@@ -86,7 +86,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
             takes = 1 + bool(argument & 4) if name == "FORMAT_VALUE" else _TAKES.get(name)
             if takes is None or item.is_jump_target or depth - takes < place:
                 return False
-            depth += dis.stack_effect(item.opcode, item.arg)
+            depth += dis.stack_effect(item.opcode, argument if item.opcode >= dis.HAVE_ARGUMENT else None)
     return False
 
 
