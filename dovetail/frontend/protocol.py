@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dovetail.errors import UserLocation
     from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
     from dovetail.frontend.code.points import FramePoint
-    from dovetail.frontend.effects.gradients import Gradients
     from dovetail.frontend.effects.journal import EffectJournal
     from dovetail.frontend.values.values import Values
     from dovetail.trace import Trace
@@ -153,8 +152,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     values: Values
     #: Writes to objects that existed before the capture.
     effects: EffectJournal
-    #: ``.grad`` of the inputs.
-    gradients: Gradients
     #: Calls that give messages, to be made when the capture has succeeded.
     messages: list[Callable[[], Any]]
     #: How many times each loop over a range has begun, by code and position.

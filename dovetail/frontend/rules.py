@@ -9,12 +9,15 @@ The interpreter looks here before it does anything by its own lights. The tables
 ``@layout_rule``       a function of torch that is given one of these layouts
 ``@code_rule``         a function that a library makes anew each time, by its code
 ``@callable_rule``     an object of this class that is called
+``@attribute_rule``    an attribute of a tensor that is read, ``@setter_rule`` one that is set
 ``@operator_rule``     an operator on something else than numbers, texts and traced tensors
 ``@number_rule``       a pure function of numbers, at least one of them symbolic
 ``@instance_rule``     ``isinstance`` with a class of this metaclass
 ``@branch_rule``       the truth of a value that depends on the data of tensors
 ``@data_rule``         a call that torch cannot trace because it needs the data of tensors
 ``@format_rule``       a number that is symbolic and about to become a text
+``@end_rule``          the end of the program
+``@error_rule``        an error that Python or torch has raised
 ``value_kind``         a kind of tensor for which the program sees a stand-in
 =====================  ===========================================================================================
 
@@ -70,6 +73,20 @@ class FunctionRule(Protocol):
         """The result of the call, or NotImplemented."""
 
 
+class AttributeRule(Protocol):
+    """Reads an attribute of tensors."""
+
+    def __call__(self, interpreter: TracingInterpreter, target: torch.Tensor, name: str, /) -> Any:
+        """The attribute of a traced tensor, or NotImplemented."""
+
+
+class SetterRule(Protocol):
+    """Sets an attribute of tensors."""
+
+    def __call__(self, interpreter: TracingInterpreter, target: torch.Tensor, value: Any, /) -> Any:
+        """Note what the entry has to do; NotImplemented where the attribute cannot be set so."""
+
+
 class OperatorRule(Protocol):
     """Does operators on values of a kind."""
 
@@ -96,10 +113,14 @@ METHODS: dict[str, list[FunctionRule]] = {}
 LAYOUTS: dict[torch.layout, FunctionRule] = {}
 CODES: dict[int, FunctionRule] = {}
 CALLABLES: dict[type, FunctionRule] = {}
+ATTRIBUTES: dict[str, AttributeRule] = {}
+SETTERS: dict[str, SetterRule] = {}
 OPERATORS: dict[Any, list[OperatorRule]] = {}
 NUMBERS: list[OperatorRule] = []
 INSTANCES: dict[type, InstanceRule] = {}
 FORMATS: list[FormatRule] = []
+ENDS: list[Callable[[TracingInterpreter], None]] = []
+ERRORS: list[Callable[[BaseException, Arguments], None]] = []
 
 
 def _into(table: Any, keys: tuple[Any, ...], many: bool = False) -> Callable[[_Rule], _Rule]:
@@ -139,6 +160,16 @@ def callable_rule(*kinds: type) -> Callable[[_Rule], _Rule]:
     return _into(CALLABLES, kinds)
 
 
+def attribute_rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Register an :class:`AttributeRule`."""
+    return _into(ATTRIBUTES, names)
+
+
+def setter_rule(name: str) -> Callable[[_Rule], _Rule]:
+    """Register a :class:`SetterRule`."""
+    return _into(SETTERS, (name,))
+
+
 def operator_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
     """Register an :class:`OperatorRule`."""
     return _into(OPERATORS, functions, many=True)
@@ -158,6 +189,18 @@ def instance_rule(metaclass: type) -> Callable[[_Rule], _Rule]:
 def format_rule(handler: FormatRule) -> FormatRule:
     """Register a :class:`FormatRule`."""
     FORMATS.append(handler)
+    return handler
+
+
+def end_rule(handler: Callable[[TracingInterpreter], None]) -> Callable[[TracingInterpreter], None]:
+    """Register a function that is called when the program has ended: it may add effects, or raise :class:`Break`."""
+    ENDS.append(handler)
+    return handler
+
+
+def error_rule(handler: Callable[[BaseException, Arguments], None]) -> Callable[[BaseException, Arguments], None]:
+    """Register a function that is given an error and the operands of the call that has raised it, and may mend its text."""
+    ERRORS.append(handler)
     return handler
 
 
@@ -246,9 +289,6 @@ class ValueKind:
     def call(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
         """A function of torch, or an operator, that is given a stand-in; NotImplemented: as if it were any object."""
         raise NotImplementedError
-
-    def finish(self, interpreter: TracingInterpreter) -> None:
-        """The program has ended; raise :class:`Break` for what it did to the parts of a stand-in and must not."""
 
 
 KINDS: list[ValueKind] = []

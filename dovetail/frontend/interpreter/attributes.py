@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.gradients import HOOK_TABLES
 from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.interpreter.lookup_guards import LookupGuards
-from dovetail.frontend.rules import STAND_INS
+from dovetail.frontend.rules import ATTRIBUTES, STAND_INS
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -91,6 +90,11 @@ class Attributes(LookupGuards):
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
         traced = self.trace.input_of(target)
+        handler = ATTRIBUTES.get(name)
+        if handler is not None:
+            found = handler(self, target, name)
+            if found is not NotImplemented:
+                return found
         if traced is not None:
             found = self._load_input_attribute(traced, target, name)
             if found is not MISSING:
@@ -114,8 +118,6 @@ class Attributes(LookupGuards):
     def _load_input_attribute(self, traced: TracedInput, target: torch.Tensor, name: str) -> Any:
         """An attribute that an input has beside its traced tensor; :data:`MISSING` where that knows it."""
         guards, real = self.values.guards, traced.real
-        if name == "grad":
-            return self.gradients.read(traced)
         if name == "is_leaf" or (name == "grad_fn" and real.is_leaf and target.grad_fn is None):
             guards.add_leafness(traced.index, self.values.where())
             return real.is_leaf if name == "is_leaf" else None
@@ -125,9 +127,7 @@ class Attributes(LookupGuards):
             return self.values.read(attributes[name], ItemSource(InstanceDictSource(source), name))
         if attributes is not None and class_attribute(type(real), name)[0] is MISSING:
             self.values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name} has no attribute {name}")
-        if name in HOOK_TABLES and getattr(real, name) is None:
-            self.values.guard(AttributeSource(source, name), Equals(None), f"{source.name} has no gradient hooks")
-        elif name in ("grad_fn", "_version", *HOOK_TABLES) or (name == "retains_grad" and not real.is_leaf):
+        if name in ("grad", "grad_fn", "_version") or (name == "retains_grad" and not real.is_leaf):
             raise Break(f".{name} of an input is read", "read it outside of the compiled function")
         return MISSING
 

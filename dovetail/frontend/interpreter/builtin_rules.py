@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.instructions.operations import BINARY
 from dovetail.frontend.interpreter.class_lookup import class_attribute, python_method
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, INSTANCES, Arguments, Keywords, kind_of, method_rule, rule
+from dovetail.frontend.rules import CALLS, INSTANCES, Arguments, Keywords, kind_of, rule
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace.overrides import requested_gradients
 
 
 @rule(getattr)
@@ -186,21 +184,6 @@ def _bool(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     return bool(args) and interpreter.truth(args[0])
 
 
-@rule(torch.autograd.grad)
-def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    roots = args[0] if args else kwargs.get("outputs", ())
-    trace = interpreter.values.trace
-    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    for traced in trace.inputs_behind(roots):
-        if not traced.real.is_leaf:
-            raise Break(
-                f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
-                "compute it inside the function",
-            )
-    with requested_gradients(trace, roots):
-        return interpreter.call_torch(torch.autograd.grad, args, kwargs)
-
-
 @rule(torch.is_grad_enabled)
 def _is_grad_enabled(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
     return torch.is_grad_enabled()
@@ -252,15 +235,3 @@ for _function in BINARY:
 def _method_type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> types.MethodType:
     # Binding reads nothing of the object.
     return types.MethodType(*args, **kwargs)
-
-
-@method_rule("requires_grad_")
-def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    owner = getattr(function, "__self__", None)
-    target, *given = args if owner is None else (owner, *args)
-    traced = interpreter.values.trace.input_of(target)
-    flag = given[0] if given else kwargs.get("requires_grad", True)
-    if traced is None or type(flag) is not bool or len(given) + len(kwargs) > 1:
-        return NotImplemented
-    interpreter.gradients.flags.set(traced, flag)
-    return target

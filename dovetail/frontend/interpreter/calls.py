@@ -22,7 +22,6 @@ from dovetail.frontend.interpreter.call_tables import (
 )
 from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict
 from dovetail.frontend.interpreter.opaque import check_opaque
-from dovetail.frontend.interpreter.shown_names import shown_name
 from dovetail.frontend.interpreter.user_code import (
     calls_user_code,
     is_method_of_users_class,
@@ -125,7 +124,7 @@ class Calls(TracingInterpreter):
         if isinstance(caller, types.FunctionType):
             return self.call(types.MethodType(caller, function), args, kwargs, direct)
         if caller is MISSING:
-            raise TypeError(f"{shown_name(function)!r} object is not callable")
+            raise TypeError(f"{self.call(type, (function,), {}).__name__!r} object is not callable")
         if kind.__module__ in ("typing", "types"):
             source = self.values.source_of(function)
             if source is not None:

@@ -14,7 +14,6 @@ from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
 from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Yield, unknown_instruction
 from dovetail.frontend.code.points import FramePoint
-from dovetail.frontend.effects.gradients import Gradients
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.interpreter import builtin_rules, builtin_sequences  # noqa: F401  (their rules)
@@ -29,10 +28,9 @@ from dovetail.frontend.interpreter.native import NativeCode
 from dovetail.frontend.interpreter.native_calls import NativeCalls
 from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
-from dovetail.frontend.interpreter.shown_names import tell_shown_names
 from dovetail.frontend.interpreter.stores import Stores
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CODES
+from dovetail.frontend.rules import CODES, ERRORS
 from dovetail.frontend.values.aliases import guard_comparison
 from dovetail.frontend.values.leaves import is_trusted
 from dovetail.frontend.values.values import Values
@@ -84,7 +82,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self.frames: list[Frame] = []
         self.values = Values(trace, guards)
         self.effects = self.values.journal
-        self.gradients = Gradients(self.values, self.native)
         self.left_open = LeftOpen()
         self.loops: Counter[tuple[types.CodeType, int]] = Counter()
         self.messages: list[Callable[[], Any]] = []
@@ -247,7 +244,8 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
         if self.values.source_of(error) is None:
-            tell_shown_names(error)
+            for handler in ERRORS:
+                handler(error, ())
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)
         if context is None and handled is not None and not _leads_to(handled, error):

@@ -20,10 +20,9 @@ from dovetail.frontend.interpreter.class_lookup import class_attribute
 from dovetail.frontend.interpreter.container_methods import HASHING
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
 from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
-from dovetail.frontend.interpreter.shown_names import tell_shown_names
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import DATA
+from dovetail.frontend.rules import DATA, ERRORS
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_bound_builtin
 from dovetail.runtime.recipe import interpreted_of, stands_for
@@ -99,7 +98,8 @@ class NativeCode(TracingInterpreter):
                 native_errors.mark_native(error)
                 raise
         except (IndexError, TypeError, ValueError) as error:
-            tell_shown_names(error, (*args, *kwargs.values()))
+            for handler in ERRORS:
+                handler(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if is_tensor_method(function, args):
                 native_errors.mark_native(error)

@@ -30,7 +30,6 @@ from dovetail.torch_private import tensors as private_tensors
 
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
-_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 
 
 def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
@@ -60,10 +59,6 @@ class NativeCalls(TracingInterpreter):
                 return found
         if name in DATA_METHODS:
             raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
-        if function in _BACKWARDS:
-            return self.gradients.backward(function, args, kwargs)
-        if function is torch.autograd.grad:
-            return self.gradients.grad(args, kwargs)
         if name in IMPURE_TORCH and (module.startswith("torch") or not module):
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"

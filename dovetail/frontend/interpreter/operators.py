@@ -13,7 +13,6 @@ from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.class_lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.interpreter.containment import Containment
 from dovetail.frontend.interpreter.items import CONTAINERS
-from dovetail.frontend.interpreter.shown_names import shown_name
 from dovetail.frontend.rules import BRANCHES, NUMBERS, OPERATORS, Jump, kind_among
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
@@ -145,7 +144,7 @@ class Operators(Containment):
         # Everybody has been asked: the native operator would ask again.
         if function in (operator.eq, operator.ne):
             return True, (left is right) is (function is operator.eq)
-        kinds = f"{shown_name(left)!r} and {shown_name(right)!r}"
+        kinds = " and ".join(repr(self.call(type, (item,), {}).__name__) for item in (left, right))
         if is_comparison:
             raise TypeError(f"{symbol!r} not supported between instances of {kinds}")
         raise TypeError(f"unsupported operand type(s) for {symbol}: {kinds}")

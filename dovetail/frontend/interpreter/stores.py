@@ -11,7 +11,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.class_lookup import class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.interpreter.lookup_guards import LookupGuards
-from dovetail.frontend.rules import STAND_INS
+from dovetail.frontend.rules import SETTERS, STAND_INS
 from dovetail.guards import AttributeSource, DictKeys, InstanceDictSource
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -45,16 +45,14 @@ class Stores(LookupGuards):
                 self.call(setter, (target, name, value), {})
 
     def _store_tensor_attribute(self, target: torch.Tensor, name: str, value: Any) -> None:
-        traced = self.trace.input_of(target)
         if name == "data" and value is target:
             # Module.to does so where nothing is to be moved.
             return
-        if name == "requires_grad" and traced is None:
+        handler = SETTERS.get(name)
+        if handler is not None and handler(self, target, value) is not NotImplemented:
+            return
+        if name == "requires_grad" and self.trace.input_of(target) is None:
             target.requires_grad = value
-        elif name == "grad" and traced is not None:
-            self.gradients.write(traced, value)
-        elif name == "requires_grad" and traced is not None and type(value) is bool:
-            self.gradients.flags.set(traced, value)
         else:
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.face.compile import capture, compile, explain
+from dovetail.face.compile import capture, compile
+from dovetail.face.explanation import explain
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
