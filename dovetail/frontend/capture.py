@@ -19,7 +19,7 @@ from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.effects.finalizers import check_let_go
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.outputs import Outputs
-from dovetail.frontend.rules import ENDS
+from dovetail.frontend.rules import end_rule
 from dovetail.frontend.values.aliases import guard_distinct
 from dovetail.frontend.values.class_guards import guard_classes
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin
@@ -157,7 +157,7 @@ class _Capture:
         interpreter = self._interpreter
         guard_distinct(interpreter.values, interpreter.effects)
         check_let_go(interpreter.effects.let_go())
-        for finish in ENDS:
+        for finish in end_rule:
             finish(interpreter)
         self._effects = tuple(
             EffectRecipe(effect.source, effect.kind, outputs.build(effect.values), effect.deleted)

@@ -12,7 +12,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.interpreter.lookup_guards import LookupGuards
-from dovetail.frontend.rules import ATTRIBUTES, STAND_INS
+from dovetail.frontend.rules import STAND_INS, attribute_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (
     AttributeSource,
@@ -90,7 +90,7 @@ class Attributes(LookupGuards):
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:
         traced = self.trace.input_of(target)
-        handler = ATTRIBUTES.get(name)
+        handler = attribute_rule.get(name)
         if handler is not None:
             found = handler(self, target, name)
             if found is not NotImplemented:

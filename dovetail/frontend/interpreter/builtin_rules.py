@@ -13,7 +13,7 @@ from dovetail.frontend.instructions.operations import BINARY
 from dovetail.frontend.interpreter.class_lookup import class_attribute, python_method
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, INSTANCES, Arguments, Keywords, kind_of, rule
+from dovetail.frontend.rules import Arguments, Keywords, instance_rule, kind_of, rule
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import trees as private_trees
@@ -76,7 +76,7 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
-        handler = INSTANCES.get(type(kinds))
+        handler = instance_rule.get(type(kinds))
         if handler is not None:
             handler(interpreter, value, kinds)
         else:
@@ -205,7 +205,7 @@ def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs
 
 
 for _asking in private_calls.HAS_TORCH_FUNCTION:
-    CALLS[_asking] = _has_torch_function
+    rule[_asking] = _has_torch_function
 
 
 @rule(operator.setitem)
@@ -228,7 +228,7 @@ def _operator(function: Any) -> Any:
 
 
 for _function in BINARY:
-    CALLS[_function] = _operator(_function)
+    rule[_function] = _operator(_function)
 
 
 @rule(types.MethodType)

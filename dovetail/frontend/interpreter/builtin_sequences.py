@@ -13,7 +13,7 @@ from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.items import WrappingIterator
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, OPERATORS, Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
@@ -27,7 +27,7 @@ def _sequence(kind: Any) -> Any:
 
 
 for _kind in (list, tuple, set, frozenset):
-    CALLS[_kind] = _sequence(_kind)
+    rule[_kind] = _sequence(_kind)
 
 
 @rule(dict)
@@ -125,7 +125,7 @@ def _of_numbers(interpreter: TracingInterpreter, function: Any, numbers: Argumen
     """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented."""
     if not any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
         return NotImplemented
-    for handler in OPERATORS.get(function, ()):
+    for handler in operator_rule.get(function, ()):
         chosen = handler(interpreter, function, numbers)
         if chosen is not NotImplemented:
             return chosen

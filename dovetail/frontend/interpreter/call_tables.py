@@ -20,37 +20,21 @@ from dovetail.frontend.code.frame import Break
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
-    "torch.testing",
-    "torch.nn.modules",
-    "torch.utils._contextlib",
-    "torch.autograd.grad_mode",
-    "torch.amp.autocast_mode",
-    "torch.optim",
-    "torch.nn.parallel.distributed",
+    *("torch.testing", "torch.nn.modules", "torch.utils._contextlib", "torch.autograd.grad_mode"),
+    *("torch.amp.autocast_mode", "torch.optim", "torch.nn.parallel.distributed"),
     # They read .grad, which a traced parameter has only where the interpreter reads it.
-    "torch.nn.utils.clip_grad",
-    "torch.amp.grad_scaler",
-    "torch.nn.utils.parametrize",
-    "torch.nn.utils.parametrizations",
-    "torch.nn.utils.stateless",
+    *("torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.nn.utils.parametrize"),
+    *("torch.nn.utils.parametrizations", "torch.nn.utils.stateless"),
     # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
-    "torch.nn.utils.weight_norm",
-    "torch.nn.utils.spectral_norm",
-    "torch.nn.utils.prune",
+    *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.prune"),
     "torch.nn.utils._named_member_accessor",
     # Switches.
-    "torch.backends.mha",
-    "torch.__future__",
+    *("torch.backends.mha", "torch.__future__"),
     # They set parameters, or make modules.
-    "torch.nn.utils.convert_parameters",
-    "torch.nn.utils.fusion",
-    "torch.nn.utils.init",
-    "torch.nn.utils.memory_format",
-    "torch._functorch.functional_call",
-    "torch.utils._pytree",
+    *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
+    *("torch.nn.utils.memory_format", "torch._functorch.functional_call", "torch.utils._pytree"),
     # They call one another, and those of the user.
-    "torch.distributions.transforms",
-    "torch.utils.data.dataset",
+    *("torch.distributions.transforms", "torch.utils.data.dataset"),
 )
 # Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
 # and what they change is state that a capture makes again and takes back.
@@ -115,15 +99,8 @@ SEARCHES = frozenset({"count", "index", "remove"})
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
 # Which positional argument a function of the standard library calls.
-CALLS_ARGUMENT: tuple[tuple[Any, int], ...] = (
-    (functools.reduce, 0),
-    (itertools.starmap, 0),
-    (itertools.filterfalse, 0),
-    (itertools.takewhile, 0),
-    (itertools.dropwhile, 0),
-    (itertools.accumulate, 1),
-    (itertools.groupby, 1),
-)
+_CALL_FIRST = (functools.reduce, itertools.starmap, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+CALLS_ARGUMENT: dict[Any, int] = {**dict.fromkeys(_CALL_FIRST, 0), itertools.accumulate: 1, itertools.groupby: 1}
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

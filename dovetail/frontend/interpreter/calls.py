@@ -30,7 +30,7 @@ from dovetail.frontend.interpreter.user_code import (
     wraps_user_code,
 )
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLABLES, CALLS, FORMATS
+from dovetail.frontend.rules import callable_rule, format_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.runtime.recipe import interpreted_of
 from dovetail.torch_private import calls as private_calls
@@ -45,9 +45,9 @@ class Calls(TracingInterpreter):
     """The part of the interpreter that decides what a call does."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
-        rule = CALLS.get(function) if isinstance(function, _WITH_RULES) else None
-        if rule is not None:
-            return rule(self, args, kwargs)
+        known = rule.get(function) if isinstance(function, _WITH_RULES) else None
+        if known is not None:
+            return known(self, args, kwargs)
         kind = type(function)
         if kind is types.FunctionType:
             return self._call_function(function, args, kwargs, direct)
@@ -61,7 +61,7 @@ class Calls(TracingInterpreter):
             return self.call_class(function, args, kwargs)
         if isinstance(function, NATIVE_CALLABLES):
             return self.call_native(function, args, kwargs)
-        handler = CALLABLES.get(kind)
+        handler = callable_rule.get(kind)
         if handler is not None:
             return handler(self, function, args, kwargs)
         return self._call_object(function, args, kwargs, direct)
@@ -134,7 +134,7 @@ class Calls(TracingInterpreter):
 
     def formatted(self, frame: Frame, value: Any, specification: str) -> str:
         if private_sizes.is_symbolic(value):
-            found = (handler(self, frame, value) for handler in FORMATS)
+            found = (handler(self, frame, value) for handler in format_rule)
             value = next((number for number in found if number is not NotImplemented), value)
         return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 

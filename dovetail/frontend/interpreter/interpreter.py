@@ -30,7 +30,7 @@ from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.stores import Stores
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CODES, ERRORS
+from dovetail.frontend.rules import code_rule, error_rule
 from dovetail.frontend.values.aliases import guard_comparison
 from dovetail.frontend.values.leaves import is_trusted
 from dovetail.frontend.values.values import Values
@@ -145,8 +145,8 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
         if len(self.frames) >= MAXIMUM_DEPTH:
             raise Break("the calls are nested too deeply", "use a loop instead of the recursion")
-        if id(code) in CODES:
-            return CODES[id(code)](self, function, args, kwargs)
+        if id(code) in code_rule:
+            return code_rule[id(code)](self, function, args, kwargs)
         self.guard_closure(function)
         frame = Frame(function, bind(function, args, kwargs, self.load_default))
         frame.direct = direct
@@ -244,7 +244,7 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             # No exception of the program: its handlers must not see it.
             raise Break("the values of a tensor are needed", "keep the value in a tensor") from error
         if self.values.source_of(error) is None:
-            for handler in ERRORS:
+            for handler in error_rule:
                 handler(error, ())
         traceback, context = passing_traceback(frame, error), error.__context__
         handled = self.handled_exception(frame)

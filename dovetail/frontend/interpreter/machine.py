@@ -34,17 +34,8 @@ TRIVIAL = frozenset(
             "JUMP_FORWARD",
             "LOAD_CONST",
         ),
-        *(
-            "LOAD_FAST",
-            "NOP",
-            "POP_EXCEPT",
-            "POP_TOP",
-            "PUSH_NULL",
-            "RETURN_CONST",
-            "RETURN_VALUE",
-            "STORE_FAST",
-            "SWAP",
-        ),
+        *("LOAD_FAST", "NOP", "POP_EXCEPT", "POP_TOP", "PUSH_NULL", "RETURN_CONST", "RETURN_VALUE", "STORE_FAST"),
+        "SWAP",
     }
 )
 """Instructions that do nothing to the values that they move."""
@@ -120,12 +111,12 @@ class Machine(FrameRunner):
         try:
             if error is not None:
                 frame.position -= 1
-                self._enter_handler(frame, error)
+                self._unwind([frame], error)
             while True:
                 try:
                     outcome = self._one(frame)
                 except BaseException as raised:  # noqa: BLE001  (the frame may have a handler for it)
-                    self._enter_handler(frame, raised)
+                    self._unwind([frame], raised)
                     continue
                 if isinstance(outcome, (Return, Yield)):
                     frame.position += 1
@@ -161,24 +152,22 @@ class Machine(FrameRunner):
             frames[-1].stack.append(outcome.value)
             outcome = None
 
-    def _unwind(self, frames: list[Frame], error: BaseException) -> None:
+    @classmethod
+    def _unwind(cls, frames: list[Frame], error: BaseException) -> None:
         while frames:
-            frame = frames[-1]
-            error.__traceback__ = passing_traceback(frame, error)
-            entry = frame.handler_of(frame.position)
-            if entry is not None:
-                frame.enter_handler(entry, error)
+            if cls._enters_handler(frames[-1], error):
                 return
             frames.pop()
         raise error
 
     @staticmethod
-    def _enter_handler(frame: Frame, error: BaseException) -> None:
+    def _enters_handler(frame: Frame, error: BaseException) -> bool:
+        """Go to the handler of an exception, if the frame has one."""
         error.__traceback__ = passing_traceback(frame, error)
         entry = frame.handler_of(frame.position)
-        if entry is None:
-            raise error
-        frame.enter_handler(entry, error)
+        if entry is not None:
+            frame.enter_handler(entry, error)
+        return entry is not None
 
     # --- what handlers ask (see the protocol) -------------------------------------------------------------------------
 

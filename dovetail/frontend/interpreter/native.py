@@ -22,7 +22,7 @@ from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
 from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import DATA, ERRORS
+from dovetail.frontend.rules import data_rule, error_rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_bound_builtin
 from dovetail.runtime.recipe import interpreted_of, stands_for
@@ -98,7 +98,7 @@ class NativeCode(TracingInterpreter):
                 native_errors.mark_native(error)
                 raise
         except (IndexError, TypeError, ValueError) as error:
-            for handler in ERRORS:
+            for handler in error_rule:
                 handler(error, (*args, *kwargs.values()))
             # The text is that of the kernel for fake tensors, which need not be eager's.
             if is_tensor_method(function, args):
@@ -125,7 +125,7 @@ class NativeCode(TracingInterpreter):
     def _with_data(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Ask the rules for a call that needs the data of tensors."""
         refusal: Break | None = None
-        for handler in DATA:
+        for handler in data_rule:
             try:
                 found = handler(self, function, args, kwargs, result)
             except Break as stop:
@@ -164,7 +164,7 @@ class NativeCode(TracingInterpreter):
             return tuple(map(self.called_argument, args)), {
                 key: self.called_argument(item) for key, item in kwargs.items()
             }
-        called = next((at for tool, at in CALLS_ARGUMENT if tool is function), None) if module in _TOOLS else None
+        called = CALLS_ARGUMENT.get(function) if module in _TOOLS else None
         if called is None:
             return tuple(map(self.native_argument, args)), {
                 key: self.native_argument(item) for key, item in kwargs.items()

@@ -24,7 +24,7 @@ from dovetail.frontend.interpreter.call_tables import (
 from dovetail.frontend.interpreter.class_lookup import class_attribute
 from dovetail.frontend.interpreter.native import is_tensor_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, LAYOUTS, METHODS, kind_among
+from dovetail.frontend.rules import kind_among, layout_rule, method_rule, rule
 from dovetail.frontend.values.leaves import LEAF_TYPES, is_extension_record, is_leaf_value, plain_numbers
 from dovetail.torch_private import tensors as private_tensors
 
@@ -53,7 +53,7 @@ class NativeCalls(TracingInterpreter):
                 return found
         name = getattr(function, "__name__", "")
         module = getattr(function, "__module__", None) or ""
-        for handler in METHODS.get(name, ()):
+        for handler in method_rule.get(name, ()):
             found = handler(self, function, args, kwargs)
             if found is not NotImplemented:
                 return found
@@ -64,8 +64,8 @@ class NativeCalls(TracingInterpreter):
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
             )
         for item in given:
-            if type(item) is torch.layout and item in LAYOUTS:
-                return LAYOUTS[item](self, function, args, kwargs)
+            if type(item) is torch.layout and item in layout_rule:
+                return layout_rule[item](self, function, args, kwargs)
         return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        handler = CALLS.get(type(owner).__dict__.get(name)) if type(owner) in LEAF_TYPES else None
+        handler = rule.get(type(owner).__dict__.get(name)) if type(owner) in LEAF_TYPES else None
         if handler is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and name in SEARCHES and args:

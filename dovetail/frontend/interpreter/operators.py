@@ -13,7 +13,7 @@ from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.interpreter.class_lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.interpreter.containment import Containment
 from dovetail.frontend.interpreter.items import CONTAINERS
-from dovetail.frontend.rules import BRANCHES, NUMBERS, OPERATORS, Jump, kind_among
+from dovetail.frontend.rules import Jump, branch_rule, kind_among, number_rule, operator_rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.torch_private import sizes as private_sizes
@@ -64,7 +64,7 @@ class Operators(Containment):
 
     def derive(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
         if any(type(item) in _SYMBOLIC for item in numbers):
-            for handler in NUMBERS:
+            for handler in number_rule:
                 result = handler(self, function, numbers)
                 if result is not NotImplemented:
                     return result
@@ -75,7 +75,7 @@ class Operators(Containment):
         result = NotImplemented if kind is None else kind.call(self, function, operands, {})
         if result is not NotImplemented:
             return result
-        for handler in OPERATORS.get(function, ()):
+        for handler in operator_rule.get(function, ()):
             result = handler(self, function, operands)
             if result is not NotImplemented:
                 return result
@@ -176,7 +176,7 @@ class Operators(Containment):
                 # The question itself has made a number out of data.
                 self.trace.forgive_data_symbols(data_symbols)
                 error = raised
-        for handler in BRANCHES:
+        for handler in branch_rule:
             known = handler(self, value, jump)
             if known is not NotImplemented:
                 return bool(known)

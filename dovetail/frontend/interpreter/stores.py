@@ -11,7 +11,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.class_lookup import class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.interpreter.lookup_guards import LookupGuards
-from dovetail.frontend.rules import SETTERS, STAND_INS
+from dovetail.frontend.rules import STAND_INS, setter_rule
 from dovetail.guards import AttributeSource, DictKeys, InstanceDictSource
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -48,7 +48,7 @@ class Stores(LookupGuards):
         if name == "data" and value is target:
             # Module.to does so where nothing is to be moved.
             return
-        handler = SETTERS.get(name)
+        handler = setter_rule.get(name)
         if handler is not None and handler(self, target, value) is not NotImplemented:
             return
         if name == "requires_grad" and self.trace.input_of(target) is None:

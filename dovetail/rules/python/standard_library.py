@@ -174,7 +174,7 @@ def _inner_code(function: Any, name: str) -> types.CodeType:
 _DISPATCH = _inner_code(functools.singledispatch, "dispatch")
 
 
-@code_rule(_DISPATCH)
+@code_rule(id(_DISPATCH))
 def _dispatched(
     interpreter: TracingInterpreter, function: types.FunctionType, args: Arguments, kwargs: Keywords
 ) -> Any:
