@@ -1,4 +1,4 @@
-"""What instruction handlers and rules may ask of whoever runs a frame.
+"""The protocols of frame runners: all that instruction handlers and rules may ask for.
 
 Two classes run frames: the interpreter that traces, and the :class:`Machine <dovetail.frontend.interpreter.machine.Machine>` that
 runs them for real after a graph break. Instruction handlers ask only for :class:`FrameRunner`, which both are. Rules run while a

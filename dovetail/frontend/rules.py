@@ -6,9 +6,9 @@ A table is its own decorator: ``@rule(torch.stft)`` puts a function into the tab
 ``rule.get(torch.stft)``.
 
 A rule that returns ``NotImplemented`` has nothing to say of its arguments: the next one is asked, then the interpreter goes on.
-Rules for one certain function (``@rule``) have the last word. What a rule reads of objects that existed before the capture it reads
-by the interpreter (``load_attribute``, ``drain`` …) or guards by ``interpreter.values``. What it has to keep for the length of a
-capture it keeps in an object of its own (:meth:`TracingInterpreter.state
+Rules for one certain function (``@rule``) have the last word. A rule reads objects that existed before the capture by the
+interpreter (``load_attribute``, ``drain`` …), which guards them, or guards them by ``interpreter.values``. State that it needs for
+the length of a capture is an object of its own (:meth:`TracingInterpreter.state
 <dovetail.frontend.protocol.TracingInterpreter.state>`).
 
 >>> import math

@@ -52,7 +52,7 @@ class Break(Interruption):
 
 
 class LockTaken(Break):
-    """A lock is taken. What is done under it may be done once (``if not ready: with lock: prepare()``)."""
+    """A lock is taken. Work under a lock is often done once (``if not ready: with lock: prepare()``)."""
 
 
 class LetGo(Break):
@@ -128,7 +128,7 @@ class Decoded:
 def unknown_instruction(
     code: types.CodeType, instruction: Instruction | None = None
 ) -> Break | UnsupportedVersionError:
-    """What is raised at code that is not of this Python's making, or not yet of this package's knowledge.
+    """The exception for code that this Python has not made, or for an instruction that this package does not know.
 
     The former is no :class:`Break`: run for real, it can end the process.
     """
@@ -191,7 +191,7 @@ class Frame:
         self.decoded = decode(code)
         self.globals = function.__globals__
         self.locals = local_values
-        # What names mean in the body of a class: the mapping that becomes its attributes.
+        # In the body of a class: the mapping of names that becomes its attributes.
         self.namespace: Any = None
         self.stack: list[Any] = []
         self.position = 0

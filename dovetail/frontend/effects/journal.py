@@ -276,7 +276,7 @@ class EffectJournal:
         return found
 
     def _settle(self, found: Written) -> None:
-        """Whoever asks about a list that was appended to will read it."""
+        """Read a list that was only appended to: somebody asks about it."""
         if isinstance(found, WrittenList) and found.is_appended:
             found.settle()
             self._read_items(found.container, found.source, found.before)

@@ -55,7 +55,7 @@ def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instructi
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:
-    """What is handled becomes the context of what is raised; a cycle is cut as Python cuts it."""
+    """The exception that is handled becomes the context of the one that is raised; a cycle is cut as Python cuts it."""
     if handled is None or handled is error:
         return
     seen: set[int] = set()

@@ -14,7 +14,7 @@ from dovetail.frontend.protocol import FrameRunner
 
 
 def _stop_iteration_error(error: BaseException) -> BaseException:
-    """What leaves a generator in the place of a StopIteration."""
+    """The error that leaves a generator in the place of a StopIteration."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError("generator raised StopIteration")

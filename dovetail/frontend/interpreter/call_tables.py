@@ -1,4 +1,4 @@
-"""What calls are told apart by: what runs natively, what is impure."""
+"""Tables for calls: modules whose functions run natively, functions that are impure, methods that write."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def stores_its_arguments(function: Any) -> bool:
     """Whether a bound method of a list or dictionary puts its arguments there as they are; keys become plain by themselves."""
     owner = getattr(function, "__self__", None)
     if owner is tuple:
-        # What a named tuple is made by.
+        # It makes named tuples.
         return getattr(function, "__name__", "") == "__new__"
     return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
 

@@ -1,4 +1,4 @@
-"""What a call does: follow a rule, interpret a function, run natively under the trace's modes, or break the graph."""
+"""Calls: follow a rule, interpret a function, run native code under the trace's modes, or break the graph."""
 
 from __future__ import annotations
 

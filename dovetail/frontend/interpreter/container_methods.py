@@ -12,7 +12,7 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import plain_numbers
 
-# What these find out about a key is guarded (see :mod:`dovetail.frontend.values.aliases`).
+# Answers of these about a key are guarded (see :mod:`dovetail.frontend.values.aliases`).
 HASHING = frozenset({"__hash__", "__eq__"})
 _TAKE_INDEX = ("insert", "pop", "__getitem__", "__setitem__", "__delitem__")
 

@@ -80,7 +80,7 @@ class LookupGuards(TracingInterpreter):
             return self.values.wrap(found)
         source = self.class_item_source(owner, name)
         if type(found).__module__.split(".", 1)[0] in sys.stdlib_module_names:
-            # What these hold is never changed, and may be a lock.
+            # Their content never changes, and may be a lock.
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
             return self.values.wrap(found)
         return self.values.read(found, source)

@@ -55,7 +55,7 @@ class RestoreGenerator:
 
 
 class Machine(FrameRunner):
-    """What instruction handlers ask of an interpreter, done for real."""
+    """Runs frames on real values, with Python's own meaning."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -131,8 +131,8 @@ class Machine(FrameRunner):
         handled = next((item for item in reversed(frame.current_exceptions) if item is not None), None)
         if handled is None:
             return handler(self, frame, instruction)
-        # What is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and what is raised
-        # has it as its context.
+        # A function that is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and an
+        # exception that is raised has it as its context.
         traceback, context = handled.__traceback__, handled.__context__
         try:
             raise handled

@@ -172,7 +172,7 @@ class NativeCode(TracingInterpreter):
         arguments = tuple(
             self.called_argument(item) if at == called else self.native_argument(item) for at, item in enumerate(args)
         )
-        # Those that take objects take them by position only.
+        # Functions of itertools and functools take the items themselves by position only.
         return arguments, {key: self.called_argument(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:
@@ -185,7 +185,7 @@ class NativeCode(TracingInterpreter):
         if isinstance(value, torch.nn.Module):
             return value
         if kind is types.BuiltinFunctionType:
-            # What native code calls must be journalled, guarded or refused like what the program calls.
+            # A call by native code is journalled, guarded or refused like a call by the program.
             writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
             return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
         return self.values.for_native(value)

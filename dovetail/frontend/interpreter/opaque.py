@@ -94,7 +94,7 @@ def _guard_settings(values: Values, value: Any) -> None:
     if source is None or attributes is None:
         return
     for name, item in attributes.items():
-        # What such an object remembers between enter and exit is no setting.
+        # State between enter and exit is no setting.
         if not name.startswith("prev"):
             values.read(item, ItemSource(InstanceDictSource(source), name))
 

@@ -259,7 +259,7 @@ def _takes(item: Any, name: str, other: Any) -> bool:
 
 
 def _order(left: Any, right: Any, names: tuple[str, str], is_comparison: bool) -> list[tuple[Any, str, Any]]:
-    """Who is asked, by which method, about whom: the right operand first where it is of a subclass that has a say."""
+    """The questions in their order (object, method, operand): to the right operand first where its subclass has a say."""
     candidates = [(left, names[0], right), (right, names[1], left)]
     if not is_comparison and type(left) is type(right):
         return candidates[:1]

@@ -1,7 +1,7 @@
 """``requires_grad`` of inputs, set inside of the function: ``positions.requires_grad_()`` before energies and forces, say.
 
-An input that was not used so far is turned on before the graph runs, so it is as if the caller had done so. What is turned off
-is turned off when the graph has run: what was computed before still has its gradients, as in eager.
+An input that was not used so far is turned on before the graph runs, as if the caller had done so. An input that is turned off
+is turned off when the graph has run: results that were computed before still have their gradients, as in eager.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GradientFlags:
 
     def _may_turn_on(self, traced: TracedInput) -> bool:
         differentiable = traced.real.is_floating_point() or traced.real.is_complex()
-        # What reads its sizes does not care.
+        # Nodes that read its sizes do not depend on the flag.
         unused = all(private_sizes.is_symbolic(user.meta.get("val")) for user in traced.node.users)
         return differentiable and unused and traced.value is traced.leaf
 

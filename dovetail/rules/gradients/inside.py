@@ -146,7 +146,7 @@ class Gradients:
         create = bool(given.get("create_graph", False))
         retain = given.get("retain_graph")
         trace = self._values.trace
-        # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
+        # The graph of autograd, which eager frees, stays: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
         with trace.recorder.paused(), requested_gradients(trace, roots), marked_gradients(trace, leaves):
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})

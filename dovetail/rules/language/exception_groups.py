@@ -45,7 +45,7 @@ def _leaves(error: BaseException) -> set[int]:
 
 
 def exception_to_raise(original: BaseException, errors: list[BaseException | None]) -> BaseException | None:
-    """What leaves a ``try`` with ``except*`` clauses: what these raised, and of the original group what nobody took."""
+    """The exception that leaves a ``try`` with ``except*`` clauses: theirs, and the part of the original group that none took."""
     if not isinstance(original, BaseExceptionGroup):
         return errors[0] if errors else None
     raised: list[BaseException] = []

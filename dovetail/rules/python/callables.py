@@ -92,7 +92,7 @@ _CACHE_KEYS = (logging.Logger, types.FunctionType, types.ModuleType, type)
 
 
 def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """What a function with a cache returns today.
+    """The result that a function with a cache has now.
 
     >>> cached_result(functools.cache(max), (1, 2), ())
     2
@@ -122,7 +122,7 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if is_leaf_value(result):
         wrapped = function.__wrapped__
         if not has_library_code and interpreted_of(wrapped) is wrapped and not values.is_created(wrapped):
-            # Whoever clears the cache has it computed again: asking it again is what eager would do.
+            # A cache that was cleared computes again, so the guard asks it, as eager would.
             asked = Answers(cached_result, (positional, keywords), result)
             source = values.pin(function, function.__qualname__)
             values.guard(source, asked, f"the cache of {function.__qualname__} was asked")

@@ -178,7 +178,7 @@ _DISPATCH = _inner_code(functools.singledispatch, "dispatch")
 def _dispatched(
     interpreter: TracingInterpreter, function: types.FunctionType, args: Arguments, kwargs: Keywords
 ) -> Any:
-    """What ``singledispatch`` finds for a class: its cache, keyed by weak references, is passed by."""
+    """The function that ``singledispatch`` finds for a class, without its cache, whose keys are weak references."""
     cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))["registry"]
     interpreter.guard_closure(function)
     registry = interpreter.read_cell(cell)

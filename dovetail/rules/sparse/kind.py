@@ -57,7 +57,7 @@ _FACTS = frozenset(
         "is_cuda",
     }
 )
-# Operators, written as such. Those that write to what is left of them are not among them.
+# Operators that are calls of torch; those that write in place are not.
 SPARSE_OPERATORS = frozenset(
     {
         operator.add,
@@ -73,9 +73,9 @@ SPARSE_OPERATORS = frozenset(
         operator.ge,
     }
 )
-# What is said by the size and type.
+# Methods that follow from size and type.
 _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex"})
-# What is there beside the value: hooks, gradients, the autograd graph.
+# Methods for state beside the value: hooks, gradients, the autograd graph.
 _STATE = frozenset(
     {
         "backward",

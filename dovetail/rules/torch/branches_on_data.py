@@ -166,7 +166,7 @@ class Constant:
             return f"Constant({self.value.dtype}, {self.value.tolist()!r})"
 
     def __call__(self) -> torch.Tensor:
-        """That tensor."""
+        """The tensor."""
         return self.value
 
 
