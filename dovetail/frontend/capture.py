@@ -19,7 +19,7 @@ from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.effects.finalizers import check_let_go
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.outputs import Outputs
-from dovetail.frontend.rules import KINDS
+from dovetail.frontend.rules import end_rule
 from dovetail.frontend.values.aliases import guard_distinct
 from dovetail.frontend.values.class_guards import guard_classes
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin
@@ -80,8 +80,7 @@ class _Capture:
         self._guards = guards
         self._function = function
         self._before, self._nesting = AmbientState.snapshot(), autocast_nesting()
-        self._interpreter = Interpreter(trace, guards)
-        self._interpreter.entry_location = definition_of(function)
+        self._interpreter = Interpreter(trace, guards, definition_of(function))
         self._outputs: Outputs | None = None
         self._change: AmbientChange | None = None
         self._effects: tuple[EffectRecipe, ...] = ()
@@ -94,12 +93,12 @@ class _Capture:
         try:
             leaving = self._interpret(callee, args, kwargs)
             outputs = self._outputs = Outputs(self._interpreter, self._resume_point is not None)
-            dropped, recipe = self._collect(outputs, leaving)
+            recipe = self._collect(outputs, leaving)
             change = self._change = self._check_state()
             self._check_inputs()
         finally:
             self._undo()
-        return self._result(outputs, recipe, change, dropped)
+        return self._result(outputs, recipe, change)
 
     # --- the call -----------------------------------------------------------------------------------------------------
 
@@ -153,24 +152,21 @@ class _Capture:
 
     # --- what leaves --------------------------------------------------------------------------------------------------
 
-    def _collect(self, outputs: Outputs, leaving: Any) -> tuple[tuple[tuple[int, int], ...], Recipe]:
-        """Which gradients are dropped first, and the recipe of what leaves; ``outputs`` and the effects are filled."""
+    def _collect(self, outputs: Outputs, leaving: Any) -> Recipe:
+        """The recipe of what leaves; ``outputs`` and the effects are filled."""
         interpreter = self._interpreter
         guard_distinct(interpreter.values, interpreter.effects)
         check_let_go(interpreter.effects.let_go())
-        dropped = interpreter.gradients.dropped()
+        for finish in end_rule:
+            finish(interpreter)
         self._effects = tuple(
             EffectRecipe(effect.source, effect.kind, outputs.build(effect.values), effect.deleted)
-            for effect in (
-                *interpreter.effects.collect(),
-                *interpreter.gradients.effects(),
-                *interpreter.effects.late(),
-            )
+            for effect in (*interpreter.effects.collect(), *interpreter.effects.late())
         )
         recipe = outputs.build(leaving)
         if any(item.has_cleaning_up() and not outputs.holds(item) for item in interpreter.generators):
             raise Break("a generator is left unfinished in a cycle of references", "call its close()")
-        return dropped, recipe
+        return recipe
 
     def _check_state(self) -> AmbientChange:
         change = AmbientChange.between(self._before, self._nesting)
@@ -181,11 +177,7 @@ class _Capture:
         return change
 
     def _check_inputs(self) -> None:
-        for kind in KINDS:
-            kind.finish(self._interpreter)
         for item in self._trace.inputs:
-            if item.leaf.is_leaf and item.leaf.grad is not None and not self._interpreter.gradients.is_known(item):
-                raise Break("native code calls .backward()", "return the loss and call .backward() outside")
             if private_autograd.has_hooks(item.value):
                 raise Break(
                     f"a hook is registered on {item.name}, which existed before the call",
@@ -199,7 +191,7 @@ class _Capture:
     def _undo(self) -> None:
         """Bring the user's objects and torch's state back to where they were when the call began."""
         interpreter = self._interpreter
-        interpreter.ended = True
+        interpreter.end()
         with private_tracing.disable_current_modes():
             interpreter.effects.undo()
             if self._outputs is not None:
@@ -209,9 +201,7 @@ class _Capture:
         interpreter.left_open.end()
         change.take_back()
 
-    def _result(
-        self, outputs: Outputs, recipe: Recipe, change: AmbientChange, dropped: tuple[tuple[int, int], ...]
-    ) -> CaptureResult:
+    def _result(self, outputs: Outputs, recipe: Recipe, change: AmbientChange) -> CaptureResult:
         trace, guards, interpreter = self._trace, self._guards, self._interpreter
         guard_classes(interpreter.values, guards)
         for item in trace.inputs:
@@ -234,8 +224,8 @@ class _Capture:
             effects=self._effects,
             ambient=trace.ambient,
             ambient_change=None if change.is_empty else change,
-            gradients_dropped_first=dropped,
-            inputs_made_differentiable=tuple(interpreter.gradients.flags.turned_on),
+            gradients_dropped_first=tuple(interpreter.effects.gradients_dropped_first),
+            inputs_made_differentiable=tuple(interpreter.effects.inputs_made_differentiable),
             resume_point=self._resume_point,
             break_symbols=self._break_symbols,
         )

@@ -1,4 +1,4 @@
-"""What instruction handlers and rules may ask of whoever runs a frame.
+"""The protocols of frame runners: all that instruction handlers and rules may ask for.
 
 Two classes run frames: the interpreter that traces, and the :class:`Machine <dovetail.frontend.interpreter.machine.Machine>` that
 runs them for real after a graph break. Instruction handlers ask only for :class:`FrameRunner`, which both are. Rules run while a
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dovetail.errors import UserLocation
     from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
-    from dovetail.frontend.effects.gradients import Gradients
+    from dovetail.frontend.code.points import FramePoint
     from dovetail.frontend.effects.journal import EffectJournal
     from dovetail.frontend.values.values import Values
     from dovetail.trace import Trace
@@ -37,6 +37,9 @@ class FrameRunner(Protocol):
 
     def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
         """Run a frame until it returns or yields; ``error`` is raised at the current instruction first."""
+
+    def restorer(self, started: bool, point: FramePoint | None) -> Any:
+        """Makes a generator that goes on for real from the live values of its frame."""
 
     def handled_exception(self, frame: Frame) -> BaseException | None:
         """The exception that a bare ``raise`` raises again."""
@@ -149,8 +152,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     values: Values
     #: Writes to objects that existed before the capture.
     effects: EffectJournal
-    #: ``.grad`` of the inputs.
-    gradients: Gradients
     #: Calls that give messages, to be made when the capture has succeeded.
     messages: list[Callable[[], Any]]
     #: How many times each loop over a range has begun, by code and position.
@@ -181,8 +182,8 @@ class TracingInterpreter(FrameRunner, Protocol):
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a builtin function or class with its own meaning; :class:`Break` where nobody could guard what it reads."""
 
-    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run native code that is known to be pure."""
+    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool = False) -> Any:
+        """Run native code that is known to be pure. ``hands_on``: it calls its callable arguments by the interpreter."""
 
     def native_argument(self, value: Any) -> Any:
         """A value as native code may have it: what it could call goes through the interpreter."""
@@ -228,7 +229,7 @@ class TracingInterpreter(FrameRunner, Protocol):
         """The length that a class's own ``__len__`` gives, which may be symbolic."""
 
     def derive(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """The result of a pure function of numbers as a symbolic number."""
+        """The result of a pure function of numbers, one of them symbolic; NotImplemented where torch's symbols compute it."""
 
     # --- guards -------------------------------------------------------------------------------------------------------
 
@@ -246,9 +247,6 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def guard_missing_key(self, owner: Any, key: Any) -> None:
         """Guard that a dictionary has no such key."""
-
-    def guard_deep(self, value: Any, seen: set[int]) -> None:
-        """Guard all that a copy of ``value`` would read."""
 
     def note_closure(self, function: types.FunctionType, source: Any) -> None:
         """Remember where a function's closure cells, and what they hold, can be found again."""

@@ -2,41 +2,28 @@
 
 The interpreter looks here before it does anything by its own lights. The tables are empty until :func:`load_rules
 <dovetail.face.loading.load_rules>` has imported the modules of rules; with empty tables a plain model is captured all the same.
+A table is its own decorator: ``@rule(torch.stft)`` puts a function into the table ``rule``, which the interpreter asks by
+``rule.get(torch.stft)``.
 
-=====================  ===========================================================================================
-``@rule``              a call of exactly this function or class
-``@method_rule``       a function or method of torch, by its name
-``@layout_rule``       a function of torch that is given one of these layouts
-``@code_rule``         a function that a library makes anew each time, by its code
-``@callable_rule``     an object of this class that is called
-``@operator_rule``     an operator on something else than numbers, texts and traced tensors
-``@instance_rule``     ``isinstance`` with a class of this metaclass
-``@branch_rule``       the truth of a value that depends on the data of tensors
-``@data_rule``         a call that torch cannot trace because it needs the data of tensors
-``@format_rule``       a number that is symbolic and about to become a text
-``value_kind``         a kind of tensor for which the program sees a stand-in
-=====================  ===========================================================================================
-
-A rule that says ``NotImplemented`` has nothing to say of its arguments: the next one is asked, then the interpreter goes on. Rules
-for one certain function (``@rule``) have the last word. What a rule reads of objects that existed before the capture it reads by
-the interpreter (``load_attribute``, ``drain`` …) or guards by ``interpreter.values``. What it has to keep for the length of a
-capture it keeps in an object of its own (:meth:`TracingInterpreter.state
+A rule that returns ``NotImplemented`` has nothing to say of its arguments: the next one is asked, then the interpreter goes on.
+Rules for one certain function (``@rule``) have the last word. A rule reads objects that existed before the capture by the
+interpreter (``load_attribute``, ``drain`` …), which guards them, or guards them by ``interpreter.values``. State that it needs for
+the length of a capture is an object of its own (:meth:`TracingInterpreter.state
 <dovetail.frontend.protocol.TracingInterpreter.state>`).
 
 >>> import math
 >>> @rule(math.hypot)
 ... def _hypot(interpreter, args, kwargs):
 ...     return interpreter.call_native(math.sqrt, (sum(item * item for item in args),), {})
->>> CALLS.pop(math.hypot) is _hypot
+>>> rule.pop(math.hypot) is _hypot
 True
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +36,43 @@ if TYPE_CHECKING:
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
-_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+class Table(dict[Any, Rule], Generic[Rule]):
+    """One rule for each key."""
+
+    def __call__(self, *keys: Any) -> Callable[[Rule], Rule]:
+        """A decorator that registers a rule."""
+
+        def register(handler: Rule) -> Rule:
+            self.update(dict.fromkeys(keys, handler))
+            return handler
+
+        return register
+
+
+class Chains(dict[Any, list[Rule]], Generic[Rule]):
+    """Several rules for each key, which are asked in turn."""
+
+    def __call__(self, *keys: Any) -> Callable[[Rule], Rule]:
+        """A decorator that registers a rule."""
+
+        def register(handler: Rule) -> Rule:
+            for key in keys:
+                self.setdefault(key, []).append(handler)
+            return handler
+
+        return register
+
+
+class Chain(list[Rule], Generic[Rule]):
+    """Rules that are asked in turn."""
+
+    def __call__(self, handler: Rule) -> Rule:
+        """A decorator that registers a rule."""
+        self.append(handler)
+        return handler
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -69,6 +92,27 @@ class FunctionRule(Protocol):
         """The result of the call, or NotImplemented."""
 
 
+#: A call of exactly this function or class; of a method of a builtin class also where it is bound.
+rule: Table[CallRule] = Table()
+#: A function or method of torch, by its name.
+method_rule: Chains[FunctionRule] = Chains()
+#: A function of torch that is given one of these layouts.
+layout_rule: Table[FunctionRule] = Table()
+#: A function that a library makes anew each time, by the ``id`` of its code.
+code_rule: Table[FunctionRule] = Table()
+#: An object of this very class that is called.
+callable_rule: Table[FunctionRule] = Table()
+
+# --- attributes, operators, texts -------------------------------------------------------------------------------------
+
+
+class AttributeRule(Protocol):
+    """Reads an attribute of a tensor, or sets it."""
+
+    def __call__(self, interpreter: TracingInterpreter, target: torch.Tensor, name_or_value: Any, /) -> Any:
+        """The attribute, or NotImplemented. A setter is given the value; NotImplemented says that it cannot be set so."""
+
+
 class OperatorRule(Protocol):
     """Does operators on values of a kind."""
 
@@ -76,82 +120,21 @@ class OperatorRule(Protocol):
         """The result, or NotImplemented; ``function`` is that of the module ``operator``, or ``max`` or ``min``."""
 
 
-class InstanceRule(Protocol):
-    """Guards an answer of ``isinstance``."""
-
-    def __call__(self, interpreter: TracingInterpreter, value: Any, kind: type, /) -> None:
-        """Guard all that decides whether ``value`` counts as an instance of ``kind``."""
-
-
-class FormatRule(Protocol):
-    """Says which number a symbolic one is in a text."""
-
-    def __call__(self, interpreter: TracingInterpreter, frame: Frame, value: Any, /) -> Any:
-        """A plain number, or NotImplemented; the frame stands at the instruction that makes the text."""
-
-
-CALLS: dict[Any, CallRule] = {}
-METHODS: dict[str, list[FunctionRule]] = {}
-LAYOUTS: dict[torch.layout, FunctionRule] = {}
-CODES: dict[int, FunctionRule] = {}
-CALLABLES: dict[type, FunctionRule] = {}
-OPERATORS: dict[Any, list[OperatorRule]] = {}
-INSTANCES: dict[type, InstanceRule] = {}
-FORMATS: list[FormatRule] = []
-
-
-def _into(table: Any, keys: tuple[Any, ...], many: bool = False) -> Callable[[_Rule], _Rule]:
-    def register(handler: _Rule) -> _Rule:
-        for key in keys:
-            if many:
-                table.setdefault(key, []).append(handler)
-            else:
-                table[key] = handler
-        return handler
-
-    return register
-
-
-def rule(*functions: Any) -> Callable[[_Rule], _Rule]:
-    """Register a :class:`CallRule` for these functions. For a method of a builtin class it holds for bound ones too."""
-    return _into(CALLS, functions)
-
-
-def method_rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Register a :class:`FunctionRule` for the functions of torch that have one of these names."""
-    return _into(METHODS, names, many=True)
-
-
-def layout_rule(*layouts: torch.layout) -> Callable[[_Rule], _Rule]:
-    """Register a :class:`FunctionRule` for functions of torch that are given one of these layouts."""
-    return _into(LAYOUTS, layouts)
-
-
-def code_rule(code: types.CodeType) -> Callable[[_Rule], _Rule]:
-    """Register a :class:`FunctionRule` for the functions that have this code."""
-    return _into(CODES, (id(code),))
-
-
-def callable_rule(*kinds: type) -> Callable[[_Rule], _Rule]:
-    """Register a :class:`FunctionRule` for objects of these very classes that are called."""
-    return _into(CALLABLES, kinds)
-
-
-def operator_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
-    """Register an :class:`OperatorRule`."""
-    return _into(OPERATORS, functions, many=True)
-
-
-def instance_rule(metaclass: type) -> Callable[[_Rule], _Rule]:
-    """Register an :class:`InstanceRule` for the classes of a metaclass."""
-    return _into(INSTANCES, (metaclass,))
-
-
-def format_rule(handler: FormatRule) -> FormatRule:
-    """Register a :class:`FormatRule`."""
-    FORMATS.append(handler)
-    return handler
-
+#: An attribute of a traced tensor that is read, or set, by its name.
+attribute_rule: Table[AttributeRule] = Table()
+setter_rule: Table[AttributeRule] = Table()
+#: An operator on something else than numbers, texts and traced tensors.
+operator_rule: Chains[OperatorRule] = Chains()
+#: A pure function of numbers, at least one of them symbolic.
+number_rule: Chain[OperatorRule] = Chain()
+#: ``isinstance`` with a class of this metaclass: guards all that decides whether a value counts as an instance.
+instance_rule: Table[Callable[[TracingInterpreter, Any, type], None]] = Table()
+#: A number that is symbolic and about to become a text by the instruction at which a frame stands: a plain one instead.
+format_rule: Chain[Callable[[TracingInterpreter, Frame, Any], Any]] = Chain()
+#: An error that Python or torch has raised, with the operands of the call: its text may be mended.
+error_rule: Chain[Callable[[BaseException, Arguments], None]] = Chain()
+#: The end of the program: effects may be added, or :class:`Break` raised.
+end_rule: Chain[Callable[[TracingInterpreter], None]] = Chain()
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
@@ -185,21 +168,10 @@ class DataRule(Protocol):
         """
 
 
-BRANCHES: list[BranchRule] = []
-DATA: list[DataRule] = []
-
-
-def branch_rule(handler: BranchRule) -> BranchRule:
-    """Register a :class:`BranchRule`; those registered first are asked first."""
-    BRANCHES.append(handler)
-    return handler
-
-
-def data_rule(handler: DataRule) -> DataRule:
-    """Register a :class:`DataRule`; those registered first are asked first."""
-    DATA.append(handler)
-    return handler
-
+#: The truth of a value that depends on the data of tensors.
+branch_rule: Chain[BranchRule] = Chain()
+#: A call that torch cannot trace because it needs the data of tensors.
+data_rule: Chain[DataRule] = Chain()
 
 # --- kinds of value ---------------------------------------------------------------------------------------------------
 
@@ -239,9 +211,6 @@ class ValueKind:
         """A function of torch, or an operator, that is given a stand-in; NotImplemented: as if it were any object."""
         raise NotImplementedError
 
-    def finish(self, interpreter: TracingInterpreter) -> None:
-        """The program has ended; raise :class:`Break` for what it did to the parts of a stand-in and must not."""
-
 
 KINDS: list[ValueKind] = []
 STAND_INS: dict[type, ValueKind] = {}
@@ -262,10 +231,7 @@ def kind_among(values: Arguments) -> ValueKind | None:
     """The kind of which one of the values, or of the items of a list or tuple among them, is a stand-in that is no tensor."""
     if STAND_INS:
         for value in values:
-            if type(value) in STAND_INS:
-                return STAND_INS[type(value)]
-            if type(value) in (list, tuple):
-                for item in value:
-                    if type(item) in STAND_INS:
-                        return STAND_INS[type(item)]
+            for item in value if type(value) in (list, tuple) else (value,):
+                if type(item) in STAND_INS:
+                    return STAND_INS[type(item)]
     return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail.frontend.rules import CALLS
+from dovetail.frontend.rules import rule
 from dovetail.quirks.registry import Example, quirk
 from dovetail.whole_calls.whole import call_whole
 
@@ -54,7 +54,7 @@ def _smoothed_product(x: torch.Tensor) -> torch.Tensor:
     return _functional.linear_cross_entropy(x, torch.eye(3), **_settings())
 
 
-@quirk(CALLS, _cross_entropy, example=lambda: Example(_smoothed, [(_logits(),)]))
+@quirk(rule, _cross_entropy, example=lambda: Example(_smoothed, [(_logits(),)]))
 def weighted_label_smoothing(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Keep weighted cross entropy with label smoothing whole where the graph is to be eager's to the last bit.
 
@@ -65,7 +65,7 @@ def weighted_label_smoothing(interpreter: TracingInterpreter, args: tuple[Any, .
 
 if hasattr(_functional, "linear_cross_entropy"):
 
-    @quirk(CALLS, _functional.linear_cross_entropy, example=lambda: Example(_smoothed_product, [(_logits(),)]))
+    @quirk(rule, _functional.linear_cross_entropy, example=lambda: Example(_smoothed_product, [(_logits(),)]))
     def weighted_linear_label_smoothing(
         interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -84,7 +84,7 @@ def _smoothed_loss(
 
 
 @quirk(
-    CALLS,
+    rule,
     _multilabel,
     example=lambda: Example(
         lambda x: _multilabel(x, torch.tensor([1, 0, -1, -1]), reduction="none"),

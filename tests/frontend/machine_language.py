@@ -16,7 +16,8 @@ from dovetail.frontend.code.bind import bind
 from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.instructions import Return
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.rules.python.classes import build_class
+from dovetail.rules.language import class_bodies, exception_groups, matching, type_parameters  # noqa: F401
+from dovetail.rules.language.classes import build_class
 from tests.frontend.language import CASES, plain
 
 ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

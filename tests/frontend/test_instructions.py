@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import UnsupportedVersionError
+from dovetail.face.loading import load_rules
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.instructions import instruction_set, refusals
 from tests.frontend.interpreters import VERSIONS, has_torch, interpreter
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+load_rules()
 REFUSED = {refusals.refuse_async, refusals.refuse_module_code, refusals.refuse_internal}
 
 

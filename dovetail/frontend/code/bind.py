@@ -1,11 +1,14 @@
-"""Bind call arguments to a function's parameters as CPython does, with the same errors."""
+"""Bind call arguments to a function's parameters: Python itself does it, for a function that has the same parameters."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+_DEFAULT = object()
 
 
 def bind(
@@ -16,65 +19,51 @@ def bind(
 ) -> dict[str, Any]:
     """Local variables at entry. ``default_of(function, name, position)`` reads a default (position None: keyword-only).
 
-    Raises the ``TypeError`` that CPython raises for a call that does not fit.
+    Raises the ``TypeError`` that Python raises for a call that does not fit.
+
+    >>> bind(lambda a, *rest, b=1: None, (1, 2), {}, lambda function, name, position: function.__kwdefaults__[name])
+    {'a': 1, 'b': 1, 'rest': (2,)}
     """
-    code = function.__code__
-    positional = code.co_argcount
-    names = code.co_varnames
-    named = positional + code.co_kwonlyargcount
-    local_values: dict[str, Any] = dict(zip(names[:positional], args, strict=False))
-    rest: dict[str, Any] = {}
-    acceptable = names[code.co_posonlyargcount : named]
-    for key, value in kwargs.items():
-        if key in acceptable:
-            if key in local_values:
-                _raise_as_python_does(function, args, kwargs)
-            local_values[key] = value
-        else:
-            rest[key] = value
-    has_var_args = bool(code.co_flags & inspect.CO_VARARGS)
-    has_var_kwargs = bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    if (len(args) > positional and not has_var_args) or (rest and not has_var_kwargs):
-        _raise_as_python_does(function, args, kwargs)
-    defaults = function.__defaults__ or ()
-    first_default = positional - len(defaults)
-    for position in range(positional):
-        name = names[position]
-        if name not in local_values:
-            if position < first_default:
-                _raise_as_python_does(function, args, kwargs)
-            local_values[name] = default_of(function, name, position - first_default)
-    keyword_defaults = function.__kwdefaults__ or {}
-    for name in names[positional:named]:
-        if name not in local_values:
-            if name not in keyword_defaults:
-                _raise_as_python_does(function, args, kwargs)
-            local_values[name] = default_of(function, name, None)
-    position = named
-    if has_var_args:
-        local_values[names[position]] = tuple(args[positional:])
-        position += 1
-    if has_var_kwargs:
-        local_values[names[position]] = rest
-    return local_values
+    code, given = function.__code__, frozenset(function.__kwdefaults__ or ())
+    count = len(function.__defaults__ or ())
+    bound: dict[str, Any] = _binder(code, count, given, function.__qualname__)(*args, **kwargs)
+    first = code.co_argcount - count
+    for position in range(count):
+        name = code.co_varnames[first + position]
+        if bound[name] is _DEFAULT:
+            bound[name] = default_of(function, name, position)
+    for name in given:
+        if bound.get(name) is _DEFAULT:
+            bound[name] = default_of(function, name, None)
+    return bound
 
 
-def _raise_as_python_does(function: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise CPython's own TypeError, by calling a function with the same parameters and no body."""
-    code, nothing = function.__code__, (lambda: None).__code__
-    kept = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-    empty = code.replace(
-        co_code=nothing.co_code,
-        co_consts=nothing.co_consts,
-        co_names=(),
-        co_freevars=(),
-        co_cellvars=(),
-        co_exceptiontable=b"",
-        co_stacksize=nothing.co_stacksize,
-        co_flags=(code.co_flags & kept) | nothing.co_flags,
-    )
-    same = types.FunctionType(empty, {}, function.__name__, function.__defaults__)
-    same.__kwdefaults__ = function.__kwdefaults__
-    same.__qualname__ = function.__qualname__
-    same(*args, **kwargs)
-    raise TypeError(f"{function.__qualname__}() does not accept these arguments")
+@functools.lru_cache(maxsize=4096)
+def _binder(code: types.CodeType, count: int, given: frozenset[str], qualname: str) -> Callable[..., dict[str, Any]]:
+    """A function with the parameters of ``code`` that returns its arguments by name; the last ``count`` positional ones and the
+    ``given`` ones by keyword have a default.
+    """
+    named = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[
+        : named + bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    ]
+    # The iterator that a comprehension is called with has a name that is none: ".0".
+    written = [name.replace(".", "_") for name in names]
+    parameters = [
+        f"{name}=default" if at >= code.co_argcount - count else name
+        for at, name in enumerate(written[: code.co_argcount])
+    ]
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    rest = iter(written[named:])
+    if code.co_flags & inspect.CO_VARARGS:
+        parameters.append(f"*{next(rest)}")
+    elif code.co_kwonlyargcount:
+        parameters.append("*")
+    parameters += [f"{name}=default" if name in given else name for name in written[code.co_argcount : named]]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        parameters.append(f"**{next(rest)}")
+    items = ", ".join(f"{name!r}: {inside}" for name, inside in zip(names, written, strict=True))
+    binder: Any = eval(f"lambda {', '.join(parameters)}: {{{items}}}", {"default": _DEFAULT})
+    binder.__qualname__ = binder.__name__ = qualname
+    return binder  # type: ignore[no-any-return]

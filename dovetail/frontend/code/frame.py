@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple
 
 from dovetail.errors import Interruption, UnsupportedVersionError, UserLocation
 
@@ -52,7 +52,7 @@ class Break(Interruption):
 
 
 class LockTaken(Break):
-    """A lock is taken. What is done under it may be done once (``if not ready: with lock: prepare()``)."""
+    """A lock is taken. Work under a lock is often done once (``if not ready: with lock: prepare()``)."""
 
 
 class LetGo(Break):
@@ -91,32 +91,16 @@ class Yield:
     value: Any
 
 
-class Instruction(Protocol):
-    """One instruction as :mod:`dis` decodes it. ``arg`` is a number wherever an instruction has an argument."""
+class Instruction(NamedTuple):
+    """One instruction: ``arg`` is its argument as it is encoded, ``argval`` as it is meant (a name, a constant, an offset)."""
 
-    @property
-    def opname(self) -> str:
-        """The operation."""
-
-    @property
-    def opcode(self) -> int:
-        """The operation, as a number."""
-
-    @property
-    def arg(self) -> int:
-        """The argument as it is encoded."""
-
-    @property
-    def argval(self) -> Any:
-        """The argument as it is meant: a name, a constant, the offset of a jump."""
-
-    @property
-    def positions(self) -> dis.Positions | None:
-        """Lines and columns in the source."""
-
-    @property
-    def is_jump_target(self) -> bool:
-        """Whether other instructions jump here."""
+    opname: str
+    opcode: int
+    arg: int
+    argval: Any
+    offset: int
+    positions: dis.Positions | None
+    is_jump_target: bool
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ class Decoded:
 def unknown_instruction(
     code: types.CodeType, instruction: Instruction | None = None
 ) -> Break | UnsupportedVersionError:
-    """What is raised at code that is not of this Python's making, or not yet of this package's knowledge.
+    """The exception for code that this Python has not made, or for an instruction that this package does not know.
 
     The former is no :class:`Break`: run for real, it can end the process.
     """
@@ -162,7 +146,11 @@ def decode(code: types.CodeType) -> Decoded:
     """Decode a code object once; the cache holds the 4096 latest."""
     try:
         instructions = tuple(
-            item for item in dis.get_instructions(code, show_caches=False) if item.opname != "EXTENDED_ARG"
+            Instruction(
+                item.opname, item.opcode, item.arg or 0, item.argval, item.offset, item.positions, item.is_jump_target
+            )
+            for item in dis.get_instructions(code, show_caches=False)
+            if item.opname != "EXTENDED_ARG"
         )
     except (IndexError, KeyError, ValueError) as error:
         # An argument that counts names or constants which are not there.
@@ -181,8 +169,7 @@ def decode(code: types.CodeType) -> Decoded:
         ExceptionEntry(index_of[entry.start], index_of[entry.end], index_of[entry.target], entry.depth, entry.lasti)
         for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
     )
-    shared_names = frozenset(code.co_cellvars + code.co_freevars)
-    return Decoded(cast(tuple[Instruction, ...], instructions), index_of, exceptions, shared_names)
+    return Decoded(instructions, index_of, exceptions, frozenset(code.co_cellvars + code.co_freevars))
 
 
 class Frame:
@@ -193,19 +180,8 @@ class Frame:
     """
 
     __slots__ = (
-        "cells",
-        "code",
-        "current_exceptions",
-        "decoded",
-        "direct",
-        "function",
-        "globals",
-        "keyword_names",
-        "locals",
-        "namespace",
-        "position",
-        "stack",
-        "step",
+        *("cells", "code", "current_exceptions", "decoded", "direct", "function", "globals"),
+        *("keyword_names", "locals", "namespace", "position", "stack", "step"),
     )
 
     def __init__(self, function: types.FunctionType, local_values: dict[str, Any]) -> None:
@@ -215,7 +191,7 @@ class Frame:
         self.decoded = decode(code)
         self.globals = function.__globals__
         self.locals = local_values
-        # What names mean in the body of a class: the mapping that becomes its attributes.
+        # In the body of a class: the mapping of names that becomes its attributes.
         self.namespace: Any = None
         self.stack: list[Any] = []
         self.position = 0
@@ -248,6 +224,18 @@ class Frame:
             if entry.start <= position < entry.end:
                 return entry
         return None
+
+    def catches(self, entry: ExceptionEntry) -> bool:
+        """Whether a handler is an ``except`` clause; those of ``with`` and ``finally`` raise again."""
+        first, *following = self.decoded.instructions[entry.target :]
+        if first.opname != "PUSH_EXC_INFO":
+            return False
+        for item in following:
+            if item.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP"):
+                return True
+            if not item.opname.startswith(("LOAD_", "BUILD_", "COPY", "SWAP", "PUSH_NULL", "NOP")):
+                return False
+        return False
 
     def enter_handler(self, entry: ExceptionEntry, error: BaseException) -> None:
         """Go to a handler: the stack is cut to its depth and the exception pushed."""

@@ -239,6 +239,10 @@ class EffectJournal:
         self._is_result: Callable[[Any], bool] | None = None
         #: How often anything that existed before the capture was written to.
         self.writes = 0
+        #: Inputs that require a gradient from the start of the graph on.
+        self.inputs_made_differentiable: list[int] = []
+        #: Inputs whose ``.grad`` is dropped before the graph computes anything, each with the input that the gradient is.
+        self.gradients_dropped_first: list[tuple[int, int]] = []
 
     def forget(self) -> None:
         """Let go of all containers; the capture is over."""
@@ -272,7 +276,7 @@ class EffectJournal:
         return found
 
     def _settle(self, found: Written) -> None:
-        """Whoever asks about a list that was appended to will read it."""
+        """Read a list that was only appended to: somebody asks about it."""
         if isinstance(found, WrittenList) and found.is_appended:
             found.settle()
             self._read_items(found.container, found.source, found.before)

@@ -1,7 +1,7 @@
-"""What native code has begun and not ended when a capture stops half-way: ``with`` blocks of torch's, and its generators.
+"""Ends what native code has begun when a capture stops half-way: ``with`` blocks of torch's, and its generators.
 
-A capture ends wherever the graph is broken, or where the program raises: inside of ``with torch.inference_mode():``, say. Nobody
-runs the rest of the program then, and torch would stay as it is at that place.
+A capture ends at every graph break, and where the program raises: inside of ``with torch.inference_mode():``, say. Nobody runs
+the rest of the program then, and torch would stay in the mode of that place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LeftOpen:
 
     def end(self) -> None:
         """Leave the blocks and close the generators that are open, innermost first; then set torch back."""
-        # What they do while they are left is torch's own code, and what they would raise has nobody to go to.
+        # Leaving them runs torch's own code; nobody could handle an exception of it.
         for block in reversed(self._blocks):
             with contextlib.suppress(Exception):
                 type(block).__exit__(block, None, None, None)

@@ -1,9 +1,9 @@
-"""Jumps and loops."""
+"""Jumps, loops and generators."""
 
 from __future__ import annotations
 
-from dovetail.frontend.code.frame import Frame, Instruction
-from dovetail.frontend.instructions.shared import Handler, handles
+from dovetail.frontend.code.frame import Frame, Instruction, Return, Yield
+from dovetail.frontend.instructions.shared import TABLE, Handler, handles, pushes
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -48,3 +48,12 @@ def for_iter(skip: int) -> Handler:
         return None
 
     return handler
+
+
+TABLE |= {
+    "GET_ITER": pushes(lambda interpreter, frame, item: interpreter.iterate(frame.stack.pop())),
+    "GET_YIELD_FROM_ITER": pushes(lambda interpreter, frame, item: interpreter.iterate(frame.stack.pop())),
+    "YIELD_VALUE": lambda interpreter, frame, item: Yield(frame.stack.pop()),
+    "RETURN_VALUE": lambda interpreter, frame, item: Return(frame.stack.pop()),
+    "RETURN_GENERATOR": lambda interpreter, frame, item: Return(interpreter.make_generator(frame)),
+}

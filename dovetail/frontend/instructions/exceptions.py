@@ -1,9 +1,11 @@
-"""Exceptions: raising, handlers, groups, ``with`` blocks."""
+"""Exceptions: raising, handlers, ``with`` blocks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.instructions.shared import handles
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -53,7 +55,7 @@ def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instructi
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:
-    """What is handled becomes the context of what is raised; a cycle is cut as Python cuts it."""
+    """The exception that is handled becomes the context of the one that is raised; a cycle is cut as Python cuts it."""
     if handled is None or handled is error:
         return
     seen: set[int] = set()
@@ -75,12 +77,18 @@ def push_exc_info(interpreter: FrameRunner, frame: Frame, instruction: Instructi
     frame.stack.append(error)
 
 
+def check_classes(kinds: Any) -> tuple[Any, ...]:
+    """The exception classes of a handler; raises TypeError where one of them is none."""
+    found = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
+        raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    return found
+
+
 @handles("CHECK_EXC_MATCH")
 def check_exc_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kinds = frame.stack.pop()
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    check_classes(kinds)
     # As Python does it: by the real class, whatever __instancecheck__ says.
     frame.stack.append(issubclass(type(frame.stack[-1]), kinds))
 
@@ -95,73 +103,6 @@ def pop_except(interpreter: FrameRunner, frame: Frame, instruction: Instruction)
 @handles("RERAISE")
 def reraise(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     _raised_again(frame, frame.stack.pop())
-
-
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
-@handles("CHECK_EG_MATCH")
-def check_eg_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    error, kinds = pop_many(frame, 2)
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-        if issubclass(kind, BaseExceptionGroup):
-            raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
-    match: BaseException | None = None
-    rest: BaseException | None = error
-    if issubclass(type(error), kinds):
-        match, rest = error, None
-        if not isinstance(error, BaseExceptionGroup):
-            match = BaseExceptionGroup("", [error])
-    elif isinstance(error, BaseExceptionGroup):
-        match, rest = interpreter.call(interpreter.load_attribute(error, "split"), (kinds,), {})
-    if match is not None and frame.current_exceptions:
-        frame.current_exceptions[-1] = match
-    frame.stack += [rest, match]
-
-
-def _is_part_of(error: BaseException, original: BaseException) -> bool:
-    """Whether an exception is a part of the original one that was only raised again."""
-    return (
-        getattr(error, "__notes__", None) is getattr(original, "__notes__", None)
-        and error.__traceback__ is original.__traceback__
-        and error.__cause__ is original.__cause__
-        and error.__context__ is original.__context__
-    )
-
-
-def _leaves(error: BaseException) -> set[int]:
-    if isinstance(error, BaseExceptionGroup):
-        return set().union(*map(_leaves, error.exceptions))
-    return {id(error)}
-
-
-def exception_to_raise(original: BaseException, errors: list[BaseException | None]) -> BaseException | None:
-    """What leaves a ``try`` with ``except*`` clauses: what these raised, and of the original group what nobody took."""
-    if not isinstance(original, BaseExceptionGroup):
-        return errors[0] if errors else None
-    raised: list[BaseException] = []
-    kept: set[int] = set()
-    for error in errors:
-        if error is None:
-            continue
-        if _is_part_of(error, original):
-            kept |= _leaves(error)
-        else:
-            raised.append(error)
-    rest = original.subgroup(lambda error: id(error) in kept) if kept else None
-    if rest is not None:
-        raised.append(rest)
-    if len(raised) > 1:
-        return BaseExceptionGroup("", raised)
-    return raised[0] if raised else None
-
-
-@handles("PREP_RERAISE_STAR")
-def prep_reraise_star(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    original, errors = pop_many(frame, 2)
-    frame.stack.append(exception_to_raise(original, errors))
 
 
 # --- with -------------------------------------------------------------------------------------------------------------

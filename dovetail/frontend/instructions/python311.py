@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions import classes, control, exceptions, matching, refusals, shared
+from dovetail.frontend.instructions import control, exceptions, functions, operations, refusals, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many
 from dovetail.frontend.protocol import FrameRunner
 
-SHARED_WITH = (classes, control, exceptions, matching, refusals)
+SHARED_WITH = (control, exceptions, functions, operations, refusals)
 """The modules whose handlers are in ``shared.TABLE`` once they are imported."""
 
-TABLE: dict[str, Handler] = dict(shared.TABLE)
+TABLE: dict[str, Handler] = {}
 
 
-def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    """A global name, with NULL below it where it is about to be called."""
     value = interpreter.load_global(frame, instruction.argval)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
 
@@ -44,27 +47,23 @@ def call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> No
     else:
         function = first
         values.insert(0, second)
-    frame.stack.append(shared.call_with_names(interpreter, function, values, names))
+    frame.stack.append(functions.call_with_names(interpreter, function, values, names))
 
 
 def call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """``function(*args, **kwargs)``, with NULL below the function."""
     kwargs = frame.stack.pop() if instruction.arg & 1 else {}
     _, function, args = pop_many(frame, 3)
-    frame.stack.append(shared.call_with_star(interpreter, function, args, kwargs))
+    frame.stack.append(functions.call_with_star(interpreter, function, args, kwargs))
 
 
 def make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A new function, with the parts that the argument's bits announce."""
     code = frame.stack.pop()
-    closure = frame.stack.pop() if instruction.arg & 8 else None
-    annotations = frame.stack.pop() if instruction.arg & 4 else None
-    kwdefaults = frame.stack.pop() if instruction.arg & 2 else None
-    defaults = frame.stack.pop() if instruction.arg & 1 else None
-    function = shared.new_function(interpreter, frame, code, closure)
-    for part, value in ((1, defaults), (2, kwdefaults), (4, annotations)):
-        if instruction.arg & part:
-            shared.set_function_part(function, part, value)
+    parts: dict[int, Any] = {bit: frame.stack.pop() for bit in (8, 4, 2, 1) if instruction.arg & bit}
+    function = functions.new_function(interpreter, frame, code, parts.pop(8, None))
+    for part, value in parts.items():
+        functions.set_function_part(function, part, value)
     frame.stack.append(function)
 
 
@@ -88,22 +87,20 @@ def _jump_or_pop(wanted: bool) -> Handler:
     return handler
 
 
-TABLE.update(
-    {
-        "PRECALL": shared.no_operation,
-        "LOAD_GLOBAL": _load_global,
-        "LOAD_ATTR": _load_attr,
-        "LOAD_METHOD": _load_method,
-        "KW_NAMES": keyword_names,
-        "CALL": call,
-        "CALL_FUNCTION_EX": call_function_ex,
-        "MAKE_FUNCTION": make_function,
-        "FOR_ITER": for_iter(0),
-        "SEND": _send,
-        "JUMP_IF_TRUE_OR_POP": _jump_or_pop(True),
-        "JUMP_IF_FALSE_OR_POP": _jump_or_pop(False),
-    }
-)
+TABLE |= {
+    "PRECALL": shared.no_operation,
+    "LOAD_GLOBAL": load_global,
+    "LOAD_ATTR": _load_attr,
+    "LOAD_METHOD": _load_method,
+    "KW_NAMES": keyword_names,
+    "CALL": call,
+    "CALL_FUNCTION_EX": call_function_ex,
+    "MAKE_FUNCTION": make_function,
+    "FOR_ITER": for_iter(0),
+    "SEND": _send,
+    "JUMP_IF_TRUE_OR_POP": _jump_or_pop(True),
+    "JUMP_IF_FALSE_OR_POP": _jump_or_pop(False),
+}
 for _direction in ("FORWARD", "BACKWARD"):
     TABLE[f"POP_JUMP_{_direction}_IF_TRUE"] = jump_if(True)
     TABLE[f"POP_JUMP_{_direction}_IF_FALSE"] = jump_if(False)

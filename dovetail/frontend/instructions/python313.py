@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions import python312, shared
+from dovetail.frontend.instructions import functions, operations, python312, shared
 from dovetail.frontend.instructions.control import for_iter, target_of
-from dovetail.frontend.instructions.shared import Handler, pop_many, read_variable, write_variable
+from dovetail.frontend.instructions.shared import Handler, pop_many, pushes, read_variable, write_variable
 from dovetail.frontend.protocol import FrameRunner
 
 SHARED_WITH = python312.SHARED_WITH
 
-TABLE: dict[str, Handler] = {**shared.TABLE, **python312.TABLE}
-for _gone in ("KW_NAMES", "FORMAT_VALUE", "LOAD_CLOSURE"):
-    TABLE.pop(_gone, None)
+TABLE: dict[str, Handler] = dict(python312.TABLE)
 
 
-def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    value = interpreter.load_global(frame, instruction.argval)
-    frame.stack += [value, NULL] if instruction.arg & 1 else [value]
+def _above_null(load: Any) -> Handler:
+    """Push a value, with NULL above it where it is about to be called."""
 
+    def handler(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+        value = load(interpreter, frame, instruction)
+        frame.stack += [value, NULL] if instruction.arg & 1 else [value]
 
-def _load_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    value = interpreter.load_attribute(frame.stack.pop(), instruction.argval)
-    frame.stack += [value, NULL] if instruction.arg & 1 else [value]
-
-
-def _load_super_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    value = python312.super_attribute(interpreter, frame, instruction)
-    frame.stack += [value, NULL] if instruction.arg & 1 else [value]
-
-
-def _call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    _call_named(interpreter, frame, instruction.arg, ())
-
-
-def _call_kw(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    _call_named(interpreter, frame, instruction.arg, frame.stack.pop())
+    return handler
 
 
 def _call_named(interpreter: FrameRunner, frame: Frame, count: int, names: tuple[str, ...]) -> None:
@@ -43,33 +30,31 @@ def _call_named(interpreter: FrameRunner, frame: Frame, count: int, names: tuple
     function, first = pop_many(frame, 2)
     if first is not NULL:
         values.insert(0, first)
-    frame.stack.append(shared.call_with_names(interpreter, function, values, names))
+    frame.stack.append(functions.call_with_names(interpreter, function, values, names))
 
 
 def _call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kwargs = frame.stack.pop() if instruction.arg & 1 else {}
     function, _, args = pop_many(frame, 3)
-    frame.stack.append(shared.call_with_star(interpreter, function, args, kwargs))
+    frame.stack.append(functions.call_with_star(interpreter, function, args, kwargs))
 
 
 def _make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     code = frame.stack.pop()
     # A function cannot get its closure later: it lies below the code, for the next instruction.
     closure = frame.stack[-1] if code.co_freevars else None
-    frame.stack.append(shared.new_function(interpreter, frame, code, closure))
+    frame.stack.append(functions.new_function(interpreter, frame, code, closure))
 
 
 def _set_function_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, function = pop_many(frame, 2)
     if instruction.arg != 8:
-        shared.set_function_part(function, instruction.arg, value)
+        functions.set_function_part(function, instruction.arg, value)
     frame.stack.append(function)
 
 
 def _load_fast_load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    first, second = instruction.argval
-    values = [read_variable(interpreter, frame, first), read_variable(interpreter, frame, second)]
-    frame.stack += values
+    frame.stack += [read_variable(interpreter, frame, name) for name in instruction.argval]
 
 
 def _store_fast_load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
@@ -79,9 +64,8 @@ def _store_fast_load_fast(interpreter: FrameRunner, frame: Frame, instruction: I
 
 
 def _store_fast_store_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    first, second = instruction.argval
-    write_variable(frame, first, frame.stack.pop())
-    write_variable(frame, second, frame.stack.pop())
+    for name in instruction.argval:
+        write_variable(frame, name, frame.stack.pop())
 
 
 def _to_bool(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
@@ -94,44 +78,38 @@ def _to_bool(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -
 
 
 def _compare_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    shared.compare_op(interpreter, frame, instruction)
+    operations.compare_op(interpreter, frame, instruction)
     if instruction.arg & 16:
         _to_bool(interpreter, frame, instruction)
 
 
-def _convert_value(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _converted(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
     convert = (None, str, repr, ascii)[instruction.arg]
-    frame.stack.append(interpreter.call(convert, (frame.stack.pop(),), {}))
+    return interpreter.call(convert, (frame.stack.pop(),), {})
 
 
-def _format_simple(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    shared.append_text(interpreter, frame, frame.stack.pop(), "")
+def _formatted(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> str:
+    specification = frame.stack.pop() if instruction.opname == "FORMAT_WITH_SPEC" else ""
+    return interpreter.formatted(frame, frame.stack.pop(), specification)
 
 
-def _format_with_spec(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    value, specification = pop_many(frame, 2)
-    shared.append_text(interpreter, frame, value, specification)
-
-
-TABLE.update(
-    {
-        "LOAD_GLOBAL": _load_global,
-        "LOAD_ATTR": _load_attr,
-        "LOAD_SUPER_ATTR": _load_super_attr,
-        "CALL": _call,
-        "CALL_KW": _call_kw,
-        "CALL_FUNCTION_EX": _call_function_ex,
-        "MAKE_FUNCTION": _make_function,
-        "SET_FUNCTION_ATTRIBUTE": _set_function_attribute,
-        "LOAD_FAST_LOAD_FAST": _load_fast_load_fast,
-        "STORE_FAST_LOAD_FAST": _store_fast_load_fast,
-        "STORE_FAST_STORE_FAST": _store_fast_store_fast,
-        "TO_BOOL": _to_bool,
-        "COMPARE_OP": _compare_op,
-        "CONVERT_VALUE": _convert_value,
-        "FORMAT_SIMPLE": _format_simple,
-        "FORMAT_WITH_SPEC": _format_with_spec,
-        "FOR_ITER": for_iter(2),
-        "END_FOR": shared.pop_top,
-    }
-)
+TABLE |= {
+    "LOAD_GLOBAL": _above_null(lambda interpreter, frame, item: interpreter.load_global(frame, item.argval)),
+    "LOAD_ATTR": _above_null(python312.load_attribute),
+    "LOAD_SUPER_ATTR": _above_null(python312.super_attribute),
+    "CALL": lambda interpreter, frame, item: _call_named(interpreter, frame, item.arg, ()),
+    "CALL_KW": lambda interpreter, frame, item: _call_named(interpreter, frame, item.arg, frame.stack.pop()),
+    "CALL_FUNCTION_EX": _call_function_ex,
+    "MAKE_FUNCTION": _make_function,
+    "SET_FUNCTION_ATTRIBUTE": _set_function_attribute,
+    "LOAD_FAST_LOAD_FAST": _load_fast_load_fast,
+    "STORE_FAST_LOAD_FAST": _store_fast_load_fast,
+    "STORE_FAST_STORE_FAST": _store_fast_store_fast,
+    "TO_BOOL": _to_bool,
+    "COMPARE_OP": _compare_op,
+    "CONVERT_VALUE": pushes(_converted),
+    "FORMAT_SIMPLE": pushes(_formatted),
+    "FORMAT_WITH_SPEC": pushes(_formatted),
+    "FOR_ITER": for_iter(2),
+    "END_FOR": shared.pop_top,
+}

@@ -7,14 +7,7 @@ from dovetail.frontend.instructions.shared import handles
 from dovetail.frontend.protocol import FrameRunner
 
 
-@handles(
-    "ASYNC_GEN_WRAP",
-    "BEFORE_ASYNC_WITH",
-    "END_ASYNC_FOR",
-    "GET_AITER",
-    "GET_ANEXT",
-    "GET_AWAITABLE",
-)
+@handles("ASYNC_GEN_WRAP", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "GET_AITER", "GET_ANEXT", "GET_AWAITABLE")
 def refuse_async(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     raise Break(f"{frame.code.co_qualname} is async ({instruction.opname})", "keep async code outside of the function")
 

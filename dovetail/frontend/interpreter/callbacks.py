@@ -1,7 +1,7 @@
 """Native code that calls Python methods of the user's objects: it would run them without the interpreter seeing it.
 
-``items[index]`` asks an index for its ``__index__``, ``sum(objects)`` adds them by their ``__radd__``. What such a method reads
-would not be guarded, and what it writes would be written at capture only. Where an argument has methods of this kind, a call is
+``items[index]`` asks an index for its ``__index__``, ``sum(objects)`` adds them by their ``__radd__``. Reads of such
+a method would not be guarded, and its writes would be made at capture only. A call with arguments that have methods of this kind is
 watched, and the graph breaks before the first of them begins.
 """
 

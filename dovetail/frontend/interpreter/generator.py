@@ -6,12 +6,11 @@ import collections.abc
 import itertools
 import sys
 import types
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import Interruption
 from dovetail.frontend.code.frame import Frame, Yield
-from dovetail.frontend.code.points import FramePoint, frame_values, is_bound, unflatten
+from dovetail.frontend.code.points import frame_values, is_bound
 from dovetail.frontend.protocol import FrameRunner
 
 #: Values in containers that are searched for generators.
@@ -72,7 +71,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     def _delegate(frame: Frame) -> Any:
         """The iterator of the ``yield from`` at which the frame stands, or None."""
         instruction = frame.decoded.instructions[frame.position]
-        return frame.stack[-1] if instruction.opname == "RESUME" and (instruction.arg or 0) & 3 == 2 else None
+        return frame.stack[-1] if instruction.opname == "RESUME" and instruction.arg & 3 == 2 else None
 
     def _call_if_there(self, target: Any, name: str, *args: Any) -> tuple[bool, Any]:
         try:
@@ -146,25 +145,9 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     def __recipe__(self) -> tuple[Any, list[Any]]:
         """How a generator is made again outside of the trace; see :mod:`dovetail.runtime.recipe`."""
         if self._frame is None:
-            return RestoreGenerator(self._started, None), []
+            return self._interpreter.restorer(self._started, None), []
         point, values, _ = frame_values(self._frame, 0, 1)
-        return RestoreGenerator(self._started, point), values
-
-
-@dataclass(frozen=True)
-class RestoreGenerator:
-    """Makes a generator that goes on for real from the live values of its frame."""
-
-    started: bool
-    point: FramePoint | None
-
-    def __call__(self, *values: Any) -> InterpretedGenerator:
-        """The generator."""
-        # The machine makes generators itself, so it imports this module.
-        from dovetail.frontend.interpreter.machine import Machine
-
-        frame = unflatten((self.point,), values)[0] if self.point is not None else None
-        return InterpretedGenerator(Machine(), frame, self.started)
+        return self._interpreter.restorer(self._started, point), values
 
 
 def shown_type(value: Any) -> type:

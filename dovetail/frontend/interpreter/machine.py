@@ -7,45 +7,55 @@ captured any further. Functions that it calls run at Python's own speed.
 from __future__ import annotations
 
 import builtins
-import operator
 import sys
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
+from dovetail.frontend.code.points import FramePoint, unflatten
 from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
+from dovetail.frontend.protocol import FrameRunner
 from dovetail.runtime.recipe import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
     {
-        "BUILD_TUPLE",
-        "COPY",
-        "END_FOR",
-        "JUMP_BACKWARD",
-        "JUMP_BACKWARD_NO_INTERRUPT",
-        "JUMP_FORWARD",
-        "LOAD_CONST",
-        "LOAD_FAST",
-        "NOP",
-        "POP_EXCEPT",
-        "POP_TOP",
-        "PUSH_NULL",
-        "RETURN_CONST",
-        "RETURN_VALUE",
-        "STORE_FAST",
+        *(
+            "BUILD_TUPLE",
+            "COPY",
+            "END_FOR",
+            "JUMP_BACKWARD",
+            "JUMP_BACKWARD_NO_INTERRUPT",
+            "JUMP_FORWARD",
+            "LOAD_CONST",
+        ),
+        *("LOAD_FAST", "NOP", "POP_EXCEPT", "POP_TOP", "PUSH_NULL", "RETURN_CONST", "RETURN_VALUE", "STORE_FAST"),
         "SWAP",
     }
 )
 """Instructions that do nothing to the values that they move."""
 
 
-class Machine:
-    """What instruction handlers ask of an interpreter, done for real."""
+@dataclass(frozen=True)
+class RestoreGenerator:
+    """Makes a generator that goes on for real from the live values of its frame."""
+
+    started: bool
+    point: FramePoint | None
+
+    def __call__(self, *values: Any) -> InterpretedGenerator:
+        """The generator."""
+        frame = unflatten((self.point,), values)[0] if self.point is not None else None
+        return InterpretedGenerator(Machine(), frame, self.started)
+
+
+class Machine(FrameRunner):
+    """Runs frames on real values, with Python's own meaning."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -101,12 +111,12 @@ class Machine:
         try:
             if error is not None:
                 frame.position -= 1
-                self._enter_handler(frame, error)
+                self._unwind([frame], error)
             while True:
                 try:
                     outcome = self._one(frame)
                 except BaseException as raised:  # noqa: BLE001  (the frame may have a handler for it)
-                    self._enter_handler(frame, raised)
+                    self._unwind([frame], raised)
                     continue
                 if isinstance(outcome, (Return, Yield)):
                     frame.position += 1
@@ -121,8 +131,8 @@ class Machine:
         handled = next((item for item in reversed(frame.current_exceptions) if item is not None), None)
         if handled is None:
             return handler(self, frame, instruction)
-        # What is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and what is raised
-        # has it as its context.
+        # A function that is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and an
+        # exception that is raised has it as its context.
         traceback, context = handled.__traceback__, handled.__context__
         try:
             raise handled
@@ -142,26 +152,24 @@ class Machine:
             frames[-1].stack.append(outcome.value)
             outcome = None
 
-    def _unwind(self, frames: list[Frame], error: BaseException) -> None:
+    @classmethod
+    def _unwind(cls, frames: list[Frame], error: BaseException) -> None:
         while frames:
-            frame = frames[-1]
-            error.__traceback__ = passing_traceback(frame, error)
-            entry = frame.handler_of(frame.position)
-            if entry is not None:
-                frame.enter_handler(entry, error)
+            if cls._enters_handler(frames[-1], error):
                 return
             frames.pop()
         raise error
 
     @staticmethod
-    def _enter_handler(frame: Frame, error: BaseException) -> None:
+    def _enters_handler(frame: Frame, error: BaseException) -> bool:
+        """Go to the handler of an exception, if the frame has one."""
         error.__traceback__ = passing_traceback(frame, error)
         entry = frame.handler_of(frame.position)
-        if entry is None:
-            raise error
-        frame.enter_handler(entry, error)
+        if entry is not None:
+            frame.enter_handler(entry, error)
+        return entry is not None
 
-    # --- what handlers ask --------------------------------------------------------------------------------------------
+    # --- what handlers ask (see the protocol) -------------------------------------------------------------------------
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         """``function(*args, **kwargs)``; a few builtins look at the frame that calls them."""
@@ -173,32 +181,28 @@ class Machine:
         return call_within(self.frames, _variables, function, *args, **kwargs)
 
     def created(self, value: Any) -> None:
-        """Nothing to remember: there is no trace."""
+        return
+
+    def compared(self, left: Any, right: Any) -> None:
+        return
 
     def close_generator(self, generator: InterpretedGenerator) -> None:
-        """Close a generator that nothing refers to any more."""
         generator.close()
 
     def make_generator(self, frame: Frame) -> InterpretedGenerator:
-        """The generator object for a frame that starts with RETURN_GENERATOR."""
         return InterpretedGenerator(Machine(), frame.suspended_copy())
 
+    def restorer(self, started: bool, point: FramePoint | None) -> RestoreGenerator:
+        return RestoreGenerator(started, point)
+
     def handled_exception(self, frame: Frame) -> BaseException | None:
-        """The exception that a bare ``raise`` raises again."""
-        for candidate in reversed(self.frames):
-            if candidate.current_exceptions:
-                return candidate.current_exceptions[-1]
-        return None
+        found = (item.current_exceptions[-1] for item in reversed(self.frames) if item.current_exceptions)
+        return next(found, None)
 
     def first_read(self, value: Unread) -> Any:
-        """A local variable; only a trace has some that were not read."""
         return value.value
 
-    def compared(self, left: Any, right: Any) -> None:
-        """Nothing to guard: there is no trace."""
-
     def load_global(self, frame: Frame, name: str) -> Any:
-        """A global or builtin name."""
         if name in frame.globals:
             return frame.globals[name]
         table = frame.globals.get("__builtins__", builtins)
@@ -208,120 +212,93 @@ class Machine:
         return table[name]
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
-        """Write a global name."""
         frame.globals[name] = value
 
     def delete_global(self, frame: Frame, name: str) -> None:
-        """Delete a global name."""
         if name not in frame.globals:
             raise NameError(f"name {name!r} is not defined")
         del frame.globals[name]
 
     def load_cell(self, frame: Frame, name: str) -> Any:
-        """The content of a closure cell."""
         try:
             return frame.cells[name].cell_contents
         except ValueError:
             raise unbound_variable(frame.code, name) from None
 
     def store_cell(self, frame: Frame, name: str, value: Any) -> None:
-        """Write a closure cell."""
         frame.cells[name].cell_contents = value
 
     def delete_cell(self, frame: Frame, name: str) -> None:
-        """Empty a closure cell."""
         self.load_cell(frame, name)
         del frame.cells[name].cell_contents
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
-        """An ``import`` statement."""
         return builtins.__import__(name, frame.globals, None, names, level)
 
     def load_attribute(self, target: Any, name: str) -> Any:
-        """``target.name``."""
         return getattr(target, name)
 
     def store_attribute(self, target: Any, name: str, value: Any) -> None:
-        """``target.name = value``."""
         setattr(target, name, value)
 
     def delete_attribute(self, target: Any, name: str) -> None:
-        """``del target.name``."""
         delattr(target, name)
 
-    def load_item(self, target: Any, key: Any) -> Any:
-        """``target[key]``."""
-        return target[key]
-
-    def store_item(self, target: Any, key: Any, value: Any) -> None:
-        """``target[key] = value``."""
-        target[key] = value
-
-    def delete_item(self, target: Any, key: Any) -> None:
-        """``del target[key]``."""
-        del target[key]
-
-    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """An operator."""
-        return operator.contains(*operands) if function is operator.contains else function(*operands)
-
-    def truth(self, value: Any) -> bool:
-        """``bool(value)``."""
-        return bool(value)
-
-    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
-        """The truth of a value for a jump to ``target`` where it is ``wanted``."""
-        return self.truth(value)
-
-    def iterate(self, value: Any) -> Any:
-        """``iter(value)``."""
-        return iter(value)
-
-    def advance(self, iterator: Any) -> tuple[bool, Any]:
-        """One step of an iterator: (True, return value) at its end, else (False, item)."""
-        try:
-            return False, self._next(iterator)
-        except StopIteration as stop:
-            return True, stop.value
-
-    def _next(self, iterator: Any) -> Any:
-        return next(iterator)
-
-    def as_key(self, value: Any, table: Any = None) -> Any:
-        """A value that is to be hashed."""
-        return value
-
-    def change(self, container: Any, method: str, *args: Any) -> None:
-        """A method of a list, dictionary or set that an instruction builds."""
-        getattr(container, method)(*args)
-
-    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
-        """All items of an iterable; here Python itself asks for their number."""
-        return list(value)
-
-    def formatted(self, frame: Frame, value: Any, specification: str) -> str:
-        """``format(value, specification)``, which is pushed next."""
-        return format(value, specification)
-
-    def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
-        """One step of ``yield from``."""
-        try:
-            return False, self._next(iterator) if value is None else self.call(iterator.send, (value,), {})
-        except StopIteration as stop:
-            return True, stop.value
-
-    def items_of(self, mapping: Any) -> dict[Any, Any]:
-        """A mapping as a dictionary."""
-        return {key: mapping[key] for key in mapping.keys()}  # noqa: SIM118  (a mapping need not be iterable)
-
     def load_special(self, target: Any, name: str) -> Any:
-        """A special method, looked up on the class."""
         for owner in type(target).__mro__:
             if name in owner.__dict__:
                 found = owner.__dict__[name]
                 bind = getattr(type(found), "__get__", None)
                 return found if bind is None else bind(found, target, type(target))
         raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
+
+    def load_item(self, target: Any, key: Any) -> Any:
+        return target[key]
+
+    def store_item(self, target: Any, key: Any, value: Any) -> None:
+        target[key] = value
+
+    def delete_item(self, target: Any, key: Any) -> None:
+        del target[key]
+
+    def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
+        return function(*operands)
+
+    def truth(self, value: Any) -> bool:
+        return bool(value)
+
+    def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
+        return self.truth(value)
+
+    def formatted(self, frame: Frame, value: Any, specification: str) -> str:
+        return format(value, specification)
+
+    def iterate(self, value: Any) -> Any:
+        return iter(value)
+
+    def advance(self, iterator: Any) -> tuple[bool, Any]:
+        try:
+            return False, next(iterator)
+        except StopIteration as stop:
+            return True, stop.value
+
+    def send(self, iterator: Any, value: Any) -> tuple[bool, Any]:
+        try:
+            return False, next(iterator) if value is None else self.call(iterator.send, (value,), {})
+        except StopIteration as stop:
+            return True, stop.value
+
+    def drain(self, value: Any, is_hinted: bool = False) -> list[Any]:
+        return list(value)
+
+    def items_of(self, mapping: Any) -> dict[Any, Any]:
+        return {key: mapping[key] for key in mapping.keys()}  # noqa: SIM118  (a mapping need not be iterable)
+
+    def as_key(self, value: Any, table: Any = None) -> Any:
+        return value
+
+    def change(self, container: Any, method: str, *args: Any) -> None:
+        getattr(container, method)(*args)
 
 
 # --- builtins that look at the frame that calls them ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What kinds of plain Python value there are: leaves that are guarded by what they hold, and things guarded by identity."""
+"""Kinds of plain Python value: leaves, which are guarded by equality, and things that are guarded by identity."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def is_array_number(value: object) -> bool:
 
 
 def array_number(value: Any) -> int | float | complex | None:
-    """What a number of NumPy's holds; None for one that Python has no number for."""
+    """A number of NumPy's as a Python number; None where Python has no such number."""
     found = value.item() if hasattr(value, "item") else None
     return found if type(found) in (int, float, complex) else None
 

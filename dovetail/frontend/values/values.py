@@ -77,7 +77,7 @@ class ReadWatcher(Protocol):
 
 @dataclass(frozen=True)
 class StandIn:
-    """What the program has in the place of a tensor that the graph cannot hold."""
+    """A value that the program has in the place of a tensor that the graph cannot hold."""
 
     real: torch.Tensor
     value: Any
@@ -177,7 +177,7 @@ class Values:
             watcher.check_read(source)
 
     def begin_backward(self) -> None:
-        """The forward has ended. What it has read already is noted again where hooks and custom backwards read it."""
+        """The forward has ended: reads of hooks and custom backwards are noted anew."""
         self.in_backward = True
         self._whole.clear()
 
@@ -242,7 +242,7 @@ class Values:
             inside = ComputedSource(array_number, (source,), f"the value of {source.name}")
             self.guard(inside, Equals(array_number(value)), f"{source.name} was read")
         elif isinstance(value, _NUMBERS_AND_TEXTS):
-            # Whatever the class defines besides, native code takes the number or the text that it is.
+            # Native code takes the number or the text that it is, whatever its class defines besides.
             inside = ComputedSource(plain_content, (source,), f"the value of {source.name}")
             self.guard(inside, Equals(plain_content(value)), f"{source.name} was read")
         self.note(value, source)
@@ -340,7 +340,7 @@ class Values:
         source = self.source_of(container)
         if source is None or id(container) in self._whole:
             return
-        # What the program wrote itself needs no guard; what was there before decides what the writes lead to.
+        # Items that the program wrote need no guard; the items of before decide what the writes lead to.
         before = self.journal.before(container)
         self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):

@@ -1,8 +1,8 @@
-"""What ``torch.optim`` asks torch while one of its optimizers is captured, answered as in eager.
+"""Questions of ``torch.optim`` to torch while an optimizer is captured, answered as in eager.
 
 ``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
-is true, keep numbers on tensors that eager computes in Python, which rounds differently. So they are told that nothing is
-compiled, and what they then do is what they do in eager. Other programs are told so once they have raised where eager may not.
+is true, keep numbers on tensors that eager computes in Python, which rounds differently. So the answer to them is no, and they do
+what they do in eager. Other programs get this answer once they have raised where eager may not.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dovetail.guards import ComputedSource, Equals, ItemSource, Source, Step
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
 
-#: Those that run no code of the program's.
+#: Schedules that run no code of the program's.
 KINDS: frozenset[Any] = frozenset(
     {
         lr_scheduler.StepLR,
@@ -42,7 +42,7 @@ KINDS: frozenset[Any] = frozenset(
         swa_utils.SWALR,
     }
 )
-#: What schedules write into the groups of an optimizer.
+#: Keys that schedules write in the groups of an optimizer.
 WRITTEN_KEYS = frozenset(
     {"lr", "initial_lr", "momentum", "betas", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"}
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
+import types
 import typing
 import weakref
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import CACHE_KEYS, is_of_library, runs_natively
+from dovetail.frontend.interpreter.call_tables import is_in_library, runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
@@ -85,8 +87,12 @@ def _get_one(interpreter: TracingInterpreter, kind: type, target: Any, item: Any
 # --- caches -----------------------------------------------------------------------------------------------------------
 
 
+# Hashed by identity, and no state of theirs is what a cached result depends on.
+_CACHE_KEYS = (logging.Logger, types.FunctionType, types.ModuleType, type)
+
+
 def cached_result(function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    """What a function with a cache returns today.
+    """The result that a function with a cache has now.
 
     >>> cached_result(functools.cache(max), (1, 2), ())
     2
@@ -100,11 +106,12 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     given = [*args, *kwargs.values()]
     if any(isinstance(item, torch.Tensor) for item in given) or runs_natively(function.__module__ or ""):
         return interpreter.call(function.__wrapped__, args, kwargs)
-    has_library_code = is_of_library(function.__wrapped__)
+    # A library is taken to keep in a cache what follows from the arguments.
+    has_library_code = is_in_library(getattr(getattr(function.__wrapped__, "__code__", None), "co_filename", None))
     if has_library_code and any(map(private_sizes.is_symbolic, private_trees.tree_leaves(given))):
         return interpreter.call(function.__wrapped__, args, kwargs)
     given = [plain_numbers(item) for item in given]
-    if not all(is_leaf_value(item) or isinstance(item, CACHE_KEYS) for item in given):
+    if not all(is_leaf_value(item) or isinstance(item, _CACHE_KEYS) for item in given):
         if has_library_code:
             return interpreter.call(function.__wrapped__, args, kwargs)
         raise Break(f"the cache of {function.__qualname__} is asked for an object", "call it outside")
@@ -115,7 +122,7 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
     if is_leaf_value(result):
         wrapped = function.__wrapped__
         if not has_library_code and interpreted_of(wrapped) is wrapped and not values.is_created(wrapped):
-            # Whoever clears the cache has it computed again: asking it again is what eager would do.
+            # A cache that was cleared computes again, so the guard asks it, as eager would.
             asked = Answers(cached_result, (positional, keywords), result)
             source = values.pin(function, function.__qualname__)
             values.guard(source, asked, f"the cache of {function.__qualname__} was asked")

@@ -1,8 +1,8 @@
-"""Messages that tell a size: ``logger.warning(f"padded from {length}")``.
+"""Log messages that contain a size: ``logger.warning(f"padded from {length}")``.
 
-As a text, a symbolic size would be held to its number: a graph for each length, for the sake of a message. A message is given
-once, while the function is captured, with the numbers of that call. So a text of which nothing but a message can be made needs
-no guard; whether that is so can be read off the instructions that follow.
+Formatting a symbolic size would specialise it: a graph for each length, for the sake of a message. A message is given once, while
+the function is captured, with the numbers of that call. So a text that is only used in a message needs no guard; the instructions
+that follow say whether it is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
 _LEVELS = ("debug", "info", "warning", "warn", "error", "critical", "exception")
-_TELLS = frozenset(getattr(logging.Logger, name) for name in _LEVELS if hasattr(logging.Logger, name))
+_LOGGING = frozenset(getattr(logging.Logger, name) for name in _LEVELS if hasattr(logging.Logger, name))
 _CALLS = ("CALL", "CALL_KW")
-# What each instruction that may come before the call takes off the stack.
+# How many values each instruction that may come before the call takes off the stack.
 _TAKES = {
     **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
@@ -32,11 +32,11 @@ _TAKES = {
 }
 
 
-def tells(function: Any) -> bool:
-    """Whether all that a function does with its arguments is to give a message: a logger's methods, ``warnings.warn``, and what
-    hands its arguments on to them.
+def gives_message(function: Any) -> bool:
+    """Whether a function only gives its arguments as a message: ``warnings.warn``, a logger's methods, and functions that hand
+    their arguments on to these.
 
-    >>> tells(warnings.warn), tells(logging.getLogger("x").info), tells(print)
+    >>> gives_message(warnings.warn), gives_message(logging.getLogger("x").info), gives_message(print)
     (True, True, False)
     """
     if function is warnings.warn:
@@ -48,7 +48,7 @@ def tells(function: Any) -> bool:
     inner = inner.__wrapped__ if isinstance(inner, functools._lru_cache_wrapper) else inner
     if type(inner) is not types.FunctionType:
         return False
-    return inner in _TELLS or _hands_on(inner.__code__)
+    return inner in _LOGGING or _hands_on(inner.__code__)
 
 
 def _hands_on(code: types.CodeType) -> bool:
@@ -59,7 +59,7 @@ def _hands_on(code: types.CodeType) -> bool:
     return calls == 1 and is_plain and set(code.co_names) <= set(_LEVELS)
 
 
-def is_only_told(frame: Any, pushed: int) -> bool:
+def is_only_in_message(frame: Frame, pushed: int) -> bool:
     """Whether the text that the present instruction leaves on the stack is for a message alone: the argument, by itself or as a
     part of a longer text, of a call that gives one, and whose own result is not used. ``pushed`` is how high the stack is then.
     """
@@ -67,7 +67,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
     depth = place = pushed
     for position in range(frame.position + 1, len(instructions) - 1):
         item = instructions[position]
-        name, argument = item.opname, item.arg or 0
+        name, argument = item.opname, item.arg
         if name in ("PRECALL", "KW_NAMES"):
             continue
         if name in _CALLS:
@@ -76,7 +76,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
             if below < place:
                 callee = [value for value in frame.stack[below : below + 2] if value is not NULL]
                 is_argument = below + 2 < place and len(callee) == 1
-                return is_argument and tells(callee[0]) and instructions[position + 1].opname == "POP_TOP"
+                return is_argument and gives_message(callee[0]) and instructions[position + 1].opname == "POP_TOP"
             depth = below + 1
         elif name == "BUILD_STRING":
             depth -= argument - 1
@@ -86,7 +86,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
             takes = 1 + bool(argument & 4) if name == "FORMAT_VALUE" else _TAKES.get(name)
             if takes is None or item.is_jump_target or depth - takes < place:
                 return False
-            depth += dis.stack_effect(item.opcode, item.arg)
+            depth += dis.stack_effect(item.opcode, argument if item.opcode >= dis.HAVE_ARGUMENT else None)
     return False
 
 
@@ -94,7 +94,7 @@ def is_only_told(frame: Any, pushed: int) -> bool:
 def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any) -> Any:
     """A symbolic number as it is in this call, where the text is for a message alone."""
     number = _as_it_is(value)
-    return number if number is not value and is_only_told(frame, len(frame.stack) + 1) else NotImplemented
+    return number if number is not value and is_only_in_message(frame, len(frame.stack) + 1) else NotImplemented
 
 
 def _as_it_is(value: Any) -> Any:
@@ -102,7 +102,7 @@ def _as_it_is(value: Any) -> Any:
     return value.node.hint if is_known else value
 
 
-def _told(function: Any) -> Any:
+def _message(function: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(map(_as_it_is, args))
         given = (*args[1:], *kwargs.values())
@@ -115,5 +115,5 @@ def _told(function: Any) -> Any:
     return handler
 
 
-for _function in _TELLS:
-    rule(_function)(_told(_function))
+for _function in _LOGGING:
+    rule(_function)(_message(_function))

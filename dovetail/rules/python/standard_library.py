@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import copy
 import dataclasses
 import functools
 import inspect
@@ -19,6 +20,7 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.generator import shown_type
+from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, code_rule, rule
 from dovetail.guards import Answers
@@ -172,11 +174,11 @@ def _inner_code(function: Any, name: str) -> types.CodeType:
 _DISPATCH = _inner_code(functools.singledispatch, "dispatch")
 
 
-@code_rule(_DISPATCH)
+@code_rule(id(_DISPATCH))
 def _dispatched(
     interpreter: TracingInterpreter, function: types.FunctionType, args: Arguments, kwargs: Keywords
 ) -> Any:
-    """What ``singledispatch`` finds for a class: its cache, keyed by weak references, is passed by."""
+    """The function that ``singledispatch`` finds for a class, without its cache, whose keys are weak references."""
     cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))["registry"]
     interpreter.guard_closure(function)
     registry = interpreter.read_cell(cell)
@@ -186,3 +188,19 @@ def _dispatched(
         if implementation is found:
             return interpreter.load_item(registry, key)
     raise Break("singledispatch finds a function that is not registered", "call it outside of the function")
+
+
+@rule(collections._count_elements)  # type: ignore[attr-defined]
+def _count_elements(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
+    counts, items = args
+    for item in interpreter.drain(items):
+        known = interpreter.call(counts.get, (item, 0), {})
+        interpreter.store_item(counts, item, known + 1)
+
+
+@rule(copy.deepcopy)
+def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) != 1 or kwargs:
+        raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
+    guard_deep(interpreter.values, args[0], set())
+    return copy.deepcopy(args[0])

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
-from dovetail.frontend.sizes.number_tensors import number_of
+from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.rules.sizes.recurrent_networks import record_call
 from dovetail.rules.sizes.tensor_sizes import with_known_sizes
 from dovetail.torch_private import sizes as private_sizes

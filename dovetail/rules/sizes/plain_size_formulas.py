@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import CALLS, method_rule, rule
+from dovetail.frontend.rules import method_rule, rule
 from dovetail.rules.sizes.recurrent_networks import record_call
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
@@ -29,7 +29,7 @@ class Call:
     def __call__(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """One of torch's own."""
         if function is torch.linspace:
-            return CALLS[function](self._interpreter, arguments, keywords)
+            return rule[function](self._interpreter, arguments, keywords)
         return self._interpreter.call_torch(function, arguments, keywords)
 
     @property

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
-from dovetail.frontend.sizes.number_tensors import make_tensor, number_of
+from dovetail.rules.sizes.number_tensors import make_tensor, number_of
 from dovetail.torch_private import sizes as private_sizes
 
 _WHOLE = (int, torch.SymInt)

@@ -17,7 +17,6 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import COMPRESSED_LAYOUTS, MAKES_COMPRESSED
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule, method_rule, value_kind
 from dovetail.frontend.values.leaves import is_leaf_value
@@ -36,6 +35,14 @@ from dovetail.whole_calls.call import whole_call
 from dovetail.whole_calls.examples import carried_example, is_traced_handle
 from dovetail.whole_calls.handles import SPARSE_LAYOUTS, redeem
 
+# torch 2.13 aborts the process where one of these is traced: the call stays whole.
+_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_MAKES_COMPRESSED = frozenset(
+    {
+        *(f"to_sparse_{kind}" for kind in ("csr", "csc", "bsr", "bsc")),
+        *(f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc", "compressed")),
+    }
+)
 _FACTS = frozenset(
     {
         "shape",
@@ -50,7 +57,7 @@ _FACTS = frozenset(
         "is_cuda",
     }
 )
-# Operators, written as such. Those that write to what is left of them are not among them.
+# Operators that are calls of torch; those that write in place are not.
 SPARSE_OPERATORS = frozenset(
     {
         operator.add,
@@ -66,9 +73,9 @@ SPARSE_OPERATORS = frozenset(
         operator.ge,
     }
 )
-# What is said by the size and type.
+# Methods that follow from size and type.
 _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex"})
-# What is there beside the value: hooks, gradients, the autograd graph.
+# Methods for state beside the value: hooks, gradients, the autograd graph.
 _STATE = frozenset(
     {
         "backward",
@@ -138,8 +145,8 @@ class SparseKind(ValueKind):
         return _call(interpreter.trace, function, args, kwargs)
 
 
-@layout_rule(*COMPRESSED_LAYOUTS)
-@method_rule(*MAKES_COMPRESSED)
+@layout_rule(*_COMPRESSED)
+@method_rule(*_MAKES_COMPRESSED)
 def _compressed(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     return _call(interpreter.trace, function, args, kwargs)
 

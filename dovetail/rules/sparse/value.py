@@ -1,4 +1,4 @@
-"""What a program that is captured sees in the place of a sparse tensor."""
+"""The stand-in for a sparse tensor in a captured program."""
 
 from __future__ import annotations
 

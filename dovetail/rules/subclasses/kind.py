@@ -9,7 +9,7 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, ValueKind, rule, value_kind
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, end_rule, rule, value_kind
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source, TypeIs
 from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
@@ -73,13 +73,15 @@ class SubclassKind(ValueKind):
             )
         return builder.made(value, maker, inner)
 
-    def finish(self, interpreter: TracingInterpreter) -> None:
-        """Refuse writes to inner tensors: the wrapper might keep other things that follow from them."""
-        trace, guards = interpreter.trace, interpreter.values.guards
-        for traced in trace.inputs:
-            is_part = isinstance(guards.tensor_source(traced.index), InnerSource)
-            if is_part and trace.node_of(traced.value) is not traced.node:
-                raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
+
+@end_rule
+def _check_written(interpreter: TracingInterpreter) -> None:
+    """Refuse writes to inner tensors: the wrapper might keep other things that follow from them."""
+    trace, guards = interpreter.trace, interpreter.values.guards
+    for traced in trace.inputs:
+        is_part = isinstance(guards.tensor_source(traced.index), InnerSource)
+        if is_part and trace.node_of(traced.value) is not traced.node:
+            raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
 
 
 @rule(WrapperMaker.build)

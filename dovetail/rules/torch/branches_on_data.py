@@ -34,8 +34,8 @@ from dovetail.errors import CaptureError, OutgrownError
 from dovetail.frontend.code.frame import decode
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Jump, branch_rule, operator_rule
-from dovetail.frontend.sizes.numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python
 from dovetail.guards import ComputedSource, Equals
+from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
@@ -166,7 +166,7 @@ class Constant:
             return f"Constant({self.value.dtype}, {self.value.tolist()!r})"
 
     def __call__(self) -> torch.Tensor:
-        """That tensor."""
+        """The tensor."""
         return self.value
 
 

@@ -14,8 +14,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
-from dovetail.frontend.sizes.number_tensors import number_of
 from dovetail.guards import Predicate
+from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import method_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.known_numbers import known_number
 
@@ -123,17 +123,31 @@ def number_of(interpreter: TracingInterpreter, value: Any) -> Any:
         return None
 
 
-def with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
+@method_rule("getitem", "setitem")
+def _by_number(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """``target[key]`` or ``target[key] = value`` with numbers that torch does not have to ask for."""
+    target, key, *value = args
+    if not isinstance(target, torch.Tensor):
+        return NotImplemented
+    selected, rest = _select_symbolic(interpreter, target, _with_numbers_in_slices(interpreter, key))
+    if selected is target and rest is key:
+        return NotImplemented
+    if not value and rest == () and selected is not target:
+        return selected
+    return interpreter.native(function, (selected, rest, *value), {})
+
+
+def _with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
     """An index of a tensor with the known number in the place of each tensor that bounds a slice."""
     if type(key) is tuple:
-        return tuple(with_numbers_in_slices(interpreter, item) for item in key)
+        return tuple(_with_numbers_in_slices(interpreter, item) for item in key)
     if type(key) is not slice:
         return key
     parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]
     return slice(*[item if number is None else number for item, number in parts])
 
 
-def select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
     """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
 
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.effects.gradient_flags import GradientFlags
 from dovetail.frontend.effects.journal import Effect
-from dovetail.frontend.effects.node_hooks import LeafNodeHooks
-from dovetail.frontend.values.values import Values
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
+from dovetail.rules.gradients.node_hooks import LeafNodeHooks
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput
@@ -33,12 +33,13 @@ HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 class Gradients:
     """The ``.grad`` of the inputs of one trace."""
 
-    def __init__(self, values: Values, native: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        self._values = values
-        self.native = native
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self._values = interpreter.values
+        self._native = interpreter.native
+        self._journal = interpreter.effects
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
-        self.flags = GradientFlags(values)
+        interpreter.effects.defer(self._effects)
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
         """``tensor.grad`` of an input, as it is by now."""
@@ -56,17 +57,20 @@ class Gradients:
             self._note_dropped(traced)
         traced.leaf.grad = None if value is None else self._values.wrap(value)
 
-    def dropped(self) -> tuple[tuple[int, int], ...]:
-        """Inputs whose ``.grad`` was set to None before anything was computed, each with the input that the gradient is.
+    def finish(self) -> None:
+        """The program has ended: no native code may have added up gradients; note which were dropped at the start.
 
-        Eager frees its memory at that point. What is set again later is none of these.
+        Of an input whose ``.grad`` was set to None before anything was computed, eager frees the memory at that point.
         """
         inputs = self._values.trace.inputs
-        return tuple(
+        if any(item.leaf.is_leaf and item.leaf.grad is not None and item.index not in self._before for item in inputs):
+            raise Break("native code calls .backward()", "return the loss and call .backward() outside")
+        # A gradient that is set again is none of these.
+        self._journal.gradients_dropped_first += [
             (owner, gradient)
             for owner, gradient in self._dropped.items()
             if inputs[owner].leaf.grad is not self._before[owner]
-        )
+        ]
 
     def _note_dropped(self, traced: TracedInput) -> None:
         trace, before = self._values.trace, self._before[traced.index]
@@ -76,10 +80,6 @@ class Gradients:
         plain = (torch.Tensor, torch.nn.Parameter)
         if gradient is not None and type(traced.real) in plain and type(gradient.real) in plain:
             self._dropped[traced.index] = gradient.index
-
-    def is_known(self, traced: TracedInput) -> bool:
-        """Whether the trace knows what ``.grad`` was before."""
-        return traced.index in self._before
 
     def _begin(self, traced: TracedInput) -> None:
         if self._values.in_backward:
@@ -105,8 +105,8 @@ class Gradients:
             value = None
         self._before[traced.index] = value
 
-    def effects(self) -> list[Effect]:
-        """What the entry has to set."""
+    def _effects(self) -> list[Effect]:
+        """The gradients that the entry has to set."""
         found = []
         for traced in self._values.trace.inputs:
             if traced.index not in self._before:
@@ -115,7 +115,7 @@ class Gradients:
             if value is not self._before[traced.index]:
                 source = self._values.guards.tensor_source(traced.index)
                 found.append(Effect(source, "attribute", {"grad": value}))
-        return found + self.flags.effects()
+        return found
 
     def check_hooks(self, traced: TracedInput) -> None:
         """Refuse hooks on the real tensor: the engine of the trace would not run them."""
@@ -146,10 +146,10 @@ class Gradients:
         create = bool(given.get("create_graph", False))
         retain = given.get("retain_graph")
         trace = self._values.trace
-        # What eager frees stays here: results may have been computed from it whose gradients nobody asks for.
+        # The graph of autograd, which eager frees, stays: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
         with trace.recorder.paused(), requested_gradients(trace, roots), marked_gradients(trace, leaves):
-            self.native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
+            self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
             trace.free_graph(roots)
@@ -169,7 +169,7 @@ class Gradients:
         retain = given.pop("retain_graph", None)
         recorder = self._values.trace.recorder
         with recorder.paused():
-            result = self.native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
+            result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
         recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
         if not (given.get("create_graph", False) if retain is None else retain):
             self._values.trace.free_graph(outputs)
@@ -224,3 +224,60 @@ class Gradients:
             return None
         items = [value] if isinstance(value, torch.Tensor) else list(value)
         return [None if item is None else self._values.for_native(item) for item in items]
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+@attribute_rule("grad")
+def _read(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
+    traced = interpreter.trace.input_of(target)
+    return NotImplemented if traced is None else interpreter.state(Gradients).read(traced)
+
+
+@attribute_rule(*HOOK_TABLES)
+def _read_hooks(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
+    traced = interpreter.trace.input_of(target)
+    if traced is None:
+        return NotImplemented
+    if getattr(traced.real, name) is not None:
+        raise Break(f".{name} of an input is read", "read it outside of the compiled function")
+    source = interpreter.values.guards.tensor_source(traced.index)
+    interpreter.values.guard(AttributeSource(source, name), Equals(None), f"{source.name} has no gradient hooks")
+    return NotImplemented
+
+
+@setter_rule("grad")
+def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> Any:
+    traced = interpreter.trace.input_of(target)
+    return NotImplemented if traced is None else interpreter.state(Gradients).write(traced, value)
+
+
+@rule(torch.Tensor.backward)
+def _tensor_backward(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
+    interpreter.state(Gradients).backward(torch.Tensor.backward, args, kwargs)
+
+
+@rule(torch.autograd.backward)
+def _backward(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
+    interpreter.state(Gradients).backward(torch.autograd.backward, args, kwargs)
+
+
+@rule(torch.autograd.grad)
+def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    roots = args[0] if args else kwargs.get("outputs", ())
+    trace = interpreter.trace
+    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    for traced in trace.inputs_behind(roots):
+        if not traced.real.is_leaf:
+            raise Break(
+                f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",
+                "compute it inside the function",
+            )
+    with requested_gradients(trace, roots):
+        return interpreter.state(Gradients).grad(args, kwargs)
+
+
+@end_rule
+def _finish(interpreter: TracingInterpreter) -> None:
+    interpreter.state(Gradients).finish()

@@ -1,16 +1,19 @@
 """``requires_grad`` of inputs, set inside of the function: ``positions.requires_grad_()`` before energies and forces, say.
 
-An input that was not used so far is turned on before the graph runs, so it is as if the caller had done so. What is turned off
-is turned off when the graph has run: what was computed before still has its gradients, as in eager.
+An input that was not used so far is turned on before the graph runs, as if the caller had done so. An input that is turned off
+is turned off when the graph has run: results that were computed before still have their gradients, as in eager.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
-from dovetail.frontend.values.values import Values
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import TracedInput
 
@@ -18,10 +21,10 @@ from dovetail.trace import TracedInput
 class GradientFlags:
     """Which inputs of one trace the program turns on and off."""
 
-    def __init__(self, values: Values) -> None:
-        self._values = values
-        #: Inputs that are to require a gradient before the graph runs.
-        self.turned_on: list[int] = []
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self._values = interpreter.values
+        self._journal = interpreter.effects
+        interpreter.effects.defer(self._effects)
 
     def set(self, traced: TracedInput, flag: bool) -> None:
         """``tensor.requires_grad = flag`` on an input."""
@@ -38,18 +41,18 @@ class GradientFlags:
                     "set it at the start of the function, or outside of it",
                 )
             traced.requires_grad = True
-            self.turned_on.append(traced.index)
+            self._journal.inputs_made_differentiable.append(traced.index)
         with self._values.trace.recorder.paused():
             traced.leaf.requires_grad_(flag)
 
     def _may_turn_on(self, traced: TracedInput) -> bool:
         differentiable = traced.real.is_floating_point() or traced.real.is_complex()
-        # What reads its sizes does not care.
+        # Nodes that read its sizes do not depend on the flag.
         unused = all(private_sizes.is_symbolic(user.meta.get("val")) for user in traced.node.users)
         return differentiable and unused and traced.value is traced.leaf
 
-    def effects(self) -> list[Effect]:
-        """What the entry has to turn off. The traced inputs are turned on again: gradients are still to be asked for."""
+    def _effects(self) -> list[Effect]:
+        """The flags that the entry has to turn off. The traced inputs are turned on again: gradients are still to be asked for."""
         found = []
         for traced in self._values.trace.inputs:
             if traced.requires_grad and traced.real.is_leaf and not traced.leaf.requires_grad:
@@ -58,3 +61,30 @@ class GradientFlags:
                 with self._values.trace.recorder.paused():
                     traced.leaf.requires_grad_()
         return found
+
+
+@setter_rule("requires_grad")
+def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> Any:
+    traced = interpreter.trace.input_of(target)
+    if traced is None or type(value) is not bool:
+        return NotImplemented
+    interpreter.state(GradientFlags).set(traced, value)
+    return None
+
+
+@method_rule("requires_grad_")
+def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    owner = getattr(function, "__self__", None)
+    target, *given = args if owner is None else (owner, *args)
+    traced = interpreter.trace.input_of(target)
+    flag = given[0] if given else kwargs.get("requires_grad", True)
+    if traced is None or type(flag) is not bool or len(given) + len(kwargs) > 1:
+        return NotImplemented
+    interpreter.state(GradientFlags).set(traced, flag)
+    return target
+
+
+@end_rule
+def _finish(interpreter: TracingInterpreter) -> None:
+    """Native code may have set flags too."""
+    interpreter.state(GradientFlags)

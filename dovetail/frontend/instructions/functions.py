@@ -1,0 +1,73 @@
+"""Functions, calls and imports."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from dovetail.frontend.code.frame import Frame, Instruction
+from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.protocol import FrameRunner
+
+
+def new_function(interpreter: FrameRunner, frame: Frame, code: types.CodeType, closure: Any) -> types.FunctionType:
+    """A new function object, with the frame's globals."""
+    function = types.FunctionType(code, frame.globals, code.co_name, None, closure)
+    function.__qualname__ = code.co_qualname
+    interpreter.created(function)
+    return function
+
+
+def set_function_part(function: types.FunctionType, part: int, value: Any) -> None:
+    """Give a new function its positional defaults (1), keyword-only defaults (2) or annotations (4)."""
+    if part == 1:
+        function.__defaults__ = value
+    elif part == 2:
+        function.__kwdefaults__ = value
+    else:
+        pairs = value if isinstance(value, dict) else dict(zip(value[::2], value[1::2], strict=True))
+        function.__annotations__ = pairs
+
+
+def call_with_names(interpreter: FrameRunner, function: Any, values: list[Any], names: tuple[str, ...]) -> Any:
+    """Call a function; the last of the values are keyword arguments with these names."""
+    count = len(values) - len(names)
+    keywords = dict(zip(names, values[count:], strict=True))
+    return interpreter.call(function, tuple(values[:count]), keywords, direct=True)
+
+
+def call_with_star(interpreter: FrameRunner, function: Any, args: Any, kwargs: Any) -> Any:
+    """``function(*args, **kwargs)``."""
+    kind = type(args)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"{function_name(function)} argument after * must be an iterable, not {kind.__name__}")
+    if not hasattr(type(kwargs), "keys"):
+        raise TypeError(f"{function_name(function)} argument after ** must be a mapping, not {type(kwargs).__name__}")
+    args = tuple(interpreter.drain(args, is_hinted=True))
+    keywords = dict(interpreter.items_of(kwargs))
+    if not all(isinstance(key, str) for key in keywords):
+        raise TypeError("keywords must be strings")
+    return interpreter.call(function, args, keywords, direct=True)
+
+
+def function_name(function: Any) -> str:
+    """A function as Python's own errors name it."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return str(function) if isinstance(function, type) else f"{type(function).__name__} object"
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+@handles("IMPORT_NAME")
+def import_name(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    level, names = pop_many(frame, 2)
+    frame.stack.append(interpreter.import_module(frame, instruction.argval, names, level))
+
+
+@handles("IMPORT_FROM")
+def import_from(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    try:
+        value = interpreter.load_attribute(frame.stack[-1], instruction.argval)
+    except AttributeError as error:
+        raise ImportError(f"cannot import name {instruction.argval!r}") from error
+    frame.stack.append(value)

@@ -1,0 +1,161 @@
+"""Builtin functions that go through their arguments: items are read by the interpreter, callbacks run in it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.callbacks import callback_codes, watched
+from dovetail.frontend.interpreter.items import WrappingIterator
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+
+
+def _sequence(kind: Any) -> Any:
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
+        return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
+
+    return handler
+
+
+for _kind in (list, tuple, set, frozenset):
+    rule[_kind] = _sequence(_kind)
+
+
+@rule(dict)
+def _dict(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> dict[Any, Any]:
+    if not args:
+        return dict(**kwargs)
+    source = args[0]
+    pairs = interpreter.items_of(source) if hasattr(source, "keys") else interpreter.drain(source)
+    if not isinstance(pairs, dict):
+        for pair in pairs:
+            if isinstance(pair, (tuple, list)) and len(pair) == 2:
+                interpreter.as_key(pair[0])
+    return dict(pairs, **kwargs)
+
+
+# --- iterators --------------------------------------------------------------------------------------------------------
+
+
+def _lazy(function: Any, called: int, most: int | None) -> None:
+    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        stop = len(args) if most is None else called + most
+        given: list[Any] = [interpreter.truth if item is None else _called(interpreter, item) for item in args[:called]]
+        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
+        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
+
+
+_lazy(zip, 0, None)
+_lazy(map, 1, None)
+_lazy(filter, 1, 1)
+_lazy(enumerate, 0, 1)
+
+
+def _called(interpreter: TracingInterpreter, function: Any) -> Any:
+    """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
+    if isinstance(function, (type, *NATIVE_CALLABLES)):
+        return interpreter.trampoline(function)
+    return interpreter.called_argument(function)
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _any_or_all(function: Any) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if len(args) != 1 or kwargs:
+            return interpreter.call_native(function, args, kwargs)
+        # One item after the other: making them may have effects, and those after the first hit are never made.
+        return function(map(interpreter.truth, WrappingIterator(interpreter, interpreter.iterate(args[0]))))
+
+
+_any_or_all(any)
+_any_or_all(all)
+
+
+@rule(sum)
+def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not 0 < len(args) < 3 or not kwargs.keys() <= {"start"}:
+        return interpreter.call_native(sum, args, kwargs)
+    items: list[Any] = interpreter.drain(args[0])
+    total: Any = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    if not callback_codes((total, *items)) and not any(type(item) is torch.SymFloat for item in items):
+        return _run(interpreter, sum, (items, total), {})
+    number = interpreter.derive(sum, (total, *items))
+    if number is not NotImplemented:
+        return number
+    for item in items:
+        total = interpreter.operate(operator.add, total, item)
+    return total
+
+
+def _ordering(function: Any) -> None:
+    """``min``, ``max`` and ``sorted``."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        is_choice = function is not sorted and len(args) > 1
+        if is_choice and not kwargs:
+            chosen = _of_numbers(interpreter, function, args)
+            if chosen is not NotImplemented:
+                return chosen
+        given = args if is_choice or not args else (interpreter.drain(args[0], is_hinted=function is sorted), *args[1:])
+        given = tuple(interpreter.native_argument(item) if callable(item) else item for item in given)
+        key = kwargs.get("key")
+        keywords = kwargs if key is None else {**kwargs, "key": _called(interpreter, key)}
+        if callback_codes((*given, *keywords.values())):
+            keywords = {**keywords, "key": functools.partial(_Compared, interpreter, keywords.get("key"))}
+        return _run(interpreter, function, given, keywords)
+
+
+def _of_numbers(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """``max`` or ``min`` where some number is made of data or a tensor, else NotImplemented."""
+    if not any(isinstance(item, torch.Tensor) or private_sizes.is_data_number(item) for item in numbers):
+        return NotImplemented
+    for handler in operator_rule.get(function, ()):
+        chosen = handler(interpreter, function, numbers)
+        if chosen is not NotImplemented:
+            return chosen
+    return interpreter.derive(function, numbers)
+
+
+def _run(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    codes = {} if "key" in kwargs else callback_codes((*args, *kwargs.values()))
+    try:
+        with watched(function, codes):
+            return interpreter.values.wrap(function(*args, **kwargs))
+    except private_tracing.DATA_DEPENDENT_ERRORS as error:
+        raise Break(f"{function.__name__} needs the values of a tensor") from error
+
+
+class _Compared:
+    """An item as native code orders it: the user's own comparisons are interpreted."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, interpreter: TracingInterpreter, key: Any, item: Any) -> None:
+        self._interpreter = interpreter
+        self._value = item if key is None else key(item)
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self._interpreter.truth(self._interpreter.operate(operator.lt, self._value, other._value)))
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self._interpreter.truth(self._interpreter.operate(operator.gt, self._value, other._value)))
+
+
+for _function in (min, max, sorted):
+    _ordering(_function)

@@ -1,0 +1,229 @@
+"""Native code under the trace's modes: what it is given, and what its errors and results mean."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.frontend import native_errors
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.effects.left_open import LeftOpen
+from dovetail.frontend.interpreter.call_tables import CALLS_ARGUMENT, COMPARING, IMPURE_BUILTINS
+from dovetail.frontend.interpreter.callbacks import callback_codes, watched
+from dovetail.frontend.interpreter.class_lookup import class_attribute
+from dovetail.frontend.interpreter.container_methods import HASHING
+from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
+from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
+from dovetail.frontend.interpreter.user_code import is_user_function
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import data_rule, error_rule
+from dovetail.frontend.values.aliases import guard_equality
+from dovetail.frontend.values.leaves import is_bound_builtin
+from dovetail.runtime.recipe import interpreted_of, stands_for
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
+from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
+
+_TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
+_SHOWING = frozenset({str, repr, ascii, format})
+_TOOLS = frozenset({"itertools", "_functools", "functools"})
+
+
+def is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call is torch's: of a function of its, or of anything that is given a tensor first."""
+    if isinstance(getattr(function, "__self__", None), torch.Tensor):
+        return True
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("torch") or (bool(args) and isinstance(args[0], torch.Tensor))
+
+
+class NativeCode(TracingInterpreter):
+    """The part of the interpreter that runs native code.
+
+    ::
+
+        native
+            _arguments                  containers of traced tensors, functions that come back to the interpreter
+            check_opaque                nothing unguarded is handed over
+            function(...)
+            _with_data                  torch cannot trace it: do the rules know how?
+            _check_sizes
+    """
+
+    left_open: LeftOpen
+
+    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool = False) -> Any:
+        if function in COMPARING:
+            for item in args:
+                guard_equality(self.values, item)
+        arguments, keywords = self._arguments(function, args, kwargs, hands_on)
+        for item in (*arguments, *keywords.values()):
+            if not (hands_on and callable(item)):
+                check_opaque(self.values, function, item)
+        result = self._run(function, arguments, keywords)
+        self.left_open.called(function, arguments, result)
+        self._check_sizes(function)
+        return self.values.wrap(result)
+
+    def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        trace = self.trace
+        data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
+        owner = getattr(function, "__self__", None)
+        try:
+            with watched(function, self._callbacks(function, owner, args, kwargs)):
+                if getattr(function, "__module__", None) in LOOK_AT_CALLERS:
+                    result = call_for(self, function, *args, **kwargs)
+                else:
+                    result = function(*args, **kwargs)
+        except private_tracing.DATA_DEPENDENT_ERRORS as error:
+            if not trace.settings.one_graph or not is_tensor_method(function, args):
+                raise Break(
+                    f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
+                    "keep the value in a tensor, or do this outside of the compiled function",
+                ) from error
+        except RefusedOperatorError as error:
+            raise Break(error.what, error.advice) from error
+        except RuntimeError as error:
+            if not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType)):
+                native_errors.mark_independent(error)
+                raise
+            if not trace.settings.one_graph or not private_tracing.needs_real_data(error):
+                native_errors.mark_native(error)
+                raise
+        except (IndexError, TypeError, ValueError) as error:
+            for handler in error_rule:
+                handler(error, (*args, *kwargs.values()))
+            # The text is that of the kernel for fake tensors, which need not be eager's.
+            if is_tensor_method(function, args):
+                native_errors.mark_native(error)
+            raise
+        else:
+            # A view that lies where data says cannot leave the graph.
+            if not trace.settings.one_graph or not any(
+                map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))
+            ):
+                return result
+            found = self._with_data(function, args, kwargs, result)
+            if found is not result:
+                trace.forgive_data_symbols(data_symbols)
+            return found
+        trace.forgive_data_symbols(data_symbols)
+        return self._with_data(function, args, kwargs, NotImplemented)
+
+    def _callbacks(self, function: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owners = (owner,) if isinstance(owner, (slice, tuple, deque)) else ()
+        without = HASHING if function in COMPARING else frozenset()
+        return callback_codes((*owners, *args, *kwargs.values()), without)
+
+    def _with_data(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Ask the rules for a call that needs the data of tensors."""
+        refusal: Break | None = None
+        for handler in data_rule:
+            try:
+                found = handler(self, function, args, kwargs, result)
+            except Break as stop:
+                refusal = refusal or stop
+                continue
+            if found is not NotImplemented:
+                return found
+        if result is NotImplemented:
+            raise refusal or Break(f"{_name(function)} needs the values of a tensor", "keep the value in a tensor")
+        return result
+
+    def _check_sizes(self, function: Any) -> None:
+        data_sizes = self.trace.settings.shapes.data_sizes
+        if data_sizes != "keep" and self.trace.has_unbacked_sizes():
+            reason = f"{_name(function)} makes a size from a tensor's data"
+            if data_sizes == "ask":
+                raise Retry(reason, change=CaptureSettings.with_data_sizes)
+            raise Break(reason, "keep sizes independent of the data")
+
+    # --- arguments ----------------------------------------------------------------------------------------------------
+
+    def _arguments(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hands_on: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if hands_on:
+            given = [item if callable(item) else self.native_argument(item) for item in (*args, *kwargs.values())]
+            return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
+        if isinstance(function, (type, types.BuiltinFunctionType)):
+            if function in _SHOWING:
+                for item in args[:1]:
+                    check_shown(self.values, item)
+            elif function in _TAKING_INDICES:
+                args = tuple(map(self.as_index, args))
+        module = getattr(function, "__module__", None) or ""
+        if module.startswith("torch"):
+            return tuple(map(self.called_argument, args)), {
+                key: self.called_argument(item) for key, item in kwargs.items()
+            }
+        called = CALLS_ARGUMENT.get(function) if module in _TOOLS else None
+        if called is None:
+            return tuple(map(self.native_argument, args)), {
+                key: self.native_argument(item) for key, item in kwargs.items()
+            }
+        arguments = tuple(
+            self.called_argument(item) if at == called else self.native_argument(item) for at, item in enumerate(args)
+        )
+        # Functions of itertools and functools take the items themselves by position only.
+        return arguments, {key: self.called_argument(item) for key, item in kwargs.items()}
+
+    def native_argument(self, value: Any) -> Any:
+        kind = type(value)
+        function = value.__func__ if kind is types.MethodType else value
+        if type(function) is types.FunctionType:
+            return self.trampoline(value) if is_user_function(function) else value
+        if kind is functools.partial:
+            return self.trampoline(value)
+        if isinstance(value, torch.nn.Module):
+            return value
+        if kind is types.BuiltinFunctionType:
+            # A call by native code is journalled, guarded or refused like a call by the program.
+            writes = is_bound_builtin(value) and isinstance(value.__self__, (list, dict, set, deque))
+            return self.trampoline(value) if writes or value in IMPURE_BUILTINS else value
+        return self.values.for_native(value)
+
+    def called_argument(self, value: Any) -> Any:
+        if isinstance(value, type):
+            starters = (class_attribute(value, "__init__")[0], class_attribute(value, "__new__")[0])
+            is_python = any(isinstance(item, (types.FunctionType, staticmethod)) for item in starters)
+        else:
+            is_python = isinstance(class_attribute(type(value), "__call__")[0], types.FunctionType)
+        return self.trampoline(value) if is_python else self.native_argument(value)
+
+    def trampoline(self, function: Any) -> Callable[..., Any]:
+
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            # The program is not to see what native code was given in the place of an object.
+            args = tuple(map(_program_sees, args))
+            kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
+            if not self.values.in_backward:
+                return self.call(function, args, kwargs)
+            trace = self.trace
+            outer, trace.user_backward = trace.user_backward, True
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                trace.user_backward = outer
+
+        if isinstance(function, (types.FunctionType, types.MethodType)):
+            functools.update_wrapper(enter, function)
+        else:
+            enter.__name__ = type(function).__name__
+        stands_for(enter, function)  # type: ignore[arg-type]
+        return enter
+
+
+def _program_sees(value: Any) -> Any:
+    return interpreted_of(value) if type(value) is types.FunctionType else value
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", str(function))

@@ -1,0 +1,1 @@
+"""Gradients inside of the program: ``.grad``, ``backward()``, ``requires_grad``."""

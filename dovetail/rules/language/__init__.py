@@ -1,0 +1,1 @@
+"""Instructions of statements that few models have: classes, ``match``, ``except*``, type parameters."""

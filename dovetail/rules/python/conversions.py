@@ -1,0 +1,76 @@
+"""``int(x)``, ``hash(x)``, ``round(x)`` and the like, with the objects' own methods interpreted."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.class_lookup import python_method
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.values.aliases import guard_hash
+from dovetail.frontend.values.leaves import plain_numbers
+from dovetail.rules.sizes.number_tensors import number_of
+from dovetail.torch_private import sizes as private_sizes
+
+
+def _conversion(function: Any, method_name: str) -> Any:
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if function is pow and len(args) == 2:
+            return interpreter.operate(operator.pow, *args)
+        if args:
+            value = args[0]
+            if private_sizes.is_symbolic(value):
+                if (function is int and isinstance(value, torch.SymInt)) or (
+                    function is float and isinstance(value, torch.SymFloat)
+                ):
+                    return value
+                exact = NotImplemented if kwargs else interpreter.derive(function, args)
+                if exact is not NotImplemented:
+                    return exact
+                if function not in (abs, divmod, pow):
+                    args = tuple(plain_numbers(item) for item in args)
+                    value = args[0]
+            if isinstance(value, torch.Tensor):
+                if function is hash:
+                    raise Break("a tensor is hashed", "use an index instead")
+                number = number_of(interpreter, value) if function is int and len(args) == 1 else None
+                if number is not None:
+                    return number
+            else:
+                method = python_method(value, method_name)
+                if method is not None:
+                    return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
+                if function is hash:
+                    guard_hash(interpreter.values, value)
+                    return hash(value)
+                if isinstance(value, (list, tuple, dict, set)):
+                    interpreter.values.whole_deep(value)
+        if isinstance(function, type) or function in (abs, divmod, pow):
+            return interpreter.native(function, args, kwargs)
+        return interpreter.call_native(function, args, kwargs)
+
+    return handler
+
+
+def _register(function: Any, method: str) -> None:
+    rule(function)(_conversion(function, method))
+
+
+for _function, _method in (
+    (int, "__int__"),
+    (float, "__float__"),
+    (complex, "__complex__"),
+    (hash, "__hash__"),
+    (bytes, "__bytes__"),
+    (abs, "__abs__"),
+    (round, "__round__"),
+    (divmod, "__divmod__"),
+    (pow, "__pow__"),
+    (reversed, "__reversed__"),
+):
+    _register(_function, _method)

@@ -1,0 +1,184 @@
+"""Arithmetic on symbolic numbers that only Python itself computes to the last bit.
+
+Torch's symbolic integers add, multiply and divide as Python's ints do. Its symbolic floats are sympy expressions, which are
+put in another order and rounded in another way: ``n / 3 * 0.1`` was seen to differ in its last bit. So a result that is a
+float, and everything else on the list below, is computed by Python at every call and is a symbolic number of its own. So are
+comparisons of floats: torch 2.13 says of a float symbol that it is less than itself, and equal to itself though it may be NaN.
+
+>>> is_exact_only_in_python(operator.truediv, (3, 4))
+False
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, number_rule
+from dovetail.frontend.values.leaves import plain_numbers
+from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace import Trace, can_be_symbolic
+from dovetail.trace.python_numbers import real_power
+
+EXACT_ON_INTEGERS = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg),
+        *(operator.pos, operator.iadd, operator.isub, operator.imul, operator.ifloordiv, operator.imod),
+        *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+    }
+)
+
+
+def sum_of(start: Any, *numbers: Any) -> Any:
+    """The builtin's own sum: since Python 3.12 it is not the sum of one after the other.
+
+    >>> sum_of(0.5, 1, 2)
+    3.5
+    """
+    return sum(numbers, start)
+
+
+PYTHON_ONLY = EXACT_ON_INTEGERS | frozenset(
+    {
+        *(operator.truediv, operator.pow, operator.itruediv, operator.ipow, operator.lshift, operator.rshift),
+        *(operator.and_, operator.or_, operator.xor, int, float, abs, round, pow, math.sqrt, math.isqrt),
+        *(math.exp, math.log, math.log2, math.log10, math.log1p, math.sin, math.cos, math.tan, math.tanh),
+        *(math.atan, math.pow, math.floor, math.ceil, math.trunc, math.fabs, math.gcd, math.erf, sum_of, max),
+        min,
+    }
+)
+"""Pure functions of numbers that give a number."""
+_MARKS = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+}
+
+
+class Formula:
+    """A whole number over other ones, as Python text; two of the same text are equal.
+
+    >>> Formula(("n", "m"), "n * m + 1")(2, 3)
+    7
+    """
+
+    def __init__(self, names: tuple[str, ...], text: str) -> None:
+        self.names = names
+        self.text = text
+        code = compile(f"lambda {', '.join(names)}: {text}", "<size>", "eval")
+        self._compute: Callable[..., Any] = eval(code, private_sizes.python_text_globals())
+
+    def __call__(self, *values: int) -> Any:
+        """The number."""
+        return self._compute(*values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Formula) and (self.names, self.text) == (other.names, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.text))
+
+
+def is_exact_only_in_python(function: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether this is arithmetic on numbers, at least one symbolic, that torch's symbols would not do as Python does."""
+    if not any(type(item) in (torch.SymInt, torch.SymFloat) for item in arguments):
+        return False
+    try:
+        if function not in PYTHON_ONLY:
+            return False
+    except TypeError:
+        return False
+    if not all(type(item) in (int, float, bool, torch.SymInt, torch.SymFloat) for item in arguments):
+        return False
+    has_float = any(type(item) in (float, torch.SymFloat) for item in arguments)
+    return has_float or function not in EXACT_ON_INTEGERS
+
+
+_NO_FLOAT = (int, round, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+def gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether a pure function of numbers has a float for its result, whatever the numbers' values are."""
+    floats = [type(item) in (float, torch.SymFloat) for item in arguments]
+    if function in (max, min):
+        return len(floats) > 1 and all(floats)
+    if function in (operator.truediv, operator.itruediv) or getattr(function, "__module__", None) == "math":
+        return function not in (math.floor, math.ceil, math.trunc, math.gcd, math.isqrt)
+    return any(floats) and function not in _NO_FLOAT
+
+
+@number_rule
+def derive(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
+    """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
+    function = sum_of if function is sum else function
+    if not is_exact_only_in_python(function, numbers):
+        return NotImplemented
+    if any(map(private_sizes.is_data_number, numbers)):
+        return _of_data(interpreter.trace, function, numbers)
+    hints = [item.node.hint if private_sizes.is_symbolic(item) else item for item in numbers]
+    value = function(*hints)
+    sources = tuple(_source_of(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers)
+    if type(value) not in (int, float, bool) or any(source is None for source in sources):
+        return function(*[plain_numbers(item) for item in numbers])
+    shown = [item.name if isinstance(item, Source) else repr(item) for item in sources]
+    mark = _MARKS.get(function)
+    name = getattr(function, "__name__", "function")
+    text = f"({shown[0]} {mark} {shown[1]})" if mark is not None else f"{name}({', '.join(shown)})"
+    source = ComputedSource(function, sources, text)
+    if can_be_symbolic(value):
+        return interpreter.values.symbolic_number(value, source)
+    interpreter.values.guard(source, Equals(value), f"{source.name} was computed")
+    return value
+
+
+def _of_data(trace: Trace, function: Any, numbers: Arguments) -> Any:
+    """The result where one of the numbers is made of a tensor's data."""
+    if gives_a_float(function, numbers):
+        function = real_power if function in (operator.pow, operator.ipow, pow) else function
+        return private_tracing.recorded_number(function, numbers, trace.tracer)
+    symbolic = [item for item in numbers if private_sizes.is_symbolic(item)]
+    if all(private_sizes.is_symbol(private_sizes.first_expression(item)) for item in symbolic):
+        # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.
+        result = function(*numbers)
+        # ``x - x`` is no zero and ``x == x`` not true where x is no number.
+        if private_sizes.is_data_number(result):
+            return result
+    raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
+
+
+def _source_of(interpreter: TracingInterpreter, number: Any) -> Source | None:
+    """How to find a symbolic number again; None where that cannot be said."""
+    expression = private_sizes.first_expression(number)
+    bindings = interpreter.trace.bindings()
+    symbols = private_sizes.symbols_of(expression)
+    if not symbols or any(symbol not in bindings.symbols for symbol in symbols):
+        return None
+    sources: list[Source] = []
+    for symbol in symbols:
+        index, kind, dim = bindings.symbols[symbol]
+        carrier = interpreter.values.guards.tensor_source(index)
+        is_number = isinstance(carrier, (NumberSource, FloatSource))
+        sources.append(carrier.base if is_number else SizeSource(carrier, kind, dim))  # type: ignore[union-attr,attr-defined]
+    if private_sizes.is_symbol(expression):
+        return sources[0]
+    names = tuple(str(symbol) for symbol in symbols)
+    formula = Formula(names, private_sizes.python_text(expression, dict(zip(symbols, names, strict=True))))
+    return ComputedSource(formula, tuple(sources), bindings.sentence(expression))

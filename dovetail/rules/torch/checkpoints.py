@@ -1,0 +1,47 @@
+"""``torch.utils.checkpoint``: the reentrant kind runs as the other one, whose gradients are the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+
+
+@rule(torch.utils.checkpoint.checkpoint)
+def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if kwargs.get("use_reentrant") is not True or len(args) < 2:
+        return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
+    # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
+    # Where no argument requires a gradient it records nothing, whatever the function uses beside its arguments.
+    if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in args[1:]):
+        settings = {**kwargs, "use_reentrant": False}
+        return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, settings)
+    with torch.no_grad():
+        return interpreter.call(args[0], args[1:], {})
+
+
+@rule(torch.utils.checkpoint.checkpoint_sequential)
+def _checkpoint_sequential(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) != 3 or type(args[1]) is not int or type(kwargs.get("use_reentrant")) is not bool:
+        raise Break("checkpoint_sequential is called without use_reentrant", "pass use_reentrant=False")
+    functions, segments, value = args
+    if isinstance(functions, torch.nn.Sequential):
+        functions = interpreter.call(interpreter.load_attribute(functions, "children"), (), {})
+    layers = interpreter.drain(functions)
+
+    def run(start: int, stop: int, value: Any) -> Any:
+        for layer in layers[start:stop]:
+            value = interpreter.call(layer, (value,), {})
+        return value
+
+    size, begun = len(layers) // segments, 0
+    for start in range(0, size * (segments - 1), size):
+        begun = start + size
+        value = _checkpoint(interpreter, (functools.partial(run, start, begun), value), kwargs)
+    return run(begun, len(layers), value)
