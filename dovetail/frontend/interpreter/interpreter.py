@@ -114,7 +114,7 @@ class Interpreter(Attributes, Calls, Operators):
         self._cells: dict[int, Source] = {}
         self._seen_globals: dict[tuple[int, str], Any] = {}
         self._seen_functions: dict[int, types.FunctionType] = {}
-        trace.locate = self.locate
+        trace.locate_by(self.locate)
         trace.at_close(self._forget)
 
     # --- where --------------------------------------------------------------------------------------------------------

@@ -354,12 +354,8 @@ class NativeCalls(TracingInterpreter):
             kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
             if not self.values.in_backward:
                 return self.call(function, args, kwargs)
-            trace = self.values.trace
-            outer, trace.user_backward = trace.user_backward, True
-            try:
+            with self.values.trace.in_user_backward():
                 return self.call(function, args, kwargs)
-            finally:
-                trace.user_backward = outer
 
         if isinstance(function, (types.FunctionType, types.MethodType)):
             functools.update_wrapper(enter, function)
@@ -597,7 +593,7 @@ class NativeCalls(TracingInterpreter):
             result = self.native(derived.apply, args, kwargs)  # type: ignore[attr-defined]
         recorder.record(owner.apply, args, kwargs, result)  # type: ignore[attr-defined]
         if self.effects.writes != writes:
-            recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"
+            recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
         return result
 
     def _static_source(self, holder: type, name: str) -> Any:
