@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,8 @@ class BreakSymbols:
     """What is symbolic among the live values at a graph break.
 
     ``sizes`` maps tensors to their symbolic dimensions, ``numbers`` are symbolic numbers and tuples with such items.
-    ``unchanged`` names the values that the part before the break was given and only passes on, by position.
+    ``unchanged`` names the values that the part before the break was given and only passes on, by position; of these, the values at
+    the positions ``made`` come from the instruction at an earlier graph break.
 
     >>> BreakSymbols(numbers=frozenset({(0, "[1]")})).numbers_after({0: ["L['shape']"]})
     frozenset({"L['shape'][1]"})
@@ -34,13 +36,20 @@ class BreakSymbols:
     sizes: Mapping[Place, frozenset[int]] = field(default_factory=dict)
     numbers: frozenset[Place] = frozenset()
     unchanged: Mapping[int, str] = field(default_factory=dict)
+    made: frozenset[int] = frozenset()
+
+    def with_made(self, names: frozenset[str]) -> BreakSymbols:
+        """The same in a part whose arguments of these names were made at the graph break before it."""
+        made = frozenset(position for position, name in self.unchanged.items() if name in names)
+        return dataclasses.replace(self, made=self.made | made)
 
     def merged(self, other: BreakSymbols) -> BreakSymbols:
         """The union with what another capture that ends at the same place has found."""
         sizes = dict(self.sizes)
         for place, dims in other.sizes.items():
             sizes[place] = sizes.get(place, frozenset()) | dims
-        return BreakSymbols(sizes, self.numbers | other.numbers, {**self.unchanged, **other.unchanged})
+        unchanged = {**self.unchanged, **other.unchanged}
+        return BreakSymbols(sizes, self.numbers | other.numbers, unchanged, self.made | other.made)
 
     def sizes_after(self, names: NamesAfter) -> Iterator[tuple[str, frozenset[int]]]:
         """Names of tensors after the break with their symbolic dimensions."""

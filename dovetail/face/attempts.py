@@ -193,9 +193,9 @@ class Attempts:
             try:
                 joint = capture_joint(state)
             finally:
-                shared.learned = shared.learned.with_findings(part, self._findings)
+                shared.learn_findings(part, self._findings)
         needs_data_sizes = settings.shapes.data_sizes == "keep" or self._findings.asked_numbers
-        shared.learned = shared.learned.with_data_sizes(part, needs_data_sizes)
+        shared.learn_part(part, needs_data_sizes=needs_data_sizes)
         return joint
 
     def _lower(self, joint: JointGraph) -> CompiledGraph:
@@ -228,20 +228,18 @@ class Attempts:
 
     def _first_settings(self) -> CaptureSettings:
         part, options, backend = self._part, self._options, self._shared.backend
-        learned = self._shared.learned
+        known = self._shared.part(part.point)
         dynamic = True if part.is_for_all_sizes and options.dynamic is None else options.dynamic
         # A program tape has no symbols, so a backend that runs the program gets none.
         allows_symbols = backend.takes_symbolic_shapes and not backend.takes_program
-        changes = learned.changes_of(part.point)
-        shapes = changes.shapes(dynamic, allows_symbols, self._args, self._kwargs)
+        shapes = known.changes.shapes(dynamic, allows_symbols, self._args, self._kwargs)
         if backend.data_sizes:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
-            keeps = part.point in learned.needs_data_sizes
-            shapes = dataclasses.replace(shapes, data_sizes="keep" if keeps else "ask")
+            shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
         settings = CaptureSettings(
             shapes,
             marks_gradients=any(getattr(item, "marks_gradients", False) for item in options.passes),
-            without=learned.without | ({GRAPH_BREAKS} if options.fullgraph else set()),
+            without=self._shared.learned.without | ({GRAPH_BREAKS} if options.fullgraph else set()),
         )
         return self._as_exact_as_backend(settings)
 
@@ -254,11 +252,12 @@ class Attempts:
         shared, before, after = self._shared, self._settings.shapes, settings.shapes
         reason = f"{type(because).__name__}: {because}"
         if before.data_sizes == "keep" != after.data_sizes:
-            shared.learned = shared.learned.with_data_sizes(self._part.point, False)
+            shared.learn_part(self._part.point, needs_data_sizes=False)
             shared.events.note("no sizes made of data", reason=reason)
         elif before.allowed and not after.allowed:
             shared.events.note("static shapes", reason=reason)
-        shared.learned = shared.learned.with_settings(settings)
+        # That graph breaks are errors is an option of the user's, and nothing learned.
+        shared.learn(without=settings.without - {GRAPH_BREAKS})
         self._settings = settings
         self._plan = ()
         self._unconfirmed.clear()
@@ -324,7 +323,7 @@ class Attempts:
         else:
             self._report(stop)
         if stop.varies:
-            self._shared.learned = dataclasses.replace(self._shared.learned, sizes_vary=True)
+            self._shared.learn(sizes_vary=True)
         self._plan = steps
         return None
 
@@ -336,18 +335,15 @@ class Attempts:
 
         Not where passes edit the graph (an exchange between processes, say), which eager would leave out.
         """
-        learned = self._shared.learned
-        if self._plan or self._options.passes or learned.was_reported(reason, where):
+        if self._plan or self._options.passes or not self._shared.is_news(reason, where):
             return False
-        self._shared.learned = learned.with_report(reason, where)
         self._shared.events.note("initialisation", reason=reason, where=where)
         return True
 
     def _report(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""
         self._shared.events.note("graph break", reason=stop.reason, where=stop.where)
-        if not self._shared.learned.was_reported(stop.reason, stop.where):
-            self._shared.learned = self._shared.learned.with_report(stop.reason, stop.where)
+        if self._shared.is_news(stop.reason, stop.where):
             warn_user(explain_break("graph break", stop), GraphBreakWarning)
 
     def _give_up_default_backend(self, error: BackendError) -> None:

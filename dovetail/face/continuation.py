@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.aot.capture_result import NamesAfter
+from dovetail.aot.capture_result import BreakSymbols, NamesAfter
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
 from dovetail.frontend.breaks.symbols import names_after_break, names_made_at_break
@@ -45,7 +45,8 @@ class Continuation(Dispatcher):
 
     def __init__(self, resumption: Resumption, options: Options, shared: SharedState, origin: _Origin) -> None:
         # Code that is first reached after sizes have changed will see them change too.
-        for_all_sizes = shared.learned.sizes_vary or shared.learned.has_changed_sizes
+        changed = any(part.changes.sizes for part in shared.learned.parts.values())
+        for_all_sizes = shared.learned.sizes_vary or changed
         super().__init__(
             Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=origin.made)
         )
@@ -54,11 +55,9 @@ class Continuation(Dispatcher):
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._learn(args, kwargs)
         shared, point, origin = self._part.shared, self._part.point, self._origin
-        learned = shared.learned
-        symbols = learned.break_symbols.get(origin.point)
+        symbols = shared.learned.breaks.get(origin.point)
         if symbols is not None:
-            changes = learned.changes_of(point).with_symbols(symbols, origin.names)
-            shared.learned = learned.with_changes(point, changes)
+            shared.learn_part(point, changes=shared.part(point).changes.with_symbols(symbols, origin.names))
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
         values = results.pop()
@@ -115,7 +114,7 @@ class Continuations:
         names = resumption.names
         after = names_after_break(live, values, names)
         made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, names)
-        earlier = self._shared.learned.made_at_breaks.get(before, frozenset())
+        earlier = self._shared.learned.breaks.get(before, BreakSymbols()).made
         made |= {name for position in earlier for name in after.get(position, ())}
         continuation = Continuation(resumption, self._options, self._shared, _Origin(before, after, made))
         # Another thread may have come here at the same time.

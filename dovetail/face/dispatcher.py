@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.capture_result import BreakSymbols
 from dovetail.errors import (
     EagerFallbackWarning,
     GraphBreakError,
@@ -151,13 +152,15 @@ class Dispatcher:
             failures = by_break or misses[0]
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown", **details)
         part, shared = self._part, self._part.shared
-        changes = shared.learned.changes_of(part.point).with_call(self.entries, *call)
-        shared.learned = shared.learned.with_changes(part.point, changes)
+        shared.learn_part(part.point, changes=shared.part(part.point).changes.with_call(self.entries, *call))
 
     def _keep(self, entry: Entry) -> None:
-        shared = self._part.shared
         self.entries = [entry, *self.entries]
-        shared.learned = shared.learned.with_capture(entry.compiled.joint.capture, self._part.made_at_break)
+        capture, shared = entry.compiled.joint.capture, self._part.shared
+        if capture.break_symbols is not None:
+            point, symbols = capture.resume_point, capture.break_symbols.with_made(self._part.made_at_break)
+            known = shared.learned.breaks.get(point, BreakSymbols())
+            shared.learn(breaks={**shared.learned.breaks, point: known.merged(symbols)})
 
     # --- eager --------------------------------------------------------------------------------------------------------
 

@@ -186,6 +186,10 @@ class Recorder:
     _paused: int = 0
     _symbolic: list[Any] = field(default_factory=list)
 
+    def refuse_replay(self, reason: str) -> None:
+        """Say why the program cannot be replayed call by call; the first reason counts."""
+        self.unreplayable = self.unreplayable or reason
+
     def number(self, tensor: torch.Tensor) -> int:
         """The slot number of a tensor, a new one if it has none."""
         found = self._numbers.get(id(tensor))
@@ -219,7 +223,7 @@ class Recorder:
         """Add one call."""
         name = getattr(function, "__name__", "")
         if name in HOOKS and not self._paused:
-            self.unreplayable = self.unreplayable or "it registers a hook on a tensor"
+            self.refuse_replay("it registers a hook on a tensor")
         results = _tensors(result)
         # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
         is_getter = name == "__get__"
@@ -229,10 +233,10 @@ class Recorder:
             private_tensors.is_functorch_wrapped(tensor)
             for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))
         ):
-            self.unreplayable = self.unreplayable or "it uses torch.func"
+            self.refuse_replay("it uses torch.func")
             return
         if private_autograd.saved_tensor_hooks_change_values():
-            self.unreplayable = self.unreplayable or "saved-tensor hooks are set in it"
+            self.refuse_replay("saved-tensor hooks are set in it")
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
@@ -246,13 +250,13 @@ class Recorder:
             return NumberSlot(len(self._symbolic) - 1)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._numbers:
-                self.unreplayable = self.unreplayable or "a tensor in it was made by code that is no torch call"
+                self.refuse_replay("a tensor in it was made by code that is no torch call")
             return Slot(self.number(value))
         if isinstance(value, torch.Generator):
-            self.unreplayable = self.unreplayable or "it draws from a generator of its own"
+            self.refuse_replay("it draws from a generator of its own")
         kind = type(value)
         if kind is types.FunctionType and not (value.__module__ or "").startswith("torch."):
-            self.unreplayable = self.unreplayable or "a function of the program is handed to torch"
+            self.refuse_replay("a function of the program is handed to torch")
         if kind is slice:
             return slice(self._store(value.start), self._store(value.stop), self._store(value.step))
         if kind in (list, tuple, torch.Size):
@@ -283,12 +287,12 @@ class Recorder:
             try:
                 compute = numbers([private_sizes.expression_of(item) for item in self._symbolic]) if numbers else None
             except CaptureError as error:
-                self.unreplayable = self.unreplayable or error.what
+                self.refuse_replay(error.what)
             if compute is None:
-                self.unreplayable = self.unreplayable or "it computes with symbolic sizes"
+                self.refuse_replay("it computes with symbolic sizes")
         for tensor in outputs:
             if id(tensor) not in self._numbers and not self._record_base(tensor):
-                self.unreplayable = self.unreplayable or "an output of it was made by code that is no torch call"
+                self.refuse_replay("an output of it was made by code that is no torch call")
         return Program(
             tuple(self.number(tensor) for tensor in inputs),
             tuple(self.calls),

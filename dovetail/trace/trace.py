@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +133,8 @@ class Trace:
         self.replicas: list[Any] = []
         self._forgiven: set[Any] = set()
         self._looked_at = private_sizes.KnownSymbols()
-        self.truths: set[Any] = set()
-        self.locate: Callable[[], UserLocation | None] = lambda: None
+        self._truths: set[Any] = set()
+        self._locate: Callable[[], UserLocation | None] = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.random = RandomOperators()
@@ -172,6 +172,30 @@ class Trace:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
 
+    def locate(self) -> UserLocation | None:
+        """The user's present line; None where it is not known."""
+        return self._locate()
+
+    def locate_by(self, locate: Callable[[], UserLocation | None]) -> None:
+        """Say how the user's present line is found: whoever runs the program knows."""
+        self._locate = locate
+
+    @contextlib.contextmanager
+    def in_user_backward(self) -> Iterator[None]:
+        """A block in which a hook, or the backward of a custom ``autograd.Function``, runs."""
+        outer, self.user_backward = self.user_backward, True
+        try:
+            yield
+        finally:
+            self.user_backward = outer
+
+    @contextlib.contextmanager
+    def reading_truths(self) -> Iterator[None]:
+        """A block in which numbers made of data are truth values, 0 or 1: there is nothing to check of them at a call."""
+        before = self.data_symbols()
+        yield
+        self._truths |= self.data_symbols() - before
+
     def at_close(self, function: Callable[[], None]) -> None:
         """Call a function when the trace is closed."""
         self._at_close.append(function)
@@ -180,7 +204,7 @@ class Trace:
         """Let go of the user's objects. The shape environment lives as long as the entry; the rest is garbage in circles, which
         Python may find much later.
         """
-        self.locate = lambda: None
+        self._locate = lambda: None
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: None
         for function in self._at_close:
@@ -337,7 +361,7 @@ class Trace:
         """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
         assumed = [
             expression
-            for expression in private_sizes.deferred_assumptions(self.shape_env, self.truths)
+            for expression in private_sizes.deferred_assumptions(self.shape_env, self._truths)
             if not self._forgiven.intersection(private_sizes.symbols_of(expression))
         ]
         for expression in assumed:

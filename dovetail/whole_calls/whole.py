@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -197,11 +198,8 @@ def _is_settings(value: Any) -> bool:
 
 
 def _number(trace: Trace, value: torch.Tensor) -> Any:
-    before = trace.data_symbols()
-    number = value.item()
-    if value.dtype == torch.bool:
-        trace.truths |= trace.data_symbols() - before
-    return number
+    with trace.reading_truths() if value.dtype == torch.bool else contextlib.nullcontext():
+        return value.item()
 
 
 def _number_tensor(value: float) -> torch.Tensor:

@@ -95,7 +95,7 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._states: dict[Any, Any] = {}
-        trace.locate = self.locate
+        trace.locate_by(self.locate)
         trace.at_close(self._forget)
 
     def _forget(self) -> None:

@@ -206,12 +206,8 @@ class NativeCode(TracingInterpreter):
             kwargs = {name: _program_sees(item) for name, item in kwargs.items()}
             if not self.values.in_backward:
                 return self.call(function, args, kwargs)
-            trace = self.trace
-            outer, trace.user_backward = trace.user_backward, True
-            try:
+            with self.trace.in_user_backward():
                 return self.call(function, args, kwargs)
-            finally:
-                trace.user_backward = outer
 
         if isinstance(function, (types.FunctionType, types.MethodType)):
             functools.update_wrapper(enter, function)

@@ -88,11 +88,8 @@ def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...]
     interpreter.trace.findings.asked_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
-        trace = interpreter.trace
-        before = trace.data_symbols()
-        number = interpreter.call_torch(torch.ops.aten.item.default, given, kwargs)
-        # A truth is 0 or 1: nothing to be checked at a call.
-        trace.truths |= trace.data_symbols() - before
+        with interpreter.trace.reading_truths():
+            number = interpreter.call_torch(torch.ops.aten.item.default, given, kwargs)
     return NotImplemented if number is None else number
 
 

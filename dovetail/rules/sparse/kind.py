@@ -201,7 +201,7 @@ def _call(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return results
 
     # The tape has no sparse tensors: it could not be run again.
-    trace.recorder.unreplayable = trace.recorder.unreplayable or "a sparse tensor is used in it"
+    trace.recorder.refuse_replay("a sparse tensor is used in it")
     try:
         with trace.recorder.paused(), private_calls.no_torch_function():
             found = whole_call(trace, name, call, list(tensors.values()))

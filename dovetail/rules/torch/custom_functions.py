@@ -56,5 +56,5 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
         result = interpreter.native(interpreter.state(Interpreted).of(owner).apply, tuple(given), kwargs, hands_on=True)
     recorder.record(owner.apply, tuple(given), kwargs, result)
     if interpreter.effects.writes != writes:
-        recorder.unreplayable = recorder.unreplayable or "a custom autograd.Function in it writes to Python objects"
+        recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
     return result
