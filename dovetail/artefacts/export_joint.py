@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_joint import AutogradView, StridedView
 from dovetail.aot.descriptors import (
     AliasBase,
     BufferInput,
@@ -24,6 +23,7 @@ from dovetail.aot.descriptors import (
 )
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import AOTState
+from dovetail.aot.views import AutogradView, StridedView
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator
 from dovetail.artefacts.artefact import write_artefact
 from dovetail.artefacts.loaded_parts import LoadedView
@@ -33,7 +33,6 @@ from dovetail.errors import ArtefactError
 from dovetail.runtime.recipe import ConstantItem, ObjectItem, Recipe, TensorItem, TupleItem
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
 
 NAMED: dict[str, type[Any]] = {"parameter": ParamInput, "buffer": BufferInput, "input": UserInput, "output": UserOutput}
 WRAPPING: dict[str, type[Any]] = {"mutated": MutatedInput, "tangent": Tangent, "gradient": Gradient}
@@ -218,7 +217,7 @@ def _spec(joint: JointGraph) -> dict[str, Any]:
     return {
         "input_requires_grad": list(spec.input_requires_grad),
         "output_differentiable": list(spec.output_differentiable),
-        "outputs": [_output(item, position, joint) for position, item in enumerate(spec.outputs)],
+        "outputs": [_output(item) for item in spec.outputs],
         "mutations": [
             {
                 "input_index": item.input_index,
@@ -228,23 +227,26 @@ def _spec(joint: JointGraph) -> dict[str, Any]:
             }
             for item in spec.mutations
         ],
-        "feeding": list(spec.feeding),
+        "feeding": list(spec.outputs_behind_outputs),
         "ties": [
-            {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)} for item in spec.ties
+            {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)}
+            for item in spec.dependencies
         ],
-        "freed_together": None if spec.freed_together is None else [sorted(item) for item in spec.freed_together],
-        "arrangement": list(spec.arrangement),
+        "freed_together": None if spec.freed_by_backward is None else [sorted(item) for item in spec.freed_by_backward],
+        "arrangement": list(spec.leaf_order),
     }
 
 
-def _output(output: OutputTensor, position: int, joint: JointGraph) -> dict[str, Any]:
+def _output(output: OutputTensor) -> dict[str, Any]:
     if type(output) is FreshOutput:
         return {"kind": "fresh", "index": output.index, "is_leaf": output.is_leaf, "is_freed": output.is_freed}
     if type(output) is InputOutput:
         return {"kind": "input", "index": output.index}
     if type(output) is not ViewOutput or not isinstance(output.replay, (StridedView, AutogradView, LoadedView)):
         raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
-    size, stride, offset = _geometry(output, position, joint)
+    if output.replay.plain is None:
+        raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
+    size, stride, offset = output.replay.plain
     return {
         "kind": "view",
         "of": "fresh" if isinstance(output.base, FreshOutput) else "input",
@@ -257,20 +259,6 @@ def _output(output: OutputTensor, position: int, joint: JointGraph) -> dict[str,
         "differentiable": output.differentiable,
         "requires_grad": output.requires_grad,
     }
-
-
-def _geometry(output: ViewOutput, position: int, joint: JointGraph) -> tuple[Any, Any, int]:
-    """Size, stride and offset of a returned view, relative to its base."""
-    if isinstance(output.replay, (StridedView, LoadedView)):
-        return output.replay.size, output.replay.stride, int(output.replay.offset)
-    view: Any = private_tracing.from_fun(joint.capture.outputs[position])
-    is_input = isinstance(output.base, InputOutput)
-    nodes: list[Any] = joint.graph.find_nodes(op="placeholder") if is_input else joint.results
-    root: Any = nodes[output.base.index].meta["val"]
-    odd = view.dtype != root.dtype or view.is_conj() != root.is_conj() or view.is_neg() != root.is_neg()
-    if odd or private_sizes.has_symbols(view) or private_sizes.has_symbols(root):
-        raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
-    return tuple(view.shape), view.stride(), int(view.storage_offset() - root.storage_offset())
 
 
 def _result(joint: JointGraph) -> Any:

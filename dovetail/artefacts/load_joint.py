@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.capture_result import CaptureResult
-from dovetail.aot.compile_joint import CompiledGraph
+from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import AliasBase, BufferInput, Descriptor, ParamInput
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.artefacts.allow_list import check_arguments, name_of_operator, operator_by_name
@@ -28,7 +28,15 @@ from dovetail.backends import compile_with, lookup_backend
 from dovetail.errors import ArtefactError, DovetailError, InputError
 from dovetail.guards import GuardSet
 from dovetail.quirks.functionalisation import SAME_DTYPE
-from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, RuntimeSpec, Tie, ViewOutput
+from dovetail.runtime.spec import (
+    FreshOutput,
+    InputOutput,
+    Mutation,
+    OutputDependency,
+    OutputTensor,
+    RuntimeSpec,
+    ViewOutput,
+)
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, shape_guards
@@ -401,7 +409,7 @@ def _spec(data: Mapping[str, Any], primals: int, forward: int, results: Sequence
         index = check(item["index"], primals if is_input else forward)
         base = InputOutput(index) if is_input else FreshOutput(index, item["is_leaf"], item["is_freed"])
         if item["kind"] == "view":
-            replay = LoadedView(tuple(item["size"]), tuple(item["stride"]), item["offset"])
+            replay = LoadedView((tuple(item["size"]), tuple(item["stride"]), item["offset"]))
             outputs.append(ViewOutput(base, replay, item["differentiable"], item["requires_grad"]))
         else:
             outputs.append(base)
@@ -424,24 +432,24 @@ def _spec(data: Mapping[str, Any], primals: int, forward: int, results: Sequence
         tuple(outputs),
         mutations,
         tuple(check(item, forward) for item in data["feeding"]),
-        _ties(data["ties"], outputs, mutations, tuple(data["output_differentiable"])),
-        freed_together=_freed_together(data["freed_together"], sum(data["output_differentiable"])),
-        arrangement=_arrangement(data["arrangement"], primals),
+        _dependencies(data["ties"], outputs, mutations, tuple(data["output_differentiable"])),
+        freed_by_backward=_freed_by_backward(data["freed_together"], sum(data["output_differentiable"])),
+        leaf_order=_leaf_order(data["arrangement"], primals),
     )
 
 
-def _ties(
+def _dependencies(
     data: Sequence[Mapping[str, Any]],
     outputs: Sequence[OutputTensor],
     mutations: Sequence[Mutation],
     differentiable: Sequence[bool],
-) -> tuple[Tie, ...]:
-    """The ties of a file; raises :class:`ArtefactError` unless they can be made in their order."""
+) -> tuple[OutputDependency, ...]:
+    """The output dependencies of a file; raises :class:`ArtefactError` unless they can be made in their order."""
     left = {item["output"] for item in data}
     if len(left) != len(data) or any(index >= len(differentiable) or not differentiable[index] for index in left):
         raise ArtefactError("the artefact ties an output that there is not")
     written = {item.input_index: item.output_index for item in mutations}
-    ties: list[Tie] = []
+    found: list[OutputDependency] = []
     for item in data:
         places, inputs = tuple(item["results"]), tuple(item["inputs"])
         if any(place >= len(outputs) for place in places) or any(index not in written for index in inputs):
@@ -452,17 +460,17 @@ def _ties(
         if sources & left:
             raise ArtefactError("the artefact ties outputs to each other in an order in which they cannot be made")
         left.remove(item["output"])
-        ties.append(Tie(item["output"], places, inputs))
-    return tuple(ties)
+        found.append(OutputDependency(item["output"], places, inputs))
+    return tuple(found)
 
 
-def _arrangement(data: Sequence[int], primals: int) -> tuple[int, ...]:
+def _leaf_order(data: Sequence[int], primals: int) -> tuple[int, ...]:
     if data and sorted(data) != list(range(primals)):
         raise ArtefactError("the artefact does not say in which order its inputs get their gradients")
     return tuple(data)
 
 
-def _freed_together(data: Sequence[Sequence[int]] | None, count: int) -> tuple[frozenset[int], ...] | None:
+def _freed_by_backward(data: Sequence[Sequence[int]] | None, count: int) -> tuple[frozenset[int], ...] | None:
     if data is None:
         return None
     if len(data) != count or any(index >= count for item in data for index in item):

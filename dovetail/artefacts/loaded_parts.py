@@ -19,16 +19,15 @@ from dovetail.errors import InputError
 class LoadedView:
     """Makes a view of a base again: same size, stride and offset."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    plain: tuple[tuple[int, ...], tuple[int, ...], int]
 
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base; raises :class:`InputError` where it would leave the base's memory."""
-        offset = base.storage_offset() + self.offset
-        if offset < 0 or len(self.size) != len(self.stride):
+        size, stride, offset = self.plain
+        offset += int(base.storage_offset())
+        if offset < 0 or len(size) != len(stride):
             raise InputError("the view in the artefact lies outside of its base")
-        return base.as_strided(self.size, self.stride, offset)
+        return base.as_strided(size, stride, offset)
 
 
 def build_result(data: Any, tensors: Sequence[Any]) -> Any:

@@ -18,11 +18,10 @@ from dovetail.runtime.recipe import (
     DataNumberItem,
     NumberItem,
     Recipe,
-    RecipeBuilder,
     SourceItem,
     TensorItem,
-    holds_interpreted,
 )
+from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.python_numbers import number_as_tensor

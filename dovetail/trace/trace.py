@@ -148,11 +148,12 @@ class Trace:
         self.metadata_changes: list[MetadataChange] = []
         self._by_real: dict[int, TracedInput] = {}
         self._by_value: dict[int, TracedInput] = {}
+        self._releases: list[Callable[[], None]] = []
 
     def open(self, stack: contextlib.ExitStack) -> Trace:
         """Enter all modes on the caller's stack."""
         # The shape environment lives as long as the entry, which is not to keep the user's objects alive.
-        stack.callback(self._forget_location)
+        stack.callback(self._release)
         self.random.open(stack)
         self.ambient = AmbientState.snapshot()
         _open_traces.stack.append(self)
@@ -172,9 +173,22 @@ class Trace:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
 
-    def _forget_location(self) -> None:
+    def on_close(self, release: Callable[[], None]) -> None:
+        """Have ``release()`` called when the trace is closed, so that nothing of it keeps the user's objects alive."""
+        self._releases.append(release)
+
+    def _release(self) -> None:
+        """Let go of the user's objects. Autograd's graph may keep the trace for ever: its nodes are C++, and the garbage collector
+        does not see that a hook, or the context of a custom ``autograd.Function``, leads back to the tensor that leads to it.
+        """
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: None
+        self.locate = lambda: None
+        self.recorder = Recorder()
+        for table in (self.inputs, self._by_real, self._by_value, self.replicas):
+            table.clear()
+        while self._releases:
+            self._releases.pop()()
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.aot.compile_joint import make_entry
+from dovetail.aot.entries import make_entry
 from dovetail.whole_calls import operator
 from tests.differential import same
 

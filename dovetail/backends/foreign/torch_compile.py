@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.capture_result import CaptureResult
-from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint
+from dovetail.aot.compile_joint import choose_backend, compile_joint
+from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.aot.state import create_state
 from dovetail.backends import Backend
@@ -32,6 +33,7 @@ from dovetail.errors import (
     UserLocation,
 )
 from dovetail.events import EventLog
+from dovetail.face.loading import load_rules
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting
 from dovetail.options import Options, make_options
 from dovetail.torch_private import autograd as private_autograd
@@ -360,6 +362,7 @@ class TorchBackend:
             return self._fall_back(graph, CaptureError(f"capture failed with {type(error).__name__}: {error}"))
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> TorchCompiled:
+        load_rules()
         with contextlib.ExitStack() as outer:
             outer.enter_context(private_state.preserved_rng_state())
             outer.enter_context(self.events.span("compile", caller="torch.compile"))

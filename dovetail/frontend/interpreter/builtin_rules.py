@@ -374,7 +374,7 @@ class WrappingIterator:
         return self
 
     def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Outside of the trace it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
+        """Outside of the trace it is the iterator itself; see :mod:`dovetail.runtime.recipe_builder`."""
         return iter, (self.inner,)
 
     def __next__(self) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.attributes import class_attribute
-from dovetail.runtime.recipe import interpreted_of
+from dovetail.runtime.recipe_builder import interpreted_of
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
 INLINED_TORCH = (
@@ -192,7 +192,6 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
-@functools.lru_cache(maxsize=1024)
 def is_overridable(function: types.FunctionType) -> bool:
     """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
 

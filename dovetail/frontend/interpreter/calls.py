@@ -35,7 +35,7 @@ from dovetail.guards import (
     Length,
     NoHooks,
 )
-from dovetail.runtime.recipe import interpreted_of
+from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes

@@ -40,6 +40,7 @@ from dovetail.frontend.rules import CODES
 from dovetail.frontend.sizes.number_tensors import select_symbolic, with_numbers_in_slices
 from dovetail.frontend.values.aliases import guard_comparison, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, is_trusted, may_be_switched, plain_numbers
+from dovetail.frontend.values.module_paths import ModulePaths
 from dovetail.frontend.values.values import Values
 from dovetail.guards import (
     AttributeSource,
@@ -114,16 +115,23 @@ class Interpreter(Attributes, Calls, Operators):
         self._cells: dict[int, Source] = {}
         self._seen_globals: dict[tuple[int, str], Any] = {}
         self._seen_functions: dict[int, types.FunctionType] = {}
+        self._module_paths = ModulePaths(self.values.source_of)
         trace.locate = self.locate
+        trace.on_close(self._release)
+
+    def _release(self) -> None:
+        """The trace is closed: let go of the user's objects."""
+        self.__dict__.clear()
+        self.ended = True
 
     # --- where --------------------------------------------------------------------------------------------------------
 
     def locate(self) -> UserLocation | None:
         """The innermost line outside of torch."""
-        for frame in reversed(self.frames):
-            if not is_trusted(frame.globals.get("__name__")):
-                return frame.location()
-        return self.frames[-1].location() if self.frames else self.entry_location
+        if not self.frames:
+            return self.entry_location
+        outside = (frame for frame in reversed(self.frames) if not is_trusted(frame.globals.get("__name__")))
+        return next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
 
     def begin_backward(self) -> None:
         """The forward has ended and is undone: what hooks and custom backwards read is noted anew."""

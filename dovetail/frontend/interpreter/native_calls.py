@@ -61,7 +61,7 @@ from dovetail.guards import (
     InstanceDictSource,
     ItemSource,
 )
-from dovetail.runtime.recipe import interpreted_of, stands_for
+from dovetail.runtime.recipe_builder import interpreted_of, stands_for
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
