@@ -9,17 +9,21 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class UserLocation:
-    """A place in the user's source: file name, line number (from 1), function name and the line's text."""
+    """A place in the user's source: file name, line number (from 1), function name and the line's text.
+
+    ``module`` is the path of the ``torch.nn.Module`` whose code runs there, such as ``blocks.3.attn``, if there is one.
+    """
 
     file: str
     line: int
     function: str = ""
     text: str = ""
+    module: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}"

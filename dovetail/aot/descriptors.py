@@ -7,11 +7,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Base of all descriptors."""
+    """Base of all descriptors; ``sentence`` is how one is written, with its fields in braces."""
+
+    sentence: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        return self.sentence.format(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,7 @@ class ParamInput(Descriptor):
     """A parameter, by its fully qualified name in the compiled module (or the path it was read by)."""
 
     fqn: str
-
-    def __str__(self) -> str:
-        return f"parameter {self.fqn!r}"
+    sentence: ClassVar[str] = "parameter {fqn!r}"
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,7 @@ class BufferInput(Descriptor):
     """A buffer, by its fully qualified name in the compiled module (or the path it was read by)."""
 
     fqn: str
-
-    def __str__(self) -> str:
-        return f"buffer {self.fqn!r}"
+    sentence: ClassVar[str] = "buffer {fqn!r}"
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,7 @@ class UserInput(Descriptor):
     """A tensor reached from the arguments, closure or globals, by the path it was read by, such as ``L['x']``."""
 
     path: str
-
-    def __str__(self) -> str:
-        return f"input {self.path}"
-
-
-@dataclass(frozen=True)
-class SymIntInput(Descriptor):
-    """A symbolic size handed in as an integer."""
-
-    expression: str
-
-    def __str__(self) -> str:
-        return f"size {self.expression}"
-
-
-@dataclass(frozen=True)
-class RngInput(Descriptor):
-    """The state of a random generator."""
-
-    device: str
-
-    def __str__(self) -> str:
-        return f"random state of {self.device}"
+    sentence: ClassVar[str] = "input {path}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +49,7 @@ class UserOutput(Descriptor):
     """A tensor that the user's function returns, by its path in the result."""
 
     path: str
-
-    def __str__(self) -> str:
-        return f"output {self.path}"
+    sentence: ClassVar[str] = "output {path}"
 
 
 @dataclass(frozen=True)
@@ -79,9 +57,7 @@ class AliasBase(Descriptor):
     """A tensor that is not returned itself, but of which several returned tensors are views."""
 
     index: int
-
-    def __str__(self) -> str:
-        return f"base {self.index} of returned views"
+    sentence: ClassVar[str] = "base {index} of returned views"
 
 
 @dataclass(frozen=True)
@@ -89,9 +65,7 @@ class MutatedInput(Descriptor):
     """The new value of an input that the function wrote to."""
 
     of: Descriptor
-
-    def __str__(self) -> str:
-        return f"new value of {self.of}"
+    sentence: ClassVar[str] = "new value of {of}"
 
 
 @dataclass(frozen=True)
@@ -99,9 +73,7 @@ class Tangent(Descriptor):
     """The incoming gradient of an output."""
 
     of: Descriptor
-
-    def __str__(self) -> str:
-        return f"tangent of {self.of}"
+    sentence: ClassVar[str] = "tangent of {of}"
 
 
 @dataclass(frozen=True)
@@ -109,9 +81,7 @@ class Gradient(Descriptor):
     """The outgoing gradient of an input."""
 
     of: Descriptor
-
-    def __str__(self) -> str:
-        return f"gradient of {self.of}"
+    sentence: ClassVar[str] = "gradient of {of}"
 
 
 @dataclass(frozen=True)
@@ -119,6 +89,4 @@ class SavedForBackward(Descriptor):
     """A value that the forward graph hands to the backward graph, by its node's name."""
 
     name: str
-
-    def __str__(self) -> str:
-        return f"saved {self.name}"
+    sentence: ClassVar[str] = "saved {name}"

@@ -1,8 +1,9 @@
 """Which outputs of a function can be differentiated one after the other without ``retain_graph``.
 
-Eager frees what the nodes that a backward has passed have saved. Another output keeps its own backward unless it leads to one
-of these nodes. A compiled function is one node of autograd, whose saved tensors are all freed at once; what is found here says
-what has to be kept (:mod:`dovetail.runtime.independence`).
+This is core: ``generator_loss.backward(); critic_loss.backward()`` over two results of one compiled function needs it for its
+first-order gradients. Eager frees what the nodes that a backward has passed have saved. Another output keeps its own backward
+unless it leads to one of these nodes. A compiled function is one node of autograd, whose saved tensors are all freed at once;
+:func:`freed_by_backward` says what has to be kept (:mod:`dovetail.runtime.independence`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 import torch
 
 
-def freed_together(roots: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...] | None:
-    """For each root those (itself too, perhaps) that its backward leaves without theirs; None if that is always all.
+def freed_by_backward(roots: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...] | None:
+    """For each root the roots (itself too, perhaps) that its backward leaves without a backward; None if always all.
 
     >>> one, two = (torch.ones(2, requires_grad=True) for _ in range(2))
     >>> shared = one.sin()
-    >>> [sorted(found) for found in freed_together([shared * 2, shared + 1, two.exp()])]
+    >>> [sorted(found) for found in freed_by_backward([shared * 2, shared + 1, two.exp()])]
     [[0, 1], [0, 1], [2]]
     """
     passed = _passed_by(roots)
@@ -61,7 +62,7 @@ def _children_first(starts: Sequence[Any]) -> list[Any]:
 
 
 def _saves(node: Any) -> bool:
-    """Whether a backward through the node leaves it without something that another one needs."""
+    """Whether a backward through the node frees something that another backward needs."""
     if hasattr(node, "variable"):
         return False
     if isinstance(node, torch.autograd.function.BackwardCFunction):
@@ -72,4 +73,5 @@ def _saves(node: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _kind_saves(kind: Hashable) -> bool:
+    """Of torch's own node classes only, which live as long as the process."""
     return any(name.startswith("_raw_saved_") for name in dir(kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,16 @@ from dovetail.errors import NotCallableError, StageError
 from dovetail.trace import CaptureSettings, Trace
 
 Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], CaptureResult]
-_frontends: dict[str, Frontend] = {}
+_FRONTENDS = {"bytecode": "dovetail.face.loading:bytecode_frontend"}
+"""Frontends by name, as functions that load and return them, which live in a room above."""
 
 
-def register_frontend(name: str, frontend: Frontend) -> None:
-    """Make a frontend known; the room above registers the bytecode interpreter as ``"bytecode"``."""
-    _frontends[name] = frontend
+def _frontend(name: str) -> Frontend:
+    if name not in _FRONTENDS:
+        raise StageError(f"there is no frontend {name!r}", advice=f"the frontends are: {', '.join(_FRONTENDS)}")
+    module, _, loads = _FRONTENDS[name].partition(":")
+    found: Frontend = getattr(importlib.import_module(module), loads)()
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,7 @@ def create_state(
             advice="hand over a function or a torch.nn.Module",
         )
     if isinstance(frontend, str):
-        if frontend not in _frontends:
-            raise StageError(f"there is no frontend {frontend!r}", advice="import dovetail before using its stages")
-        frontend = _frontends[frontend]
+        frontend = _frontend(frontend)
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
     trace = Trace(settings, decompositions, fake_mode).open(stack)

@@ -59,7 +59,7 @@ def export_joint(
         "derivative_order": derivative_order(joint),
         "symbols": symbols,
         "guards": _guards(joint, numbers),
-        "spec": encode_spec(joint),
+        "spec": encode_spec(joint.spec),
         "result": encode_result(joint.capture.recipe, len(joint.spec.outputs)),
         "state": _state(joint, values or {}, tensors),
         "provenance": [str(record) for record in joint.provenance],

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.compile_joint import CompiledGraph
+from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.artefacts.descriptors import name_of_input
 from dovetail.artefacts.results import build_result

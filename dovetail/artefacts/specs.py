@@ -1,4 +1,8 @@
-"""The runtime's description of a graph's inputs and outputs as data, and back."""
+"""The runtime's description of a graph's inputs and outputs as data, and back.
+
+The file has older names for some of its fields: ``feeding`` are ``outputs_behind_outputs``, ``ties`` are ``dependencies``,
+``freed_together`` is ``freed_by_backward``, and ``arrangement`` is ``leaf_order``.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,17 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_joint import AutogradView, StridedView
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.views import AutogradView, StridedView
 from dovetail.errors import ArtefactError, InputError
 from dovetail.runtime.spec import (
     FreshOutput,
     InputOutput,
     Mutation,
+    OutputDependency,
     OutputTensor,
     RuntimeSpec,
-    Tie,
     ViewOutput,
 )
-from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
 
 
 @dataclass(frozen=True)
@@ -40,32 +41,34 @@ class LoadedView:
         return base.as_strided(size, stride, offset)
 
 
-def encode_spec(joint: JointGraph) -> dict[str, Any]:
-    """The description of a graph as data; raises :class:`ArtefactError` for a view that needs more than strides."""
-    spec: RuntimeSpec = joint.spec
-    freed = spec.freed_together
+def encode_spec(spec: RuntimeSpec) -> dict[str, Any]:
+    """A description as data; raises :class:`ArtefactError` for a view that needs more than strides."""
+    freed = spec.freed_by_backward
     return {
         "input_requires_grad": list(spec.input_requires_grad),
         "output_differentiable": list(spec.output_differentiable),
-        "outputs": [_encode_output(item, position, joint) for position, item in enumerate(spec.outputs)],
+        "outputs": list(map(_encode_output, spec.outputs)),
         "mutations": list(map(dataclasses.asdict, spec.mutations)),
-        "feeding": list(spec.feeding),
+        "feeding": list(spec.outputs_behind_outputs),
         "ties": [
-            {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)} for item in spec.ties
+            {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)}
+            for item in spec.dependencies
         ],
         "freed_together": None if freed is None else [sorted(item) for item in freed],
-        "arrangement": list(spec.arrangement),
+        "arrangement": list(spec.leaf_order),
     }
 
 
-def _encode_output(output: OutputTensor, position: int, joint: JointGraph) -> dict[str, Any]:
+def _encode_output(output: OutputTensor) -> dict[str, Any]:
     if type(output) is FreshOutput:
         return {"kind": "fresh", "index": output.index, "is_leaf": output.is_leaf, "is_freed": output.is_freed}
     if type(output) is InputOutput:
         return {"kind": "input", "index": output.index}
-    if not isinstance(output, ViewOutput) or not isinstance(output.replay, (StridedView, AutogradView, LoadedView)):
+    replay = output.replay if isinstance(output, ViewOutput) else None
+    if not isinstance(replay, (StridedView, AutogradView, LoadedView)) or replay.plain is None:
         raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
-    size, stride, offset = _geometry(output, position, joint)
+    assert isinstance(output, ViewOutput)
+    size, stride, offset = replay.plain
     fresh = output.base if isinstance(output.base, FreshOutput) else None
     return {
         "kind": "view",
@@ -79,22 +82,6 @@ def _encode_output(output: OutputTensor, position: int, joint: JointGraph) -> di
         "differentiable": output.differentiable,
         "requires_grad": output.requires_grad,
     }
-
-
-def _geometry(output: ViewOutput, position: int, joint: JointGraph) -> tuple[Any, Any, int]:
-    """Size, stride and offset of a returned view, relative to its base."""
-    if isinstance(output.replay, LoadedView):
-        return output.replay.plain
-    if isinstance(output.replay, StridedView):
-        return output.replay.size, output.replay.stride, int(output.replay.offset)
-    view: Any = private_tracing.from_fun(joint.capture.outputs[position])
-    is_input = isinstance(output.base, InputOutput)
-    nodes: list[Any] = joint.graph.find_nodes(op="placeholder") if is_input else joint.results
-    root: Any = nodes[output.base.index].meta["val"]
-    odd = view.dtype != root.dtype or view.is_conj() != root.is_conj() or view.is_neg() != root.is_neg()
-    if odd or private_sizes.has_symbols(view) or private_sizes.has_symbols(root):
-        raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
-    return tuple(view.shape), view.stride(), int(view.storage_offset() - root.storage_offset())
 
 
 def decode_spec(data: Mapping[str, Any], primals: int, forward: int) -> RuntimeSpec:
@@ -120,9 +107,9 @@ def decode_spec(data: Mapping[str, Any], primals: int, forward: int) -> RuntimeS
         tuple(outputs),
         mutations,
         tuple(_check_index(item, forward) for item in data["feeding"]),
-        _decode_ties(data["ties"], outputs, mutations, differentiable),
-        freed_together=_decode_freed(data["freed_together"], sum(differentiable)),
-        arrangement=tuple(data["arrangement"]),
+        _decode_dependencies(data["ties"], outputs, mutations, differentiable),
+        freed_by_backward=_decode_freed(data["freed_together"], sum(differentiable)),
+        leaf_order=tuple(data["arrangement"]),
     )
 
 
@@ -142,18 +129,18 @@ def _decode_output(item: Mapping[str, Any], primals: int, forward: int) -> Outpu
     return ViewOutput(base, replay, item["differentiable"], item["requires_grad"])
 
 
-def _decode_ties(
+def _decode_dependencies(
     data: Sequence[Mapping[str, Any]],
     outputs: Sequence[OutputTensor],
     mutations: Sequence[Mutation],
     differentiable: Sequence[bool],
-) -> tuple[Tie, ...]:
+) -> tuple[OutputDependency, ...]:
     """Raises :class:`ArtefactError` unless each can be made when those before it are."""
     left = {item["output"] for item in data}
     if len(left) != len(data) or any(index >= len(differentiable) or not differentiable[index] for index in left):
         raise ArtefactError("the artefact ties an output that there is not")
     written = {item.input_index: item.output_index for item in mutations}
-    found: list[Tie] = []
+    found: list[OutputDependency] = []
     for item in data:
         places, inputs = tuple(item["results"]), tuple(item["inputs"])
         if any(place >= len(outputs) for place in places) or any(index not in written for index in inputs):
@@ -165,7 +152,7 @@ def _decode_ties(
         if sources & left:
             raise ArtefactError("the artefact ties outputs to each other in an order in which they cannot be made")
         left.remove(item["output"])
-        found.append(Tie(item["output"], places, inputs))
+        found.append(OutputDependency(item["output"], places, inputs))
     return tuple(found)
 
 

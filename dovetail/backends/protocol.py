@@ -71,7 +71,7 @@ class Backend:
     ``takes_symbolic_shapes``: accepts symbolic sizes; without it, each new size is compiled anew.
     ``kinds``: the kinds of graph that it accepts; ``("inference",)`` cannot train.
     ``writes_back``: understands the option ``write_backs``.
-    ``slow_to_compile``: compiling costs more than one eager run (:mod:`dovetail.aot.first_run`).
+    ``slow_to_compile``: compiling costs more than one eager run (:mod:`dovetail.passes.first_run`).
     ``leaves_fused_updates``: decomposes fused optimizers, and prefers that one which ends a step runs after the graph.
     ``for_options``: returns the backend for the user's options, where options change any of these facts.
 

@@ -255,7 +255,7 @@ class GraphBuilder:
         defined = [value is not None for value in inputs]
         given = (defined, self._reference(list(saved_tensors)), *self._reference(list(inputs)))
         whole = self._step(functions.call_backward, hook, is_tensor, *given)
-        own: Any = kind.backward_graph(inputs) if hasattr(kind, "backward_graph") else None
+        own: Any = kind.backward_graph(context, inputs) if hasattr(kind, "backward_graph") else None
         if own is None or any(node.op in ("get_attr", "call_module") for node in own[0].graph.nodes):
             results = [self._item(whole, index) if flag else None for index, flag in enumerate(is_tensor)]
         else:
@@ -263,7 +263,8 @@ class GraphBuilder:
             whole.meta["create_graph"] = True
             values = self._step(functions.compiled_prologue, hook, *given)
             values.meta["create_graph"] = False
-            first_order = kind.arranged(self._copied(own[0], [self._item(values, place) for place in own[1]]))
+            copied = self._copied(own[0], [self._item(values, place) for place in own[1]])
+            first_order = kind.epilogue(context, copied)
             results = [
                 self._step(functions.of_either_order, result, self._item(whole, index)) if flag and result else None
                 for index, (flag, result) in enumerate(zip(is_tensor, first_order, strict=True))

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import IN_BACKWARD
 from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
 from dovetail.distributed.plan import Plan, agree, fingerprint, register
 from dovetail.torch_private import distributed as private_distributed

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dovetail.aot.descriptors import BufferInput, Descriptor, Gradient, ParamInput
-from dovetail.aot.joint_graph import JointGraph, must_stay
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import must_stay
 from dovetail.distributed.placement import is_data
 from dovetail.trace.gradient_marks import GRADIENT_OF
 

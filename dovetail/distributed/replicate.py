@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.aot.descriptors import BufferInput, MutatedInput
-from dovetail.aot.joint_graph import JointGraph, assumes
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import checks_assumption
 from dovetail.distributed.buckets import Phase, make_buckets
 from dovetail.distributed.exchange import Team, collectives, describe, pack, real_dtype, unpack
 from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites, is_marked, merge_accumulated
@@ -71,7 +72,7 @@ def replicate(
 
 def refuse_assumptions(joint: JointGraph) -> None:
     """Raise :class:`DistributedError` for a graph that checks assumptions about data: a rank where one fails runs eagerly."""
-    node = next(filter(assumes, joint.graph.nodes), None)
+    node = next(filter(checks_assumption, joint.graph.nodes), None)
     if node is not None:
         raise DistributedError(
             "a size depends on the data, and where it is not such as the graph assumes, the call would run eagerly on this "

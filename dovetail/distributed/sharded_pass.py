@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.joint_graph import IN_BACKWARD, JointGraph, must_stay
-from dovetail.aot.required_passes import register_required_pass
+from dovetail.aot.joint_graph import JointGraph, Pass
+from dovetail.aot.nodes import IN_BACKWARD, must_stay
+from dovetail.aot.steps import required_passes
 from dovetail.distributed.buckets import Bucket, Phase, make_buckets
 from dovetail.distributed.exchange import Call, Team, collectives, describe, element_bytes, places
 from dovetail.distributed.gradients import GradientSite, defer_readers, merge_exchanges
@@ -87,7 +88,9 @@ def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
     return any(node.target in (scatter, reduce) for node in nodes) and (is_broken or not is_updated)
 
 
-register_required_pass(is_sharded, exchange_shards())
+@required_passes
+def _exchange_shards(joint: JointGraph) -> Pass | None:
+    return exchange_shards() if is_sharded(joint) else None
 
 
 @dataclass

@@ -14,8 +14,8 @@ import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.required_passes import register_required_pass
+from dovetail.aot.joint_graph import JointGraph, Pass
+from dovetail.aot.steps import required_passes
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
@@ -162,4 +162,6 @@ def reduce_replicas(joint: JointGraph) -> None:
     check_parameters(joint)
 
 
-register_required_pass(has_replicas, reduce_replicas)
+@required_passes
+def _reduce_gradients(joint: JointGraph) -> Pass | None:
+    return reduce_replicas if has_replicas(joint) else None

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.capture_joint import capture_joint, lacks_derivative
 from dovetail.aot.capture_result import CaptureResult
-from dovetail.aot.compile_joint import CompiledGraph, choose_backend, compile_joint, make_entry
-from dovetail.aot.first_run import can_put_off, compile_put_off
+from dovetail.aot.compile_joint import choose_backend, compile_joint
+from dovetail.aot.compiled_graph import CompiledGraph
+from dovetail.aot.entries import make_entry
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
 from dovetail.errors import (
@@ -35,8 +36,6 @@ from dovetail.face.warnings import explain_break, name_of, warn_user
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.guards import GuardSet
-from dovetail.higher_order.capture import lacks_derivative
-from dovetail.runtime.ended import ended_assumption
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Findings, Retry, Trace
@@ -200,17 +199,16 @@ class Attempts:
 
     def _lower(self, joint: JointGraph) -> CompiledGraph:
         options, shared = self._options, self._shared
-        choices: dict[str, Any] = {
-            "options": options.backend_options,
-            "events": shared.events,
-            "memory_budget": options.memory_budget,
-            "numerics": options.numerics,
-        }
-        ended = ended_assumption(self._guards.so_far(), joint.capture.effects)
-        if ended is not None and can_put_off(joint, shared.backend):
-            shared.events.note("kernels put off", reason=f"the call itself ends what was assumed: {ended}")
-            return compile_put_off(joint, shared.backend, **choices)
-        return compile_joint(None, joint, shared.backend, **choices)
+        return compile_joint(
+            None,
+            joint,
+            shared.backend,
+            options=options.backend_options,
+            events=shared.events,
+            memory_budget=options.memory_budget,
+            numerics=options.numerics,
+            may_run_once=True,
+        )
 
     def _checked(self, entry: Entry) -> Outcome:
         """The entry, if its guards hold for the call that it was captured for."""

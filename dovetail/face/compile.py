@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.capture_joint import capture_joint, lacks_derivative
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
 from dovetail.errors import CaptureError, NotCallableError
@@ -21,7 +21,6 @@ from dovetail.face.loading import load_rules
 from dovetail.face.module import CompiledModule
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.sizes.size_changes import SizeChanges
-from dovetail.higher_order.capture import lacks_derivative
 from dovetail.options import Options, make_options
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Retry

@@ -13,12 +13,10 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import choose_backend
-from dovetail.aot.state import register_frontend
 from dovetail.backends import Backend
 from dovetail.face.continuation import Continuation, Continuations
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
-from dovetail.face.loading import load_rules
 from dovetail.face.warnings import name_of
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.points import ResumePoint
@@ -94,9 +92,6 @@ def _look_like(compiled: CompiledFunction, function: Any) -> None:
     compiled.__wrapped__ = function  # type: ignore[attr-defined]
 
 
-def _bytecode_frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
-    load_rules()
+def bytecode_frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
+    """Interpret one call, with guards of its own."""
     return run_frontend(trace, GuardSet(), function, args, kwargs)
-
-
-register_frontend("bytecode", _bytecode_frontend)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from typing import Any
 
 import torch
 
+from dovetail.aot.state import Frontend
+
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
 RULES = (
+    "dovetail.passes",
+    "dovetail.higher_order",
     "dovetail.rules.torch.branches_on_data",
     "dovetail.rules.torch.storage_offsets",
     "dovetail.whole_calls.whole",
@@ -54,6 +59,7 @@ RULES = (
     "dovetail.rules.sizes.spectra",
     "dovetail.rules.sizes.overlapping_views",
     "dovetail.rules.sizes.tensor_sizes",
+    "dovetail.rules.sparse.deferred",
     "dovetail.rules.sparse.kind",
     "dovetail.rules.subclasses.kind",
     "dovetail.quirks.overlapping_writes",
@@ -78,6 +84,19 @@ def load_rules() -> None:
     if not os.environ.get(WITHOUT_RULES):
         for name in RULES:
             importlib.import_module(name)
+
+
+def bytecode_frontend() -> Frontend:
+    """The frontend that interprets bytecode, with its rules loaded."""
+    load_rules()
+    frontend: Frontend = importlib.import_module("dovetail.face.compiled_function").bytecode_frontend
+    return frontend
+
+
+def compile_joint(*args: Any, **kwargs: Any) -> Any:
+    """:func:`dovetail.aot.compile_joint`, with its hooks loaded."""
+    load_rules()
+    return importlib.import_module("dovetail.aot.compile_joint").compile_joint(*args, **kwargs)
 
 
 def load_distributed_rules() -> None:

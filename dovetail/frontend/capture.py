@@ -23,6 +23,7 @@ from dovetail.frontend.rules import end_rule
 from dovetail.frontend.values.aliases import guard_distinct
 from dovetail.frontend.values.class_guards import guard_classes
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin
+from dovetail.frontend.values.module_paths import walk_tables
 from dovetail.guards import (
     AmbientChange,
     AmbientState,
@@ -31,8 +32,6 @@ from dovetail.guards import (
     CalleeSource,
     GuardSet,
     Identity,
-    InstanceDictSource,
-    ItemSource,
     KeywordSource,
     Source,
     TypeIs,
@@ -239,21 +238,8 @@ def _unchanged(live: Sequence[Any], values: Any) -> dict[int, str]:
 
 def describe(source: Source, real: torch.Tensor) -> Descriptor:
     """The descriptor of an input, by where it was read: a parameter or buffer by its path from the module that is called."""
-    path: list[str] = []
-    step: Source | None = source
-    kind = ""
-    while isinstance(step, ItemSource) and getattr(step, "base", None) is not None:
-        table = step.base
-        if not isinstance(table, ItemSource) or not isinstance(table.base, InstanceDictSource):
-            break
-        if table.key not in ("_parameters", "_buffers", "_modules") or not isinstance(step.key, str):
-            break
-        kind = kind or str(table.key)
-        path.append(step.key)
-        step = table.base.base
-    if isinstance(step, AttributeSource) and step.attribute == "__self__":
-        step = step.base
-    name = ".".join(reversed(path)) if path and isinstance(step, CalleeSource) else source.name
+    start, names, kind = walk_tables(source)
+    name = ".".join(names) if names and isinstance(start, CalleeSource) else source.name
     if isinstance(real, torch.nn.Parameter):
         return ParamInput(name)
     return BufferInput(name) if kind == "_buffers" else UserInput(name)

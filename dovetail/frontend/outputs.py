@@ -13,16 +13,8 @@ from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.rules import kind_of
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
-from dovetail.runtime.recipe import (
-    ConstantItem,
-    DataNumberItem,
-    NumberItem,
-    Recipe,
-    RecipeBuilder,
-    SourceItem,
-    TensorItem,
-    holds_interpreted,
-)
+from dovetail.runtime.recipe import ConstantItem, DataNumberItem, NumberItem, Recipe, SourceItem, TensorItem
+from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.python_numbers import number_as_tensor

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from dovetail.frontend.protocol import TracingInterpreter
     from dovetail.frontend.values.values import Values
     from dovetail.guards import Source
-    from dovetail.runtime.recipe import Recipe, RecipeBuilder
+    from dovetail.runtime.recipe import Recipe
+    from dovetail.runtime.recipe_builder import RecipeBuilder
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]

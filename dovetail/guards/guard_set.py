@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -75,6 +75,10 @@ class GuardSet:
 
     def __len__(self) -> int:
         return len(self._guards)
+
+    def memory(self, index: int, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The tensors whose memory an input stands for; a set that guards no tensors takes each for itself."""
+        return self._inputs[index].source.memory(tensor) if index < len(self._inputs) else (tensor,)
 
     def so_far(self) -> tuple[Guard, ...]:
         """The guards that were added until now."""

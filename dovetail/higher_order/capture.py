@@ -3,6 +3,12 @@
 The program tape is replayed on the forward's inputs under a new trace and autograd is asked for its gradients with
 ``create_graph=True``. That is a function of inputs and tangents, captured with its own backward like any other function; as it
 has a program tape too, the order after it is made in the same way.
+
+>>> # differentiable_backward(lowering)      the hook of aot/steps.py
+>>> #     DifferentiableBackward.run         at a backward with gradients enabled
+>>> #         _Capturing(request)            for a kind of backward that is new
+>>> #             capture_backward           replays the program, asks for gradients, finish_joint
+>>> #             compile_joint
 """
 
 from __future__ import annotations
@@ -13,37 +19,37 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_joint import finish_joint
+from dovetail.aot.capture_joint import finish_joint, lacks_derivative
 from dovetail.aot.capture_result import CaptureResult
+from dovetail.aot.compile_joint import compile_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.errors import DovetailError, UserLocation
-from dovetail.events import EventLog
+from dovetail.aot.nodes import has_symbolic_sizes, needed_for
+from dovetail.aot.steps import Lowering
+from dovetail.aot.steps import differentiable_backward as provides_derivatives
+from dovetail.errors import UserLocation
 from dovetail.guards import GuardSet
-from dovetail.higher_order.runtime import (
+from dovetail.higher_order.autocast import OtherTypes
+from dovetail.higher_order.backward import (
     BackwardFunction,
     CapturedBackward,
     DifferentiableBackward,
-    NeededInputs,
     Request,
     Sizes,
-    refusal,
     sizes_and_strides,
 )
+from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
+from dovetail.higher_order.kept_inputs import NeededInputs
+from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
 from dovetail.quirks.replays import replayed
-from dovetail.runtime.spread import keep_common
+from dovetail.runtime.derivatives import refusal
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
-from dovetail.trace import CaptureSettings, Program, ShapePolicy, Trace, shape_guards
+from dovetail.trace import CaptureSettings, ShapePolicy, Trace, shape_guards
 from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.repeats import has_random_result
 from dovetail.trace.shapes import NUMBER_SUFFIX
-
-#: Takes the next order and which inputs of this one its first inputs are; says which saved values it takes besides.
-CompileJoint = Callable[
-    [JointGraph, Sequence[int]], tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], tuple[int, ...]]
-]
 
 
 class _NoGuards(GuardSet):
@@ -56,105 +62,110 @@ class _NoGuards(GuardSet):
         """Inputs are written to in clones only."""
 
 
-def lacks_derivative(error: BaseException) -> bool:
-    """Whether an error says that an operator cannot be differentiated (again)."""
-    if isinstance(error, DovetailError) or not isinstance(error, (RuntimeError, NotImplementedError)):
-        return False
-    # "derivative for aten::... is not implemented" (checked on 2.13).
-    return "derivative for" in str(error) and "is not implemented" in str(error)
-
-
 def needed_inputs(joint: JointGraph) -> NeededInputs:
     """What a derivative of the backward needs of the forward's inputs: those that any gradient is computed from."""
-    graph = joint.graph_module.graph
-    placeholders = graph.find_nodes(op="placeholder")[: joint.num_primals]
-    reached: set[torch.fx.Node] = set()
-    stack = [node for node in joint.results[joint.num_forward_outputs :] if node is not None]
-    while stack:
-        node = stack.pop()
-        if node not in reached:
-            reached.add(node)
-            stack += node.all_input_nodes
-    symbolic = any(private_sizes.has_symbols(node.meta["val"]) for node in placeholders)
-    indices = tuple(index for index, node in enumerate(placeholders) if symbolic or node in reached)
-    draws = [node for node in graph.nodes if has_random_result(node)]
+    primals = joint.primals
+    reached = needed_for(joint.gradients)
+    symbolic = has_symbolic_sizes(primals)
+    indices = tuple(index for index, node in enumerate(primals) if symbolic or node in reached)
+    draws = [node for node in joint.graph.nodes if has_random_result(node)]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
-    varying = tuple(index for index in indices if private_sizes.has_symbols(placeholders[index].meta["val"]))
-    of_outputs = () if symbolic or joint.spec.freed_together is None else _inputs_of_outputs(joint, placeholders)
+    varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
+    of_outputs = () if symbolic or joint.spec.freed_by_backward is None else _inputs_of_outputs(joint)
     return NeededInputs(indices, written, bool(draws), tuple(sorted(devices)), varying, of_outputs)
 
 
-def _inputs_of_outputs(joint: JointGraph, placeholders: Sequence[torch.fx.Node]) -> tuple[frozenset[int], ...]:
+def _inputs_of_outputs(joint: JointGraph) -> tuple[frozenset[int], ...]:
     """The inputs that each differentiable output is computed from."""
-    number_of = {node: index for index, node in enumerate(placeholders)}
-    found = []
-    for result, flag in zip(joint.results, joint.spec.output_differentiable, strict=False):
-        if flag:
-            reached: set[torch.fx.Node] = set()
-            stack = [] if result is None else [result]
-            while stack:
-                node = stack.pop()
-                if node not in reached:
-                    reached.add(node)
-                    stack += node.all_input_nodes
-            found.append(frozenset(number_of[node] for node in reached if node in number_of))
-    return tuple(found)
+    number_of = {node: index for index, node in enumerate(joint.primals)}
+    return tuple(
+        frozenset(number_of[node] for node in needed_for([result]) if node in number_of)
+        for result, flag in zip(joint.results, joint.spec.output_differentiable, strict=False)
+        if flag
+    )
 
 
-def differentiable_backward(
-    joint: JointGraph,
-    compile_next: CompileJoint,
-    events: EventLog,
-    options: Mapping[str, Any],
-    spread: dict[int, tuple[int, ...]],
-) -> DifferentiableBackward:
-    """The backward of ``joint`` as something that can be differentiated; each order is captured when it is first needed.
+@provides_derivatives
+def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
+    """The backward of a joint graph as something that can be differentiated; each order is captured when it is first needed."""
+    gradients = [None if node is None else node.meta["val"] for node in lowering.joint.gradients]
+    gaps = gap_strides(gradients)
+    needed = needed_inputs(lowering.joint)
+    assert lowering.backward is not None
+    has_other_types = OtherTypes(lowering.backward.graph_of)
+    return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types)
 
-    ``spread`` are the strides of gradients that do not fill their memory; those that a second derivative has not are taken out.
-    """
-    needed = needed_inputs(joint)
 
-    def once(request: Request, policy: ShapePolicy) -> CapturedBackward:
+class _Capturing:
+    """Captures and compiles the next order of one joint graph."""
+
+    def __init__(self, lowering: Lowering, needed: NeededInputs, gaps: Strides) -> None:
+        self._lowering = lowering
+        self._joint = lowering.joint
+        self._needed = needed
+        self._gaps = gaps
+
+    def __call__(self, request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
+        settings = self._lowering.settings
+        reason = _obstacle(self._joint, self._needed, settings.options)
+        if reason:
+            raise refusal(reason)
+        with private_state.preserved_rng_state(), settings.events.span("compile the next order"):
+            policy = _policy(self._joint, request, earlier)
+            if not policy.is_static:
+                try:
+                    return self._capture(request, policy)
+                except Exception as error:  # noqa: BLE001  (whatever symbolic sizes lead to, plain ones may not)
+                    settings.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
+            return self._capture(request, ShapePolicy())
+
+    def _capture(self, request: Request, policy: ShapePolicy) -> CapturedBackward:
         try:
-            captured, present = capture_backward(joint, request, policy)
+            captured, present = capture_backward(self._joint, request, policy)
         except (RuntimeError, NotImplementedError) as error:
             if not lacks_derivative(error):
                 raise
             # Fused attention has no second derivative; the operators that it is made of have one.
-            events.note("attention by its parts", reason=str(error))
-            captured, present = capture_backward(joint, request, policy, math_attention=True)
-        compiled, given = compile_next(captured, tuple(request.primals))
-        run = _with_gaps(compiled, present)
-        if spread:
-            nodes = captured.results[captured.num_forward_outputs :][: len(request.primals)]
-            keep_common(spread, list(request.primals), [None if node is None else node.meta["val"] for node in nodes])
-        varying = set(needed.varying)
+            self._lowering.settings.events.note("attention by its parts", reason=str(error))
+            captured, present = capture_backward(self._joint, request, policy, math_attention=True)
+        run, reused = self._compile(captured, request)
+        if self._gaps:
+            nodes = captured.gradients[: len(request.primals)]
+            values = [None if node is None else node.meta["val"] for node in nodes]
+            keep_common(self._gaps, list(request.primals), values)
+        varying = set(self._needed.varying)
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
-        return CapturedBackward(
-            run, sizes_and_strides(flat), None if policy.is_static else _size_check(captured, fixed), given=given
+        holds = None if policy.is_static else _size_check(captured, fixed)
+        return CapturedBackward(_with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused)
+
+    def _compile(self, captured: JointGraph, request: Request) -> tuple[BackwardFunction, tuple[int, ...]]:
+        """The compiled graph, and the places of the values that the forward has saved and it takes."""
+        lowering = self._lowering
+        settings, parts, find = lowering.settings, lowering.parts, None
+        # What is saved for several independent outputs may be freed for some of them by then.
+        if parts is not None and self._joint.spec.freed_by_backward is None:
+            before = EarlierOrder(self._joint, parts.saved, tuple(request.primals))
+
+            def find(joint: JointGraph) -> Mapping[torch.fx.Node, int]:
+                return find_reused(before, joint)
+
+        compiled = compile_joint(
+            None,
+            captured,
+            lowering.backend,
+            options=settings.options,
+            events=settings.events,
+            numerics=settings.numerics,
+            find_reused=find,
         )
-
-    def capture(request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
-        reason = _obstacle(joint, needed, options)
-        if reason:
-            raise refusal(reason)
-        with private_state.preserved_rng_state(), events.span("compile the next order"):
-            policy = _policy(joint, request, earlier)
-            if not policy.is_static:
-                try:
-                    return once(request, policy)
-                except Exception as error:  # noqa: BLE001  (whatever symbolic sizes lead to, plain ones may not)
-                    events.note("static shapes", reason=f"{type(error).__name__}: {error}")
-            return once(request, ShapePolicy())
-
-    return DifferentiableBackward(needed, capture)
+        return compiled.run, compiled.reused
 
 
-def _with_gaps(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], present: tuple[bool, ...]) -> BackwardFunction:
+def _with_gaps(run: BackwardFunction, present: tuple[bool, ...]) -> BackwardFunction:
     if all(present):
-        return run  # type: ignore[return-value]
+        return run
 
     def with_gaps(flat: list[torch.Tensor]) -> list[torch.Tensor | None]:
         gradients = iter(run(flat))
@@ -171,10 +182,10 @@ def _names(joint: JointGraph, request: Request) -> list[str]:
 
 
 def _policy(joint: JointGraph, request: Request, earlier: Sequence[Sizes]) -> ShapePolicy:
-    """What is symbolic in the forward is symbolic in its backward, and what has changed since the last capture."""
-    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
-    tangents = [node for node, flag in zip(placeholders[joint.num_primals :], request.defined, strict=True) if flag]
-    before = [*(placeholders[index] for index in request.primals), *tangents]
+    """Sizes that are symbolic in the forward are symbolic in its backward, and so are those that changed since a capture."""
+    primals = joint.primals
+    tangents = [node for node, flag in zip(joint.tangents, request.defined, strict=True) if flag]
+    before = [*(primals[index] for index in request.primals), *tangents]
     names = _names(joint, request)
     carries = any(name.endswith(NUMBER_SUFFIX) for name in names)
     changing: dict[str, frozenset[int]] = {}
@@ -194,7 +205,6 @@ def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequen
     """Whether tensors have the sizes and strides that a capture with symbolic sizes is for. Those of the first ones that are
     ``fixed`` the guards of the entry have looked at.
     """
-    placeholders = captured.graph_module.graph.find_nodes(op="placeholder")[: captured.num_primals]
     plain = [
         (
             position,
@@ -207,7 +217,7 @@ def _size_check(captured: JointGraph, fixed: Sequence[bool]) -> Callable[[Sequen
                 for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True))
             ],
         )
-        for position, value in enumerate(node.meta["val"] for node in placeholders)
+        for position, value in enumerate(node.meta["val"] for node in captured.primals)
         if position >= len(fixed) or not fixed[position]
     ]
     assumed = shape_guards(captured.fake_mode.shape_env, captured.capture.bindings)
@@ -241,31 +251,27 @@ def capture_backward(
 ) -> tuple[JointGraph, tuple[bool, ...]]:
     """The backward of ``joint`` for one pattern of tangents, as a joint graph of the next order.
 
-    It returns those gradients that are any; the flags say which of the wanted ones that are.
+    It returns those of the wanted gradients that exist; the flags say which do.
     """
-    program = joint.program
-    assert program is not None
+    assert joint.program is not None
     names = iter(_names(joint, request))
     with contextlib.ExitStack() as stack:
-        settings = CaptureSettings(policy, exact=joint.is_exact, math_attention=math_attention)
-        trace = Trace(settings).open(stack)
+        trace = Trace(CaptureSettings(policy, exact=joint.is_exact, math_attention=math_attention)).open(stack)
         primals = {index: trace.input(real, next(names)).value for index, real in request.primals.items()}
         tangents = [trace.input(real, next(names)).value for real in request.tangents]
         descriptors: list[Descriptor] = [joint.input_descriptors[index] for index in primals]
         outputs = joint.input_descriptors[joint.num_primals :]
         # Inputs now: the tangents of this order are others.
         descriptors += [UserInput(str(item)) for item, flag in zip(outputs, request.defined, strict=True) if flag]
-        gradients = _backward(trace, joint, program, request, primals, tangents)
+        gradients = _gradients(trace, joint, request, primals, tangents)
         present = tuple(gradient for gradient in gradients if gradient is not None)
-        program_of_gradients = trace.program(present)
-        capture = CaptureResult(
-            None, present, tuple(descriptors), _NoGuards(), program_of_gradients, trace.bindings(), joint.order + 1
-        )
+        calls, bindings = trace.program(present), trace.bindings()
+        capture = CaptureResult(None, present, tuple(descriptors), _NoGuards(), calls, bindings, joint.order + 1)
         return finish_joint(trace, capture), tuple(gradient is not None for gradient in gradients)
 
 
 class _Number:
-    """In place of an input that carries a number: what is read off it is the symbolic one."""
+    """In place of an input that carries a number: ``item()`` gives the symbolic one."""
 
     def __init__(self, carrier: torch.Tensor) -> None:
         with private_calls.no_torch_function():
@@ -273,18 +279,38 @@ class _Number:
         self.item = lambda: number
 
 
-def _backward(
+def _gradients(
     trace: Trace,
     joint: JointGraph,
-    program: Program,
     request: Request,
     primals: Mapping[int, torch.Tensor],
     tangents: list[torch.Tensor],
 ) -> Sequence[torch.Tensor | None]:
     """The wanted gradients of a replay of the program."""
-    placeholders = joint.graph_module.graph.find_nodes(op="placeholder")
-    written = {mutation.input_index for mutation in joint.spec.mutations}
-    written |= {change.input_index for change in joint.spec.metadata_changes}
+    with torch.enable_grad():
+        sources = _sources(joint, primals)
+        outputs = _replay(trace, joint, sources)
+        differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
+        roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
+        wanted = [sources[index] for index in request.wanted]
+        if not roots or not wanted:
+            return [None] * len(wanted)
+        with requested_gradients(trace, roots, twice=True, partial=joint.order > 1):
+            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
+        if not trace.settings.exact:
+            return gradients
+        # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
+        # eager's, which differs by rounding.
+        handed_in = {trace.node_of(tangent) for tangent in tangents}
+        return [
+            gradient.clone() if gradient is not None and trace.node_of(gradient) in handed_in else gradient
+            for gradient in gradients
+        ]
+
+
+def _sources(joint: JointGraph, primals: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """All inputs of the program, where ``primals`` has some of them."""
+    placeholders = joint.primals
     sources: list[torch.Tensor] = []
     for index, requires_grad in enumerate(joint.spec.input_requires_grad):
         value = primals.get(index)
@@ -294,27 +320,18 @@ def _backward(
             value = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
             value.requires_grad_(requires_grad)
         sources.append(value)
-    with torch.enable_grad():
-        # A leaf could not be written to, and the gradient is that of the value before.
-        inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
-        carriers = {
-            id(item.value) for item in trace.inputs if private_sizes.carried_float(item.node.meta["val"]) is not None
-        }
-        numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
-        outputs = replayed(trace, program).run(inputs, numbers)
-        differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
-        roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
-        wanted = [sources[index] for index in request.wanted]
-        if not roots or not wanted:
-            return [None] * len(wanted)
-        with requested_gradients(trace, roots, twice=True, partial=joint.order > 1):
-            gradients = torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)
-        # A tangent that is handed through would get a part of its gradient outside of the graph: a sum in another order than
-        # eager's, which differs by rounding.
-        given = {trace.node_of(tangent) for tangent in tangents}
-        return [
-            gradient.clone()
-            if trace.settings.exact and gradient is not None and trace.node_of(gradient) in given
-            else gradient
-            for gradient in gradients
-        ]
+    return sources
+
+
+def _replay(trace: Trace, joint: JointGraph, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of the program."""
+    assert joint.program is not None
+    written = {mutation.input_index for mutation in joint.spec.mutations}
+    written |= {change.input_index for change in joint.spec.metadata_changes}
+    # A leaf could not be written to, and the gradient is that of the value before.
+    inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
+    carriers = {
+        id(item.value) for item in trace.inputs if private_sizes.carried_float(item.node.meta["val"]) is not None
+    }
+    numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
+    return replayed(trace, joint.program).run(inputs, numbers)

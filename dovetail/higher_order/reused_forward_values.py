@@ -1,7 +1,8 @@
-"""What the graph of a next order would compute again of the forward, taken from what the forward has saved.
+"""Reuse saved activations in higher-order graphs.
 
-The next order replays the program, so its graph begins with the forward's own operators. Where one of them is, operator for
+The graph of the next order replays the program, so it begins with the forward's own operators. Where one of them is, operator for
 operator and input for input, one whose result the forward keeps for its backward, that result is handed in as one more input.
+It saves time only, so the core knows nothing of it but that a graph may have further inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 
 from dovetail.aot.descriptors import Descriptor, SavedForBackward
-from dovetail.aot.joint_graph import BY_USER_BACKWARD, IN_BACKWARD, JointGraph
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import BY_USER_BACKWARD, IN_BACKWARD, tensor_of
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 
@@ -29,8 +31,8 @@ class _NoKeyError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class EarlierOrder:
-    """The order before: its joint graph as it was compiled, what is ``saved`` for its backward in that order, and which of its
-    inputs (``primals``) the first inputs of the next order are.
+    """The order before: its joint graph as it was compiled, the values ``saved`` for its backward, in their order, and which of
+    its inputs (``primals``) the first inputs of the next order are.
     """
 
     joint: JointGraph
@@ -38,33 +40,26 @@ class EarlierOrder:
     primals: tuple[int, ...]
 
 
-def find_given(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node, int]:
+def find_reused(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node, int]:
     """The nodes of the next order's graph whose values are saved, and where among the saved values they are."""
-    before = earlier.joint.graph_module.graph
-    placeholders = before.find_nodes(op="placeholder")
-    numbers = {node: index for index, node in enumerate(placeholders[: earlier.joint.num_primals])}
-    known: dict[Hashable, torch.fx.Node] = {}
-    for node in before.nodes:
-        key = _key(node, numbers)
-        if key is not None:
-            first = known.setdefault(key, node)
-            numbers[node] = numbers.setdefault(first, len(placeholders) + len(numbers))
-    names = {node.name: node for node in before.nodes}
+    known, numbers = _numbered(earlier.joint)
+    names = {node.name: node for node in earlier.joint.graph.nodes}
     places: dict[int, tuple[int, torch.fx.Node]] = {}
     for place, descriptor in enumerate(earlier.saved):
         if isinstance(descriptor, SavedForBackward):
             node = names.get(descriptor.name)
             if node is not None and node in numbers:
                 places.setdefault(numbers[node], (place, node))
-    inputs = joint.graph_module.graph.find_nodes(op="placeholder")[: len(earlier.primals)]
-    sizes = _sizes_of_inputs(inputs, [placeholders[index] for index in earlier.primals])
+    before = earlier.joint.graph.find_nodes(op="placeholder")
+    inputs = joint.graph.find_nodes(op="placeholder")[: len(earlier.primals)]
+    sizes = _sizes_of_inputs(inputs, [before[index] for index in earlier.primals])
     same = {
         node: index
         for node, index in zip(inputs, earlier.primals, strict=True)
-        if _is_alike(node, placeholders[index], sizes)
+        if _is_alike(node, before[index], sizes)
     }
     found: dict[torch.fx.Node, int] = {}
-    for node in joint.graph_module.graph.nodes:
+    for node in joint.graph.nodes:
         key = _key(node, same)
         twin = None if key is None else known.get(key)
         if twin is None:
@@ -74,6 +69,19 @@ def find_given(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node, 
         if saved is not None and _is_alike(node, saved[1], sizes):
             found[node] = saved[0]
     return found
+
+
+def _numbered(joint: JointGraph) -> tuple[dict[Hashable, torch.fx.Node], dict[torch.fx.Node, int]]:
+    """The nodes of a graph by what they compute, and a number for each: the same for nodes that compute the same."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    numbers = {node: index for index, node in enumerate(placeholders[: joint.num_primals])}
+    known: dict[Hashable, torch.fx.Node] = {}
+    for node in joint.graph.nodes:
+        key = _key(node, numbers)
+        if key is not None:
+            first = known.setdefault(key, node)
+            numbers[node] = numbers.setdefault(first, len(placeholders) + len(numbers))
+    return known, numbers
 
 
 def _key(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> Hashable | None:
@@ -113,10 +121,8 @@ def _sizes_of_inputs(inputs: Sequence[torch.fx.Node], before: Sequence[torch.fx.
     """The symbols of the next order's sizes in terms of those of the order before, of which it takes the same inputs."""
     found: dict[Any, Any] = {}
     for pair in zip(inputs, before, strict=True):
-        one, other = [node.meta.get("val") for node in pair]
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-            continue
-        if not (one.layout is other.layout is torch.strided):
+        one, other = map(tensor_of, pair)
+        if one is None or other is None or not (one.layout is other.layout is torch.strided):
             continue
         for size, known in zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=False):
             expression = _expression(size)
@@ -127,8 +133,8 @@ def _sizes_of_inputs(inputs: Sequence[torch.fx.Node], before: Sequence[torch.fx.
 
 def _is_alike(one: torch.fx.Node, other: torch.fx.Node, sizes: Mapping[Any, Any]) -> bool:
     """Whether two values are laid out alike in memory; ``sizes`` translates the symbols of the first one."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+    first, second = tensor_of(one), tensor_of(other)
+    if first is None or second is None:
         return False
     if not (first.layout is second.layout is torch.strided) or first.dim() != second.dim():
         return False

@@ -12,9 +12,9 @@ import torch
 from dovetail.errors import DovetailError, OutgrownError
 from dovetail.guards import AmbientChange, Checker
 from dovetail.runtime.backward_reads import BackwardReads, reads_of
-from dovetail.runtime.effects import EffectRecipe, Effects
-from dovetail.runtime.recipe import Recipe, rebuild
-from dovetail.runtime.recipe_code import Build, generate
+from dovetail.runtime.effects import EffectRecipe
+from dovetail.runtime.recipe import Recipe
+from dovetail.runtime.recipe_code import Finish, generate
 from dovetail.torch_private import state as private_state
 from dovetail.trace import ASSUMPTION
 
@@ -28,18 +28,22 @@ class Completed:
     result: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """Guards, the compiled function, the recipe for the result and the effects to apply.
 
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
-    from the sizes of the inputs. An entry that ``assumes`` has a graph that checks what was assumed about sizes that the data
-    decides, or about results known by example; where that does not hold, the call runs eagerly: nothing has been written by
-    then. One that can ``start_over`` does so too when an operator refuses its arguments in a way that nobody can foresee
-    without the data: the program may handle the error. ``dropped`` are inputs whose ``.grad`` is dropped before the graph
-    runs, each with the input that the gradient is. One whose graph ``is_edited`` never gives way to eager, which would leave out
-    what the passes have added. ``turned_on`` are inputs that require a gradient from here on.
+    from the sizes of the inputs.
+
+    ``checks_assumptions``: operators of the graph check what was assumed about sizes that the data decides, or about results
+    known by example; where that does not hold, the call runs eagerly, as nothing has been written by then.
+    ``can_rerun_eagerly``: the call does so too when an operator refuses its arguments in a way that nobody can foresee without the
+    data, because the program may handle the error. ``is_edited``: the entry never gives way to eager, which would leave out
+    what the passes have added.
+
+    ``inputs_made_differentiable`` are inputs that require a gradient from this call on. ``gradients_dropped_first`` are inputs,
+    each with the input that is its gradient, whose ``.grad`` is dropped before the graph runs.
     """
 
     checker: Checker
@@ -51,21 +55,17 @@ class Entry:
     ambient_change: AmbientChange | None = None
     resume_point: Any = None
     numbers: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]] | None = None
-    assumes: bool = False
-    start_over: bool = False
-    backward_reads: BackwardReads | None = None
-    dropped: tuple[tuple[int, int], ...] = ()
+    checks_assumptions: bool = False
+    can_rerun_eagerly: bool = False
     is_edited: bool = False
-    turned_on: tuple[int, ...] = ()
+    backward_reads: BackwardReads | None = None
+    gradients_dropped_first: tuple[tuple[int, int], ...] = ()
+    inputs_made_differentiable: tuple[int, ...] = ()
 
     @functools.cached_property
-    def _effects(self) -> Effects:
-        return Effects(self.recipe, self.effects, [item.source for item in self.checker.guards.tensors])
-
-    @functools.cached_property
-    def _build(self) -> Build:
+    def _finish(self) -> Finish:
         assert self.recipe is not None
-        return generate(self.recipe) or functools.partial(rebuild, self.recipe)
+        return generate(self.recipe, self.effects, [item.source for item in self.checker.guards.tensors])
 
     def call(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the guards fetched; ``callee`` is the user's own function or module."""
@@ -96,10 +96,7 @@ class Entry:
             return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
-        if not self.effects:
-            result = self._build(results, callee, args, kwargs)
-        else:
-            result = self._effects.apply(tensors, results, callee, args, kwargs)
+        result = self._finish(tensors, results, callee, args, kwargs)
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result
@@ -107,29 +104,15 @@ class Entry:
     def _results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """What the graph returns; None where the call is to be made by eager."""
         assert self.run is not None
-        for place in self.turned_on:
+        for place in self.inputs_made_differentiable:
             tensors[place].requires_grad_()
-        for owner, gradient in self.dropped:
+        for owner, gradient in self.gradients_dropped_first:
             tensors[owner].grad = None
             # The last reference of Dovetail's own: the graph does not take it.
             tensors[gradient] = None  # type: ignore[call-overload]
-        if self.assumes:
-            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            states = private_state.random_states(devices)
-            try:
-                return self.run(tensors)
-            except RuntimeError as error:
-                if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
-                    raise
-                if self.is_edited:
-                    raise OutgrownError(
-                        f"the data of this call is not such as the graph was captured for ({error}), and passes have edited the "
-                        "graph, so that eager cannot take its place",
-                        advice="keep sizes and branches independent of the data, or compile without passes",
-                    ) from error
-                private_state.set_random_states(states, devices)
-                return None
-        if self.start_over:
+        if self.checks_assumptions:
+            return self._checked_results(tensors)
+        if self.can_rerun_eagerly:
             try:
                 return self.run(tensors)
             except OPERATOR_ERRORS as error:
@@ -137,3 +120,32 @@ class Entry:
                     raise
                 return None
         return self.run(tensors)
+
+    def _checked_results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the graph returns; None, with the random state as it was, where an assumption about the data does not hold."""
+        assert self.run is not None
+        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+        states = private_state.random_states(devices)
+        try:
+            return self.run(tensors)
+        except RuntimeError as error:
+            if ASSUMPTION not in str(error) and not isinstance(error, OutgrownError):
+                raise
+            if self.is_edited:
+                raise OutgrownError(
+                    f"the data of this call is not such as the graph was captured for ({error}), and passes have edited the "
+                    "graph, so that eager cannot take its place",
+                    advice="keep sizes and branches independent of the data, or compile without passes",
+                ) from error
+            private_state.set_random_states(states, devices)
+            return None
+
+    def __repr__(self) -> str:
+        if self.run is None:
+            return f"<entry that runs eagerly: {self.reason.splitlines()[0] if self.reason else 'no reason given'}>"
+        guards = len(self.checker.guards.guards) + len(self.checker.guards.tensors)
+        end = "up to a graph break" if self.resume_point is not None else "of the whole call"
+        parts = [f"{guards} guards", f"{len(self.effects)} effects"]
+        if self.compiled is not None:
+            parts.insert(0, repr(self.compiled).strip("<>"))
+        return f"<entry {end}: {', '.join(parts)}>"

@@ -1,363 +1,425 @@
-"""One captured function as one ``torch.autograd.Function``, and what eager does around a pure graph.
+"""One captured function as one node of autograd, and the runtime function around it.
 
-The graph is pure; this module writes mutated inputs back, hands inputs through as themselves and makes returned views anew.
+>>> # run(inputs)                        made by make_runtime_function
+>>> #     change_metadata, Epilogue.check
+>>> #     DifferentiableGraph(inputs)
+>>> #         CompiledBackward.apply     autograd's node; a Call of it holds what is saved
+>>> #             DifferentiableGraph.forward
+>>> #     Epilogue(inputs, outputs)      write-backs, inputs and views as results
+>>> # autograd's engine
+>>> #     CompiledBackward.backward
+>>> #         DifferentiableGraph.backward
 """
 
 from __future__ import annotations
 
 import operator
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from dovetail.errors import HigherOrderGradientError, PartialGradientError
-from dovetail.higher_order.runtime import DifferentiableBackward, freed, refusal
-from dovetail.runtime.autocast import UnderAutocast
-from dovetail.runtime.backward_reads import pending_reads, reads_of
-from dovetail.runtime.independence import Independence, SavedValues, unpack
+from dovetail.errors import HigherOrderGradientError
+from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
+from dovetail.runtime.derivatives import DifferentiableBackward, KeptInputs, refusal
+from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
+from dovetail.runtime.independence import Independence
 from dovetail.runtime.origins import check_unchanged, origins_of
+from dovetail.runtime.output_dependencies import (
+    WatchedOutput,
+    prepare_hooks,
+    refuse_gradients_through,
+    require_gradient,
+)
 from dovetail.runtime.partial_gradients import partial_gradients
-from dovetail.runtime.spec import FreshOutput, InputOutput, OutputTensor, RuntimeSpec, Tie, ViewOutput
-from dovetail.runtime.spread import spread_gradients
-from dovetail.runtime.ties import note_fed, prepare_hooks, require_gradient, tie
+from dovetail.runtime.saved_values import SavedValues, is_of_write, unpack
+from dovetail.runtime.spec import FreshOutput, RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
-from dovetail.trace.metadata import MetadataChange
 
 FlatCallable = Callable[[list[Any]], list[Any]]
+Pattern = tuple[bool, ...]
+Gradients = Sequence["torch.Tensor | None"]
 TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
-Arrange = Callable[[Sequence[Any]], Sequence[Any]]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class Backward(Protocol):
+    """The backward of one entry, by pattern of defined tangents."""
+
+    def __call__(self, defined: Pattern) -> FlatCallable:
+        """The backward for these tangents, called with the saved values and those tangents."""
+
+    def graph_of(self, defined: Pattern) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """Its graph, and which of the saved values and tangents that takes, in order; None where no gradient flows."""
+
+    def needed(self, defined: Pattern) -> Sequence[int]:
+        """Which of the saved values it takes."""
 
 
 def make_runtime_function(
     spec: RuntimeSpec,
     forward: FlatCallable,
-    backward_for: Callable[[tuple[bool, ...]], FlatCallable] | None,
+    backward: Backward | None,
+    *,
     tangent_strides: TangentStrides | None = None,
     derivatives: DifferentiableBackward | None = None,
     unreached: Sequence[int] = (),
-    spread: Mapping[int, tuple[int, ...]] | None = None,
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
-    ``forward(primals)`` returns the forward outputs and then what the backward needs; ``backward_for(defined)`` gives the
-    backward for the tangents that are defined, called with the saved values and those tangents. A tangent with other strides
-    than ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
+    ``forward(primals)`` returns the forward outputs and then what the backward needs. A tangent with other strides than
+    ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
     for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``unreached`` are inputs that get no
-    gradient whatever is asked for; ``spread`` are the strides of gradients that do not fill their memory.
+    gradient whatever is asked for.
     """
-    compute = (
-        forward
-        if backward_for is None
-        else _autograd_function(spec, forward, backward_for, tangent_strides, derivatives, unreached, spread or {})
-    )
-    epilogue = _Epilogue(spec)
+    compute = forward
+    if backward is not None:
+        compute = DifferentiableGraph(spec, forward, backward, tangent_strides, derivatives, unreached)
+    epilogue = Epilogue(spec)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         epilogue.check(inputs)
         # The graph's callable may clear the list that it is given.
         given = list(inputs)
         if spec.metadata_changes:
-            _change_metadata(spec.metadata_changes, inputs, given)
+            change_metadata(spec.metadata_changes, inputs, given)
         outputs = compute(given)
         return epilogue(inputs, outputs)
 
     return run
 
 
-def _change_metadata(changes: Sequence[MetadataChange], inputs: list[torch.Tensor], given: list[torch.Tensor]) -> None:
-    """Change the inputs as the program does; the graph is given views of them as they were.
+@dataclass(slots=True, eq=False)
+class Call:
+    """The state of one call, from its forward to its last backward; the call's node of autograd holds it.
 
-    Before the graph runs: autograd would take a later change for a write to what the graph has saved.
+    ``origins`` are tensors that inputs stand for, ``strides`` are those that the backward takes tangents in. ``reads`` must be
+    unchanged since the call, ``kept`` are inputs kept for a derivative of the backward, ``constants`` are the saved values that
+    are no tensors (each in a tuple, None in the places of tensors). After a backward, ``freed`` are the outputs that have none
+    any more, and ``rest`` is what the others need. ``is_partial``: a derivative of the backward has run, so that an ordinary
+    backward gives summands of gradients only. ``watched`` are outputs that other outputs were computed from.
     """
-    before = {
-        change.input_index: (value.shape, value.stride(), value.storage_offset())
-        for change in changes
-        for value in (inputs[change.input_index],)
-    }
-    for change in changes:
-        with torch.set_grad_enabled(change.grad_enabled):
-            change.operator(inputs[change.input_index], *change.arguments)
-    for index, geometry in before.items():
-        with torch.enable_grad():
-            given[index] = inputs[index].as_strided(*geometry)
+
+    graph: DifferentiableGraph
+    origins: list[tuple[torch.Tensor, int]]
+    reads: CallReads | None
+    kept: KeptInputs | None
+    strides: Sequence[tuple[int, ...]] = ()
+    constants: list[tuple[Any] | None] | None = None
+    freed: frozenset[int] = frozenset()
+    rest: list[Any] | None = None
+    is_partial: bool = False
+    watched: tuple[WatchedOutput, ...] = ()
 
 
-def _autograd_function(
-    spec: RuntimeSpec,
-    forward: FlatCallable,
-    backward_for: Callable[[tuple[bool, ...]], FlatCallable],
-    tangent_strides: TangentStrides | None,
-    derivatives: DifferentiableBackward | None,
-    unreached: Sequence[int],
-    spread: Mapping[int, tuple[int, ...]],
-) -> FlatCallable:
-    count = len(spec.output_differentiable)
-    differentiable = [index for index, flag in enumerate(spec.output_differentiable) if flag]
-    constant = [index for index, flag in enumerate(spec.output_differentiable) if not flag]
-    needed = getattr(backward_for, "needed", None)
-    independence = None
-    if spec.freed_together is not None and needed is not None:
-        independence = Independence(spec.freed_together, needed)
-    is_apart = not any(spec.input_requires_grad)
-    reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
-    # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
-    cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
-    inner_ties = [(item.output, _fed_inside(spec, item)) for item in spec.ties if _is_inside(spec, item)]
-    # Which of the graph's outputs are tensors is the same at every call. Looking takes 30 us for 757 of them.
-    saves_tensors: bool | None = None
-    # So is which inputs stand for other tensors.
-    standing: list[int] | None = None
+class CompiledBackward(torch.autograd.Function):
+    """The node of autograd of every compiled call; its first argument says which graph it is."""
 
-    # Hooks of leaves can tell in which order the gradients come, and an error of one of them stops those behind it.
-    arranged, restored = _both_ways(spec.arrangement)
+    @staticmethod
+    def forward(ctx: Any, graph: DifferentiableGraph, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the forward graph."""
+        return graph.forward(ctx, given)
 
-    class CompiledBackward(torch.autograd.Function):
-        """Forward and backward graph of one entry."""
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        """Run the backward graph."""
+        return (None, *ctx.call.graph.backward(ctx, gradients))
 
-        @staticmethod
-        def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            nonlocal saves_tensors, standing
-            primals = restored(given)
-            if standing is None:
-                standing = [index for index, value in enumerate(primals) if origins_of(value)]
-            ctx.origins = [noted for index in standing for noted in origins_of(primals[index])]
-            if tangent_strides is not None:
-                ctx.tangent_strides = tangent_strides(primals)
-            ctx.reads = pending_reads()
-            ctx.freed, ctx.rest, ctx.in_parts = frozenset(), None, False
-            ctx.kept = derivatives.keep(primals) if derivatives is not None else None
-            results = forward(list(primals))
-            if tangent_strides is None:
-                ctx.tangent_strides = [results[index].stride() for index in differentiable]
-            saved = results[count:]
-            if derivatives is not None:
-                derivatives.settle(ctx.kept, primals, saved)
-            ctx.set_materialize_grads(False)
-            if saves_tensors is None:
-                saves_tensors = all(isinstance(value, torch.Tensor) for value in saved)
-            if saves_tensors:  # if not, save_for_backward says so
-                ctx.save_for_backward(*saved)
-                ctx.saved_constants = None
-            else:
-                is_tensor = [isinstance(value, torch.Tensor) for value in saved]
-                ctx.save_for_backward(*[value for value, flag in zip(saved, is_tensor, strict=True) if flag])
-                ctx.saved_constants = [None if flag else (value,) for value, flag in zip(saved, is_tensor, strict=True)]
-            if constant:
-                ctx.mark_non_differentiable(*[results[index] for index in constant])
-            return tuple(results[:count])
+    # For compiled autograd, which puts the backward's graph into its own.
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-            check_unchanged(ctx.origins)
-            if ctx.reads is not None:
-                ctx.reads.check()
-            for hooks, output in getattr(ctx, "watched", ()):
-                _refuse_partial_gradient(hooks, output())
-            tangents = [gradients[index] for index in differentiable]
-            if independence is not None:
-                independence.check(ctx.freed, tuple(tangent is not None for tangent in tangents))
-            if torch.is_grad_enabled():
-                if derivatives is None:
-                    raise refusal("the graph was compiled without it")
-                # As in the ordinary backward: raises for what is freed, and for what was written to.
-                saved = values_for_derivatives(ctx, tuple([tangent is not None for tangent in tangents]))
-                ctx.in_parts = True
-                with reads_of(ctx.reads):
-                    found = derivatives.run(
-                        ctx.kept, restored(ctx.next_functions), tangents, lambda: plain(ctx, saved, tangents), saved
-                    )
-                return tuple(arranged(found))
-            defined = tuple(tangent is not None for tangent in tangents)
-            if private_state.is_any_autocast_on() and under_autocast.is_another(defined):
-                return tuple(arranged(first_order(ctx, tangents, defined)))
-            values: Any
-            try:
-                saved = values = saved_values(ctx)
-            except RuntimeError as error:
-                if independence is None or all(defined) or "modified by an inplace operation" not in str(error):
-                    raise
-                values = one_by_one(ctx, error)
-                saved = values.those(independence.wanted(defined))
-            if not private_autograd.keeps_graph():
-                free(ctx, values, defined)
-            if ctx.in_parts:
-                with partial_gradients():
-                    return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
-            return tuple(arranged(backward_for(defined)(graph_inputs(ctx, saved, tangents))))
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """The engine asks for it: nodes with one key have one backward (torch 2.13)."""
+        return (ctx.call.graph.number,)
 
-        # For compiled autograd, which puts the backward's graph into its own.
+    @staticmethod
+    def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
+        """What the backward's graph is called with."""
+        found: list[Any] = ctx.call.graph.prologue(ctx.call, saved, gradients)
+        return found
 
-        @staticmethod
-        def prologue(ctx: Any, saved: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[Any]:
-            """What the backward's graph is called with."""
-            if ctx.reads is not None:
-                ctx.reads.check()
-            for hooks, output in getattr(ctx, "watched", ()):
-                _refuse_partial_gradient(hooks, output())
-            return graph_inputs(ctx, with_constants(ctx, saved), [gradients[index] for index in differentiable])
+    @staticmethod
+    def backward_graph(ctx: Any, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
+        found: tuple[torch.fx.GraphModule, Sequence[int]] | None = ctx.call.graph.backward_graph(gradients)
+        return found
 
-        @staticmethod
-        def backward_graph(gradients: Sequence[Any]) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
-            """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
-            graph_of = getattr(backward_for, "graph_of", None)
-            defined = tuple(gradients[index] is not None for index in differentiable)
-            if private_state.is_any_autocast_on() and under_autocast.is_another(defined):
-                raise HigherOrderGradientError(
-                    "a compiled function's backward is captured inside of an autocast block, where it has other types",
-                    advice="call backward() outside of the autocast block",
-                )
-            return None if graph_of is None else graph_of(defined)  # type: ignore[no-any-return]
+    @staticmethod
+    def epilogue(ctx: Any, results: Sequence[Any]) -> list[Any]:
+        """The graph's results in the order of this node's outputs."""
+        return [None, *ctx.call.graph.to_edges(results)]
 
-        @staticmethod
-        def arranged(values: Sequence[Any]) -> Sequence[Any]:
-            """The graph's results in the order of this node's outputs."""
-            return arranged(values)
 
-    def first_order(ctx: Any, tangents: list[torch.Tensor | None], defined: tuple[bool, ...]) -> Sequence[Any]:
+private_calls.hide_from_dynamo(CompiledBackward.backward)
+_direct_apply = private_autograd.direct_apply(CompiledBackward)
+
+
+class DifferentiableGraph:
+    """Forward and backward graph of one entry; called with the primals, it gives the forward outputs as autograd sees them.
+
+    It is one object per entry, with a ``number`` of its own. What belongs to one call is in a :class:`Call`.
+    """
+
+    def __init__(
+        self,
+        spec: RuntimeSpec,
+        forward: FlatCallable,
+        backward: Backward,
+        tangent_strides: TangentStrides | None,
+        derivatives: DifferentiableBackward | None,
+        unreached: Sequence[int],
+    ) -> None:
+        self.number = private_autograd.new_function_number()
+        self._forward = forward
+        self._backward = backward
+        self._tangent_strides = tangent_strides
+        self._derivatives = derivatives
+        flags = spec.output_differentiable
+        self._count = len(flags)
+        self._differentiable = [index for index, flag in enumerate(flags) if flag]
+        self._constant = [index for index, flag in enumerate(flags) if not flag]
+        together = spec.freed_by_backward
+        self._independence = None if together is None else Independence(together, backward.needed)
+        self._requires_grad = any(spec.input_requires_grad)
+        reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
+        # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
+        self._cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
+        self._watched = () if spec.dependencies else spec.outputs_behind_outputs
+        self._dependencies = [
+            (item.output, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
+        ]
+        # Hooks of leaves can tell in which order the gradients come, and an error of one of them stops those behind it.
+        self.to_edges, self._from_edges = _both_ways(spec.leaf_order)
+        # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call. To look takes 30 us for
+        # 757 outputs.
+        self._saves_tensors: bool | None = None
+        self._standing: list[int] | None = None
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The forward outputs."""
+        # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
+        apply: Callable[..., Any] = _direct_apply if private_state.functorch_level() is None else CompiledBackward.apply
+        for index in self._cut_off:
+            inputs[index] = inputs[index].detach()
+        if self._derivatives is not None:
+            self._derivatives.prepare(inputs)
+        if torch.is_grad_enabled():
+            outputs = list(apply(self, *self.to_edges(inputs)))
+        else:
+            # The program may turn gradients on inside of a block that has turned them off.
+            with torch.enable_grad():
+                outputs = list(apply(self, *self.to_edges(inputs)))
+        self._connect(outputs)
+        return outputs
+
+    def _connect(self, outputs: list[torch.Tensor]) -> None:
+        """Tell autograd which outputs were computed from which."""
+        if not self._requires_grad:
+            for index in self._differentiable:
+                outputs[index] = require_gradient(outputs[index])
+            return
+        if self._watched:
+            call: Call | None = getattr(outputs[self._watched[0]].grad_fn, "call", None)
+            if call is not None:
+                call.watched = tuple([WatchedOutput(outputs[index]) for index in self._watched])
+        if len(self._differentiable) > 1:
+            for index in self._differentiable:
+                prepare_hooks(outputs[index])
+            for index, sources in self._dependencies:
+                refuse_gradients_through(outputs[index], [outputs[other] for other in sources])
+
+    # --- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, ctx: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Run the forward graph and save what the backward needs."""
+        primals = self._from_edges(given)
+        if self._standing is None:
+            self._standing = [index for index, value in enumerate(primals) if origins_of(value)]
+        origins = [noted for index in self._standing for noted in origins_of(primals[index])]
+        derivatives = self._derivatives
+        kept = None if derivatives is None else derivatives.keep(primals)
+        call = ctx.call = Call(self, origins, pending_reads(), kept)
+        if self._tangent_strides is not None:
+            call.strides = self._tangent_strides(primals)
+        results = self._forward(list(primals))
+        if self._tangent_strides is None:
+            call.strides = [results[index].stride() for index in self._differentiable]
+        saved = results[self._count :]
+        if derivatives is not None:
+            derivatives.settle(kept, primals, saved)
+        ctx.set_materialize_grads(False)
+        self._save(ctx, saved)
+        if self._constant:
+            ctx.mark_non_differentiable(*[results[index] for index in self._constant])
+        return tuple(results[: self._count])
+
+    def _save(self, ctx: Any, saved: list[Any]) -> None:
+        if self._saves_tensors is None:
+            self._saves_tensors = all(isinstance(value, torch.Tensor) for value in saved)
+        if self._saves_tensors:  # if not, save_for_backward says so
+            ctx.save_for_backward(*saved)
+            return
+        is_tensor = [isinstance(value, torch.Tensor) for value in saved]
+        ctx.save_for_backward(*[value for value, flag in zip(saved, is_tensor, strict=True) if flag])
+        ctx.call.constants = [None if flag else (value,) for value, flag in zip(saved, is_tensor, strict=True)]
+
+    # --- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, ctx: Any, gradients: Gradients) -> Gradients:
+        """One gradient for each edge of the node."""
+        call: Call = ctx.call
+        check_unchanged(call.origins)
+        self._check(call)
+        tangents = [gradients[index] for index in self._differentiable]
+        defined = tuple([tangent is not None for tangent in tangents])
+        if self._independence is not None:
+            self._independence.check(call.freed, defined)
+        if torch.is_grad_enabled():
+            return self._with_derivative(ctx, call, tangents, defined)
+        if private_state.is_any_autocast_on() and self._has_other_types(defined):
+            return self._in_other_autocast(ctx, call, tangents, defined)
+        return self._plain(ctx, call, tangents, defined)
+
+    def _check(self, call: Call) -> None:
+        """Raise where the backward would be another one by now, or gives a gradient that is asked for in part only."""
+        if call.reads is not None:
+            call.reads.check()
+        for output in call.watched:
+            output.check()
+
+    def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
+        """The gradients, connected to nothing."""
+        values: Any
+        try:
+            saved = values = self._saved(ctx, call)
+        except RuntimeError as error:
+            if self._independence is None or all(defined) or not is_of_write(error):
+                raise
+            values = self._saved_one_by_one(ctx, call, error)
+            saved = values.at(self._independence.wanted(defined))
+        if not private_autograd.keeps_graph():
+            self._free(ctx, call, values, defined)
+        if call.is_partial:
+            with partial_gradients():
+                return self.to_edges(self._backward(defined)(self._graph_inputs(call, saved, tangents)))
+        return self.to_edges(self._backward(defined)(self._graph_inputs(call, saved, tangents)))
+
+    def _with_derivative(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
+        """The gradients, connected to inputs and tangents (``create_graph=True``)."""
+        if self._derivatives is None:
+            raise refusal("the graph was compiled without it")
+        # As in the ordinary backward: raises for what is freed, and for what was written to.
+        saved = self._saved_for_derivative(ctx, call, defined)
+        call.is_partial = True
+
+        def plain() -> Gradients:
+            return self._backward(defined)(self._graph_inputs(call, saved, tangents))
+
+        with reads_of(call.reads):
+            found = self._derivatives.run(call.kept, self._from_edges(ctx.next_functions), tangents, plain, saved)
+        return self.to_edges(found)
+
+    def _in_other_autocast(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients in another autocast state than the backward was captured for."""
-        if derivatives is None:
+        if self._derivatives is None:
             raise HigherOrderGradientError(
                 "backward() is called inside of an autocast block, where it has other types than the captured one",
                 advice="call backward() outside of the autocast block",
             )
-        saved = values_for_derivatives(ctx, defined)
-        with reads_of(ctx.reads):
-            found = derivatives.first_order(ctx.kept, restored(ctx.next_functions), tangents, saved)
+        saved = self._saved_for_derivative(ctx, call, defined)
+        with reads_of(call.reads):
+            found = self._derivatives.first_order(call.kept, self._from_edges(ctx.next_functions), tangents, saved)
         if not private_autograd.keeps_graph():
-            free(ctx, saved, defined)
-        return found
+            self._free(ctx, call, saved, defined)
+        return self.to_edges(found)
 
-    def plain(ctx: Any, saved: Sequence[Any], tangents: list[torch.Tensor | None]) -> list[Any]:
-        defined = tuple(tangent is not None for tangent in tangents)
-        return backward_for(defined)(graph_inputs(ctx, saved, tangents))
+    def _has_other_types(self, defined: Pattern) -> bool:
+        """Whether the captured backward may not run in the autocast state of the moment; yes where nobody can tell.
 
-    def values_for_derivatives(ctx: Any, defined: tuple[bool, ...]) -> Sequence[Any]:
-        """What is saved; where it was written to what only other outputs need, without that."""
-        try:
-            return saved_values(ctx)
-        except RuntimeError as error:
-            only = None if derivatives is None or ctx.kept is None else derivatives.needed.for_outputs(defined)
-            if independence is None or only is None or "modified by an inplace operation" not in str(error):
-                raise
-            values = one_by_one(ctx, error)
-            ctx.kept.check_held(values, only)
-            return values.those(independence.wanted(defined))
+        Autocast belongs to the call of ``backward()``, not to the forward: eager's backward of a multiplication in single precision
+        multiplies in half precision inside of an autocast block.
+        """
+        return self._derivatives is None or self._derivatives.has_other_types(defined)
 
-    def saved_values(ctx: Any) -> Sequence[Any]:
-        return with_constants(ctx, ctx.saved_tensors) if ctx.rest is None else unpack(ctx.rest)
-
-    def with_constants(ctx: Any, saved: Sequence[Any]) -> Sequence[Any]:
-        if ctx.saved_constants is None:
-            return saved
-        tensors = iter(saved)
-        return [next(tensors) if entry is None else entry[0] for entry in ctx.saved_constants]
-
-    def one_by_one(ctx: Any, error: RuntimeError) -> SavedValues:
-        if ctx.rest is not None:
-            return SavedValues(ctx.rest, error)
-        return SavedValues.of(private_autograd.raw_saved_tensors(ctx), ctx.saved_constants, error)
-
-    def free(ctx: Any, saved: Sequence[Any] | SavedValues, defined: tuple[bool, ...]) -> None:
-        """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
-        if independence is not None:
-            ctx.freed = independence.after(ctx.freed, defined)
-            ctx.rest = independence.keep(saved, ctx.freed)
-            if ctx.kept is not None and ctx.rest is not None:
-                ctx.kept.let_go(saved, restored(ctx.next_functions))
-        if independence is None or ctx.rest is None:
-            ctx.kept = None
-
-    def graph_inputs(ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
+    def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
         values: list[Any] = list(saved)
         for position, tangent in enumerate(tangents):
             if tangent is not None:
-                values.append(_with_strides(tangent, ctx.tangent_strides[position]))
+                values.append(_with_strides(tangent, call.strides[position]))
         return values
 
-    under_autocast = UnderAutocast(getattr(backward_for, "graph_of", None))
-    private_calls.hide_from_dynamo(CompiledBackward.backward)
-    direct = private_autograd.direct_apply(CompiledBackward)
+    # --- saved values -------------------------------------------------------------------------------------------------
 
-    def compute(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
-        apply = direct if private_state.functorch_level() is None else CompiledBackward.apply
-        for index in cut_off:
-            inputs[index] = inputs[index].detach()
-        if spread:
-            spread_gradients(inputs, spread)
-        if torch.is_grad_enabled():
-            outputs = list(apply(*arranged(inputs)))  # type: ignore[no-untyped-call]
-        else:
-            # The program may turn gradients on inside of a block that has turned them off.
-            with torch.enable_grad():
-                outputs = list(apply(*arranged(inputs)))  # type: ignore[no-untyped-call]
-        if spec.feeding and not spec.ties and not is_apart:
-            _watch([outputs[index] for index in spec.feeding])
-        if is_apart:
-            for index in differentiable:
-                outputs[index] = require_gradient(outputs[index])
-        elif len(differentiable) > 1:
-            for index in differentiable:
-                prepare_hooks(outputs[index])
-            for index, fed in inner_ties:
-                note_fed(outputs[index], [outputs[other] for other in fed])
-        return outputs
+    def _saved(self, ctx: Any, call: Call) -> Sequence[Any]:
+        """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
+        return _with_constants(call, ctx.saved_tensors) if call.rest is None else unpack(call.rest)
 
-    return compute
+    def _saved_one_by_one(self, ctx: Any, call: Call, error: RuntimeError) -> SavedValues:
+        if call.rest is not None:
+            return SavedValues(call.rest, error)
+        return SavedValues.of(private_autograd.raw_saved_tensors(ctx), call.constants, error)
+
+    def _saved_for_derivative(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
+        """What the forward has saved; where a value was written to that only other outputs need, without that."""
+        try:
+            return self._saved(ctx, call)
+        except RuntimeError as error:
+            if self._independence is None or call.kept is None or not is_of_write(error):
+                raise
+            values = self._saved_one_by_one(ctx, call, error)
+            if not call.kept.check_partly(values, defined):
+                raise
+            return values.at(self._independence.wanted(defined))
+
+    def _free(self, ctx: Any, call: Call, saved: Sequence[Any] | SavedValues, defined: Pattern) -> None:
+        """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
+        if self._independence is not None:
+            call.freed = self._independence.after(call.freed, defined)
+            call.rest = self._independence.keep(saved, call.freed)
+            if call.kept is not None and call.rest is not None:
+                call.kept.let_go(saved, self._from_edges(ctx.next_functions))
+        if self._independence is None or call.rest is None:
+            call.kept = None
+
+    # --- for compiled autograd ----------------------------------------------------------------------------------------
+
+    def prologue(self, call: Call, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
+        """What the backward's graph is called with."""
+        self._check(call)
+        tangents = [gradients[index] for index in self._differentiable]
+        return self._graph_inputs(call, _with_constants(call, saved), tangents)
+
+    def backward_graph(self, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """The graph for the gradients that there are, and which of the prologue's values it takes."""
+        defined = tuple([gradients[index] is not None for index in self._differentiable])
+        if private_state.is_any_autocast_on() and self._has_other_types(defined):
+            raise HigherOrderGradientError(
+                "a compiled function's backward is captured inside of an autocast block, where it has other types",
+                advice="call backward() outside of the autocast block",
+            )
+        return self._backward.graph_of(defined)
 
 
-def _both_ways(arrangement: Sequence[int]) -> tuple[Arrange, Arrange]:
+def _graph_outputs(spec: RuntimeSpec, results: Sequence[int]) -> tuple[int, ...]:
+    return tuple(output.index for position in results if isinstance(output := spec.outputs[position], FreshOutput))
+
+
+def _both_ways(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A function that puts values into this order, and one that undoes it."""
-    if len(arrangement) < 2 or list(arrangement) == sorted(arrangement):
+    if len(order) < 2 or list(order) == sorted(order):
         return (lambda values: values), (lambda values: values)
-    back = sorted(range(len(arrangement)), key=arrangement.__getitem__)
-    return operator.itemgetter(*arrangement), operator.itemgetter(*back)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return operator.itemgetter(*order), operator.itemgetter(*back)
 
 
-def _fed_inside(spec: RuntimeSpec, item: Tie) -> tuple[int, ...]:
-    return tuple(output.index for position in item.results if isinstance(output := spec.outputs[position], FreshOutput))
-
-
-def _is_inside(spec: RuntimeSpec, item: Tie) -> bool:
-    """Whether all that an output was computed from comes from the graph's own node of autograd."""
-    differentiable = spec.output_differentiable
-    fed = [spec.outputs[position] for position in item.results]
-    return (
-        not item.inputs
-        and any(spec.input_requires_grad)
-        and differentiable[item.output]
-        and all(
-            isinstance(output, FreshOutput)
-            and differentiable[output.index]
-            and not output.is_leaf
-            and not output.is_freed
-            for output in fed
-        )
-    )
-
-
-def _watch(outputs: list[torch.Tensor]) -> None:
-    """Notice hooks on outputs that other outputs were computed from, however they are registered."""
-    for output in outputs:
-        node: Any = output.grad_fn
-        if node is None:
-            continue
-        hooks = prepare_hooks(output)
-        node.watched = [*getattr(node, "watched", ()), (hooks, weakref.ref(output))]
-
-
-def _refuse_partial_gradient(hooks: Mapping[int, Any], output: torch.Tensor | None) -> None:
-    if hooks or (output is not None and output.retains_grad):
-        raise PartialGradientError(
-            "the gradient of an output is asked for by a hook or retain_grad(), and another output of the same graph was "
-            "computed from it",
-            advice="register the hook inside the compiled function, or return only one of the two outputs",
-        )
+def _with_constants(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
+    if call.constants is None:
+        return saved
+    tensors = iter(saved)
+    return [next(tensors) if entry is None else entry[0] for entry in call.constants]
 
 
 def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -365,96 +427,3 @@ def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tens
         return tangent
     target = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
     return target.copy_(tangent)
-
-
-class _Epilogue:
-    """What happens after the graph: write-backs, then inputs and views as results."""
-
-    def __init__(self, spec: RuntimeSpec) -> None:
-        self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
-        # Where nothing requires a gradient, no graph's node can tell.
-        self._ties = [item for item in spec.ties if not _is_inside(spec, item)]
-        self._outputs = spec.outputs
-        self._plain = (
-            not spec.mutations
-            and not self._ties
-            and not spec.metadata_changes
-            and all(
-                isinstance(output, FreshOutput)
-                and output.index == position
-                and not output.is_leaf
-                and not output.is_freed
-                for position, output in enumerate(spec.outputs)
-            )
-        )
-        self._count = len(spec.outputs)
-
-    def check(self, inputs: list[torch.Tensor]) -> None:
-        """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
-        for mutation in self._mutations.values():
-            value = inputs[mutation.input_index]
-            if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
-                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-
-    def __call__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The results of the call."""
-        if self._plain:
-            del outputs[self._count :]
-            return outputs
-        made: dict[int, torch.Tensor] = {}
-        written: set[int] = set()
-        for item in self._ties:
-            for index in item.inputs:
-                self._write(index, inputs, outputs, written)
-            for position in item.results:
-                output = self._outputs[position]
-                if isinstance(output, ViewOutput) and isinstance(output.base, InputOutput):
-                    self._write(output.base.index, inputs, outputs, written)
-                if position not in made:
-                    made[position] = self._result(output, inputs, outputs)
-            fed = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
-            outputs[item.output] = tie(outputs[item.output], fed)
-        in_place = []
-        for index, mutation in self._mutations.items():
-            if index in written:
-                continue
-            if outputs[mutation.output_index] is inputs[index]:
-                in_place.append(inputs[index])
-            else:
-                self._write(index, inputs, outputs, written)
-        if in_place:
-            # The backend has written there, below autograd, which must hear of it.
-            torch.autograd.graph.increment_version(in_place)
-        return [
-            made[position] if position in made else self._result(output, inputs, outputs)
-            for position, output in enumerate(self._outputs)
-        ]
-
-    def _write(self, index: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int]) -> None:
-        """Write an input's new value back, once."""
-        mutation = self._mutations.get(index)
-        if mutation is None or index in written:
-            return
-        written.add(index)
-        target, value = inputs[index], outputs[mutation.output_index]
-        if value is target:
-            torch.autograd.graph.increment_version(target)
-            return
-        with torch.set_grad_enabled(mutation.differentiable):
-            (target if mutation.counted else target.data).copy_(value)
-
-    def _result(self, output: OutputTensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
-        if isinstance(output, FreshOutput):
-            fresh = outputs[output.index]
-            if output.is_freed:
-                return freed(fresh)
-            return fresh.requires_grad_() if output.is_leaf else fresh
-        if isinstance(output, InputOutput):
-            return inputs[output.index]
-        assert isinstance(output, ViewOutput)
-        base = self._result(output.base, inputs, outputs)
-        with torch.set_grad_enabled(output.differentiable):
-            view: torch.Tensor = output.replay(base, inputs)
-        if output.differentiable or output.requires_grad:
-            return view
-        return view.detach() if view.requires_grad else view

@@ -16,7 +16,7 @@ from dovetail.trace.metadata import MetadataChange
 class FreshOutput:
     """The returned tensor is the graph's forward output ``index``; ``is_leaf``: it requires a gradient of its own.
 
-    ``is_freed``: it requires a gradient, and a backward inside has freed what that would be computed from.
+    ``is_freed``: it requires a gradient, and a backward inside has freed the graph that the gradient would be computed in.
     """
 
     index: int
@@ -33,11 +33,11 @@ class InputOutput:
 
 @dataclass(frozen=True)
 class ViewOutput:
-    """The returned tensor is a view, made anew by ``replay(base)`` from an input or from a forward output.
+    """The returned tensor is a view, made anew by ``replay(base, inputs)`` from an input or from a forward output.
 
-    ``base`` is an :class:`InputOutput` or a :class:`FreshOutput`. ``differentiable`` is False where eager's view was made
-    without recording gradients; the replay then runs under ``no_grad``. Such a view of a tensor that requires a gradient says
-    that it requires one too, though none will flow (``requires_grad``); other such views are detached.
+    ``differentiable`` is False where eager's view was made without recording gradients; the replay then runs under ``no_grad``.
+    Such a view of a tensor that requires a gradient says that it requires one too, though none will flow (``requires_grad``);
+    other such views are detached.
     """
 
     base: InputOutput | FreshOutput
@@ -64,7 +64,7 @@ class Mutation:
 
 
 @dataclass(frozen=True)
-class Tie:
+class OutputDependency:
     """Forward output ``output`` of the graph was computed from what the function hands out otherwise too: from the results
     ``results`` and from the new values of the inputs ``inputs``.
     """
@@ -76,28 +76,30 @@ class Tie:
 
 @dataclass(frozen=True)
 class RuntimeSpec:
-    """The whole description. Lengths: one entry of ``input_requires_grad`` per primal, one of
-    ``output_differentiable`` per forward output of the graph. ``feeding`` are forward outputs that another one was computed
-    from: autograd outside of the graph does not see that, so that their gradients outside are not the whole ones. ``ties``
-    say the same of all results, in the order in which they can be made. ``metadata_changes`` are made again, in their order,
-    before the graph runs. ``freed_together`` has for each differentiable output those that cannot be differentiated any more
-    after a backward from it; None: all. ``arrangement`` is the order of the primals in which the leaves among them get their
-    gradients as in eager; (): any. ``kept_alive`` are objects that operators of the graph name by number.
+    """The whole description.
+
+    ``input_requires_grad`` has one entry per primal, ``output_differentiable`` one per forward output of the graph.
+    ``outputs_behind_outputs`` are forward outputs that other ones were computed from: autograd outside of the graph does not
+    see that, so that their gradients outside are only parts. ``dependencies`` say the same of all results, in an order in
+    which they can be made. ``metadata_changes`` are made again, in their order, before the graph runs. ``freed_by_backward``
+    has for each differentiable output the outputs that cannot be differentiated any more after a backward from it; None: all.
+    ``leaf_order`` is the order of the primals in which the leaves among them get their gradients as in eager; (): any.
+    ``kept_alive`` are objects that operators of the graph name by number.
     """
 
     input_requires_grad: tuple[bool, ...]
     output_differentiable: tuple[bool, ...]
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
-    feeding: tuple[int, ...] = ()
-    ties: tuple[Tie, ...] = ()
+    outputs_behind_outputs: tuple[int, ...] = ()
+    dependencies: tuple[OutputDependency, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()
-    freed_together: tuple[frozenset[int], ...] | None = None
-    arrangement: tuple[int, ...] = ()
+    freed_by_backward: tuple[frozenset[int], ...] | None = None
+    leaf_order: tuple[int, ...] = ()
     kept_alive: tuple[Any, ...] = ()
 
     def with_further_inputs(self, count: int) -> RuntimeSpec:
         """The same with inputs after the others that get no gradient."""
         before = len(self.input_requires_grad)
-        order = (*self.arrangement, *range(before, before + count)) if self.arrangement else ()
-        return replace(self, input_requires_grad=(*self.input_requires_grad, *[False] * count), arrangement=order)
+        order = (*self.leaf_order, *range(before, before + count)) if self.leaf_order else ()
+        return replace(self, input_requires_grad=(*self.input_requires_grad, *[False] * count), leaf_order=order)

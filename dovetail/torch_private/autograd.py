@@ -42,6 +42,11 @@ def is_leaf_node(node: Any) -> bool:
     return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
+def new_function_number() -> int:
+    """A number that no class of ``torch.autograd.Function`` has: compiled autograd tells nodes apart by theirs (torch 2.13)."""
+    return next(torch.autograd.function.AUTOGRAD_FUNCTION_COUNTER)
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without the walk over all arguments that looks for dead wrappers of functorch.
 

@@ -8,7 +8,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -320,10 +320,35 @@ def is_for_node_metadata(frame: types.FrameType | None) -> bool:
     return False
 
 
+def _cached_by(environment: ShapeEnv, method: Any) -> Callable[..., Any]:
+    """A method of a shape environment with a cache of its own. The caches of torch's class keep every environment for ever."""
+    cached = functools.lru_cache(maxsize=256)(functools.partial(method.__wrapped__, environment))
+    if isinstance(method, functools._lru_cache_wrapper):
+        return cached
+    version = environment._version_counter
+
+    def current(*args: Any, **kwargs: Any) -> Any:
+        """What is known of the symbols decides the result: the cache is emptied when that changes."""
+        nonlocal version
+        if version != environment._version_counter:
+            cached.cache_clear()
+            version = environment._version_counter
+        return cached(*args, **kwargs)
+
+    current.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    return current
+
+
 class QuickShapeEnv(ShapeEnv):
     """A shape environment that does not look for the user's frame at each symbol and guard: under an interpreter there is none
     on Python's stack, and the search took 4 % of the capture of an optimizer's step. Torch 2.13.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, method in vars(ShapeEnv).items():
+            if hasattr(method, "cache_clear") and getattr(type(self), name) is method:
+                setattr(self, name, _cached_by(self, method))
 
     def _get_user_frame(self) -> types.FrameType | None:
         return sys._getframe(1)

@@ -209,7 +209,8 @@ class Trace:
             self.shape_env.locate = lambda: None
         for function in self._at_close:
             function()
-        for table in (self._at_close, self._by_real, self._by_value, self.inputs):
+        self.recorder = Recorder()
+        for table in (self._at_close, self._by_real, self._by_value, self.inputs, self.replicas):
             table.clear()
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:

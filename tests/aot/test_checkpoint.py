@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import dovetail
 from dovetail.aot.partition import partition
+from dovetail.passes.recompute import saved_by
 from tests.differential import same
 
 DOUBLE = torch.float64
@@ -92,8 +93,8 @@ def test_nothing_of_a_region_is_saved(strategy: str) -> None:
     x = torch.randn(64, 16, dtype=DOUBLE, requires_grad=True)
     with_region = dovetail.capture(lambda y: checkpoint(deep, y, use_reentrant=False).sum(), (x,))
     without = dovetail.capture(lambda y: deep(y).sum(), (x,))
-    plan = partition(with_region, strategy)  # type: ignore[arg-type]
-    assert plan.saved_bytes == x.nbytes + WEIGHT.nbytes < partition(without, strategy).saved_bytes  # type: ignore[arg-type]
+    plan = partition(with_region, saved_by(strategy))  # type: ignore[arg-type]
+    assert plan.saved_bytes == x.nbytes + WEIGHT.nbytes < partition(without, saved_by(strategy)).saved_bytes  # type: ignore[arg-type]
     assert plan.backward is not None and plan.recomputed_nodes
     tanh = torch.ops.aten.tanh.default
     assert len(plan.forward.graph.find_nodes(op="call_function", target=tanh)) == 3
@@ -124,7 +125,7 @@ def test_a_selective_policy() -> None:
     compiled = dovetail.compile(function, backend="aten", fullgraph=True)
     for _ in range(2):
         assert all(torch.equal(left, right) for left, right in zip(expected, run(compiled, x), strict=True))
-    plan = partition(dovetail.capture(function, (x.requires_grad_(),)), "save_all")
+    plan = partition(dovetail.capture(function, (x.requires_grad_(),)))
     assert plan.backward is not None
     mm, tanh = torch.ops.aten.mm.default, torch.ops.aten.tanh.default
     assert len(plan.backward.graph.find_nodes(op="call_function", target=tanh)) == 3

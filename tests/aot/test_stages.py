@@ -13,12 +13,13 @@ import torch
 
 import dovetail
 from dovetail import aot, errors
-from dovetail.aot.compile_joint import default_pattern
+from dovetail.aot.backward_graphs import expected_pattern
 from dovetail.aot.descriptors import Gradient, ParamInput, Tangent, UserInput
 from dovetail.aot.partition import partition
 from dovetail.aot.tangents import specialise_tangents
 from dovetail.artefacts.export import export_joint
 from dovetail.artefacts.load import load
+from dovetail.passes.recompute import saved_by
 
 
 class Net(torch.nn.Module):
@@ -96,7 +97,10 @@ def test_saving_fewer_activations_changes_no_number() -> None:
             if node.target is torch.ops.aten.addmm.default:
                 node.meta["recompute"] = True
 
-    everything, fewer = partition(joint, "save_all"), partition(joint.apply(recompute_gelu), "minimum_cut")
+    everything, fewer = (
+        partition(joint, saved_by("save_all")),
+        partition(joint.apply(recompute_gelu), saved_by("minimum_cut")),
+    )
     assert fewer.saved_bytes < everything.saved_bytes
     assert fewer.recomputed_nodes
     named = dict(net.named_parameters())
@@ -116,7 +120,7 @@ def test_random_operators_are_never_computed_twice() -> None:
     joint = dovetail.capture(
         lambda x: torch.nn.functional.dropout(x, 0.5, True).sin().sum(), (torch.ones(64, requires_grad=True),)
     )
-    part = partition(joint, "minimum_cut")
+    part = partition(joint, saved_by("minimum_cut"))
     assert part.backward is not None
     assert not [
         n for n in part.backward.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
@@ -132,8 +136,8 @@ def test_an_undefined_tangent_is_no_zero() -> None:
     compiled(x)[0].backward()
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0, 2.0]
     joint = dovetail.capture(f, (x,))
-    assert default_pattern(joint) == (True, False)
-    part = partition(joint, "save_all")
+    assert expected_pattern(joint) == (True, False)
+    part = partition(joint, saved_by("save_all"))
     assert part.backward is not None
     count = len(part.backward.graph.find_nodes(op="placeholder"))
     special, _ = specialise_tangents(part.backward, [count - 2, count - 1], [False, False])

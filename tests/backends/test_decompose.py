@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.aot.decompose import clean_views, decompose_graph
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import GraphInvalidError
+from dovetail.passes.decompose import clean_views, decompose_graph
 from tests.backends.graphs import make_graph, mlp, mlp_inputs
 
 

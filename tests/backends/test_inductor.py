@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.aot.decompose import decompose_graph
 from dovetail.backends import INDUCTOR, compile_with
 from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import BackendError, OptionError
+from dovetail.passes.decompose import decompose_graph
 from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import operators as private_operators
 from tests.backends.graphs import make_graph, mlp, mlp_inputs

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.capture_result import CaptureResult
-from dovetail.aot.compile_joint import CompiledGraph
+from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting

@@ -257,8 +257,8 @@ class Frame:
                 return positions.lineno
         return self.code.co_firstlineno
 
-    def location(self) -> UserLocation:
-        """The current place in the user's source."""
+    def location(self, module: str = "") -> UserLocation:
+        """The current place in the user's source; ``module`` is the path of the module whose code runs there."""
         line = self.line()
         text = linecache.getline(self.code.co_filename, line).strip()
-        return UserLocation(self.code.co_filename, line, self.code.co_name, text)
+        return UserLocation(self.code.co_filename, line, self.code.co_name, text, module)

@@ -32,7 +32,7 @@ from dovetail.frontend.interpreter.user_code import (
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import callable_rule, format_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
-from dovetail.runtime.recipe import interpreted_of
+from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes

@@ -143,7 +143,7 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         return self._started
 
     def __recipe__(self) -> tuple[Any, list[Any]]:
-        """How a generator is made again outside of the trace; see :mod:`dovetail.runtime.recipe`."""
+        """How a generator is made again outside of the trace; see :mod:`dovetail.runtime.recipe_builder`."""
         if self._frame is None:
             return self._interpreter.restorer(self._started, None), []
         point, values, _ = frame_values(self._frame, 0, 1)

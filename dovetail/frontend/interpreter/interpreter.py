@@ -33,6 +33,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import code_rule, error_rule
 from dovetail.frontend.values.aliases import guard_comparison
 from dovetail.frontend.values.leaves import is_trusted
+from dovetail.frontend.values.module_paths import ModulePaths
 from dovetail.frontend.values.values import Values
 from dovetail.guards import GuardSet
 from dovetail.torch_private import sizes as private_sizes
@@ -95,22 +96,21 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._states: dict[Any, Any] = {}
+        self._module_paths = ModulePaths(self.values.source_of)
         trace.locate_by(self.locate)
         trace.at_close(self._forget)
 
     def _forget(self) -> None:
         """The trace is closed: let go of the user's objects."""
         self.values.forget()
-        self.forget_reads()
-        self.cells.clear()
-        self._states.clear()
-        self.messages.clear()
+        self.__dict__.clear()
+        self._has_ended = True
 
     def locate(self) -> UserLocation | None:
-        for frame in reversed(self.frames):
-            if not is_trusted(frame.globals.get("__name__")):
-                return frame.location()
-        return self.frames[-1].location() if self.frames else self._entry_location
+        if not self.frames:
+            return self._entry_location
+        outside = (frame for frame in reversed(self.frames) if not is_trusted(frame.globals.get("__name__")))
+        return next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
 
     def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
         if kind not in self._states:

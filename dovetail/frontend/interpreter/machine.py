@@ -21,7 +21,7 @@ from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
 from dovetail.frontend.protocol import FrameRunner
-from dovetail.runtime.recipe import ITERATOR_TYPES
+from dovetail.runtime.recipe_builder import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
     {

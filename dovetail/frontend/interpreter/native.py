@@ -25,7 +25,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import data_rule, error_rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_bound_builtin
-from dovetail.runtime.recipe import interpreted_of, stands_for
+from dovetail.runtime.recipe_builder import interpreted_of, stands_for
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES, runs_natively
 from dovetail.frontend.interpreter.class_lookup import class_attribute
-from dovetail.runtime.recipe import interpreted_of
+from dovetail.runtime.recipe_builder import interpreted_of
 
 _CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})
 _NO_CLASSES_OF_USERS = frozenset({int, float, bool, str, bytes, tuple, list, dict, set, type(None)})
@@ -41,7 +41,6 @@ def wraps_user_code(function: types.FunctionType, seen: frozenset[int] = frozens
     return False
 
 
-@functools.lru_cache(maxsize=1024)
 def is_overridable(function: types.FunctionType) -> bool:
     """Whether a Python function of torch's hands its call to tensor subclasses and modes first, and is plain torch calls below.
 

@@ -54,7 +54,7 @@ from dovetail.guards import (
     TypeIs,
 )
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
-from dovetail.runtime.recipe import plain_content
+from dovetail.runtime.recipe_builder import plain_content
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler, swa_utils
 
-from dovetail.aot.partition import memory_of
+from dovetail.aot.nodes import memory_of
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter

@@ -20,7 +20,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Answers, Identity, Step
-from dovetail.runtime.recipe import interpreted_of
+from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees

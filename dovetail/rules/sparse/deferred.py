@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.outputs import MadeLate, late_output
 from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -34,7 +35,8 @@ class DeferredCall:
         return result
 
 
-def deferred_call(trace: Trace, value: torch.Tensor) -> tuple[torch.Tensor, DeferredCall, bool]:
+@late_output
+def deferred_call(trace: Trace, value: torch.Tensor) -> MadeLate:
     """The dense tensor that a sparse result was made from, the call that made it, and whether gradients were recorded.
 
     Raises :class:`CaptureError` where it was not made by one call from one dense tensor that is still what it was.

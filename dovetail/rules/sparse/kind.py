@@ -24,7 +24,8 @@ from dovetail.frontend.values.values import Values
 from dovetail.guards import Source
 from dovetail.rules.sparse.handles import HandleSource, SparseMatch
 from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
-from dovetail.runtime.recipe import Recipe, RecipeBuilder
+from dovetail.runtime.recipe import Recipe
+from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors

@@ -13,7 +13,8 @@ from dovetail.frontend.rules import Arguments, Keywords, ValueKind, end_rule, ru
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source, TypeIs
 from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
-from dovetail.runtime.recipe import Recipe, RecipeBuilder
+from dovetail.runtime.recipe import Recipe
+from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing

@@ -1,0 +1,118 @@
+"""The backward graphs of one entry: one for each pattern of defined tangents, each compiled when it is first needed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.tangents import specialise_tangents
+from dovetail.runtime.function import TangentStrides
+from dovetail.torch_private import sizes as private_sizes
+
+FlatCallable = Callable[[list[Any]], list[Any]]
+Pattern = tuple[bool, ...]
+
+
+class BackwardGraphs:
+    """Backward callables by pattern of defined tangents; see :class:`dovetail.runtime.function.Backward`.
+
+    ``lower(graph, is_sealed)`` compiles one graph. ``count`` is the number of gradients.
+    """
+
+    def __init__(
+        self,
+        backward: torch.fx.GraphModule | None,
+        count: int,
+        lower: Callable[[torch.fx.GraphModule, bool], FlatCallable],
+    ) -> None:
+        self._backward = backward
+        self._count = count
+        self._lower = lower
+        self._compiled: dict[Pattern, FlatCallable] = {}
+        self._lock = threading.Lock()
+        self._is_sealed = False
+
+    def __call__(self, defined: Pattern) -> FlatCallable:
+        """The callable for a pattern; compiles it first where that was not done yet."""
+        found = self._compiled.get(defined)
+        if found is None:
+            with self._lock:
+                found = self._compiled.get(defined)
+                if found is None:
+                    found = self._compiled[defined] = self._compile(defined)
+        return found
+
+    def graph_of(self, defined: Pattern) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
+        """The graph for a pattern of defined tangents, and which of the saved values and tangents it takes, in order."""
+        graph = self._backward
+        if graph is None or not any(defined):
+            return None
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        first_tangent = len(placeholders) - len(defined)
+        keep = list(range(first_tangent))
+        if not all(defined):
+            positions = list(range(first_tangent, len(placeholders)))
+            graph, unused = specialise_tangents(graph, positions, defined)
+            keep = [position for position in keep if position not in unused]
+        return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
+
+    def needed(self, defined: Pattern) -> Sequence[int]:
+        """Which of the saved values the backward for these tangents takes."""
+        found = self.graph_of(defined)
+        return () if found is None else found[1][: len(found[1]) - sum(defined)]
+
+    def seal(self, expected: Pattern) -> None:
+        """Compile the graph for the pattern that is expected. From here on, nothing may be assumed about sizes any more."""
+        if self._backward is not None:
+            self(expected)
+        self._is_sealed = True
+
+    def _compile(self, defined: Pattern) -> FlatCallable:
+        found = self.graph_of(defined)
+        if found is None:
+            # Eager's outputs require a gradient here too, and no gradient reaches any input.
+            return lambda values: [None] * self._count
+        graph, order = found
+        compiled = self._lower(graph, self._is_sealed)
+        if order == list(range(len(order))):
+            return compiled
+
+        def run(values: list[Any]) -> list[Any]:
+            picked = [values[position] for position in order]
+            values.clear()
+            return compiled(picked)
+
+        return run
+
+
+def expected_pattern(joint: JointGraph) -> Pattern:
+    """Which tangents are expected: the only one of a scalar if there is exactly one (a loss), else all of them."""
+    values = [node.meta["val"] for node in joint.tangents]
+    scalars = [not private_sizes.has_symbols(value) and value.numel() == 1 for value in values]
+    return tuple(scalars) if sum(scalars) == 1 else (True,) * len(values)
+
+
+def tangent_strides(joint: JointGraph) -> TangentStrides | None:
+    """The strides that the backward is compiled for, from the forward's inputs; None: as those of the forward's outputs."""
+    strides = [node.meta["val"].stride() for node in joint.tangents]
+    steps = [step for item in strides for step in item]
+    if not any(map(private_sizes.is_symbolic, steps)):
+        plain = [tuple(item) for item in strides]
+        return lambda primals: plain
+    if any(map(private_sizes.is_data_number, steps)):
+        return None
+    compute = joint.capture.bindings.function(
+        [private_sizes.expression_of(step) if private_sizes.is_symbolic(step) else step for step in steps]
+    )
+    lengths = [len(item) for item in strides]
+
+    def evaluate(primals: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+        numbers = iter(compute(primals))
+        return [tuple(itertools.islice(numbers, length)) for length in lengths]
+
+    return evaluate

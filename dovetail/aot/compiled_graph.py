@@ -1,0 +1,73 @@
+"""The result of stage 2: something to call like the captured function, still carrying the graphs that it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.aot.entries import make_entry
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.partition import PartitionedGraph
+from dovetail.backends import Backend
+from dovetail.errors import InputError
+from dovetail.events import EventLog
+from dovetail.runtime.entry import Entry
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledGraph:
+    """``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from.
+
+    ``gradients_dropped_first`` are inputs, each with the input that is its gradient, whose ``.grad`` is dropped before the graph
+    runs. ``reused`` are the numbers of the values that ``run`` takes after the graph's inputs.
+    """
+
+    joint: JointGraph
+    partitioned: PartitionedGraph | None
+    backend: Backend
+    run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    events: EventLog = field(default_factory=EventLog)
+    measured: list[int] = field(default_factory=list)
+    gradients_dropped_first: tuple[tuple[int, int], ...] = ()
+    reused: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> Any:
+        """The report on the memory budget (:class:`dovetail.passes.memory_budget.MemoryReport`); None without one.
+
+        After a run it has the bytes that the last one has kept.
+        """
+        report: Any = None if self.partitioned is None else self.partitioned.memory
+        return dataclasses.replace(report, measured=self.measured[0]) if self.measured else report
+
+    @functools.cached_property
+    def _entry(self) -> Entry:
+        # Without a way back to this graph, which would make a cycle that only the garbage collector ends.
+        return dataclasses.replace(make_entry(self), compiled=None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it like the original function; raises :class:`InputError` for inputs that the graph was not captured for."""
+        entry = self._entry
+        function = self.joint.capture.function
+        tensors = entry.checker.check(function, args, kwargs)
+        if tensors is None:
+            failures = entry.checker.explain(function, args, kwargs)
+            raise InputError(
+                "the graph was captured for other inputs: " + "; ".join(str(item) for item in failures[:3]),
+                advice="capture it again, or use dovetail.compile, which does so by itself",
+            )
+        return entry.call(function, args, kwargs, tensors)
+
+    def __str__(self) -> str:
+        parts = self.partitioned
+        if parts is None:
+            return f"compiled by {self.backend.name}: the program, call by call"
+        return f"compiled by {self.backend.name}: {dataclasses.replace(parts, memory=self.memory)}"
+
+    def __repr__(self) -> str:
+        return f"<{repr(self.joint).strip('<>')}, compiled by {self.backend.name}>"

@@ -1,0 +1,54 @@
+"""A compiled graph as an entry of a compiled function: guards, runtime function, effects and the recipe of the result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import checks_assumption
+from dovetail.guards import compile_checker
+from dovetail.runtime.backward_reads import BackwardReads
+from dovetail.runtime.entry import Entry
+from dovetail.trace import shape_guards
+from dovetail.trace.repeats import draws_random_numbers
+
+if TYPE_CHECKING:
+    from dovetail.aot.compiled_graph import CompiledGraph
+
+
+def make_entry(compiled: CompiledGraph) -> Entry:
+    """An entry for a compiled graph; the frontend's result says what else belongs to it."""
+    joint = compiled.joint
+    capture = joint.capture
+    if not capture.guards.is_frozen:
+        # The last backend has run: nothing can assume more about sizes.
+        capture.guards.set_shapes(shape_guards(joint.fake_mode.shape_env, capture.bindings))
+    guards = capture.guards.freeze()
+    checks = any(map(checks_assumption, joint.graph.nodes))
+    dropped = compiled.gradients_dropped_first
+    return Entry(
+        compile_checker(guards, ambient=capture.ambient),
+        compiled.run,
+        capture.recipe,
+        capture.effects,
+        compiled=compiled,
+        ambient_change=capture.ambient_change,
+        resume_point=capture.resume_point,
+        backward_reads=BackwardReads(guards.backward) if guards.backward else None,
+        checks_assumptions=checks,
+        is_edited=bool(joint.provenance),
+        can_rerun_eagerly=not dropped and not joint.provenance and not _leaves_traces(joint),
+        # A call that is done again by eager drops them itself; a later backward may read them.
+        gradients_dropped_first=() if checks or guards.backward else dropped,
+        numbers=capture.bindings.function(capture.numbers) if capture.numbers else None,
+        inputs_made_differentiable=capture.inputs_made_differentiable,
+    )
+
+
+def _leaves_traces(joint: JointGraph) -> bool:
+    """Whether a call of which the graph has failed half-way has changed something that the call made again would see."""
+    return bool(
+        joint.spec.mutations
+        or joint.spec.metadata_changes
+        or any(draws_random_numbers(node.target) or checks_assumption(node) for node in joint.graph.nodes)
+    )

@@ -1,0 +1,256 @@
+"""What a captured function returns and writes to, in terms of graph outputs: aliases, views and mutations.
+
+Eager may return an input, a view of an input, or several views of one tensor, and may write to its inputs. A graph returns new
+tensors only. :func:`describe_outputs` finds the tensors that the graph has to return, and says how the runtime makes the
+function's results from them (:mod:`dovetail.runtime.spec`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.aot.capture_result import CaptureResult
+from dovetail.aot.descriptors import AliasBase, Descriptor, MutatedInput, UserOutput
+from dovetail.aot.views import AutogradView, StridedView, reads_other_bits, view_of_custom_function, whole_view
+from dovetail.errors import CaptureError
+from dovetail.guards import GuardSet
+from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, ViewOutput
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.trace import Trace, TracedInput
+from dovetail.trace.memory import may_overlap_itself
+
+MadeLate = tuple[torch.Tensor, Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor], bool]
+_late_outputs: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
+
+
+def late_output(function: Callable[[Trace, torch.Tensor], MadeLate]) -> Callable[[Trace, torch.Tensor], MadeLate]:
+    """Register what makes results of other layouts than strided ones, which no graph returns; a decorator.
+
+    ``function(trace, value)`` gives a dense traced tensor, the call ``make(dense, inputs)`` that makes the result from it behind
+    the graph, and whether autograd records that call. It raises :class:`CaptureError` for a result that cannot be made so.
+    """
+    _late_outputs.append(function)
+    return function
+
+
+@dataclass(frozen=True)
+class DescribedOutputs:
+    """The traced tensors that the graph returns, each with its descriptor, and the runtime's description of results and writes."""
+
+    values: tuple[torch.Tensor, ...]
+    descriptors: tuple[Descriptor, ...]
+    outputs: tuple[OutputTensor, ...]
+    mutations: tuple[Mutation, ...]
+
+
+def describe_outputs(trace: Trace, result: CaptureResult) -> DescribedOutputs:
+    """Relate the returned tensors to inputs and to each other, and find the inputs that were written to.
+
+    Raises :class:`CaptureError` for an aliasing that cannot be kept.
+    """
+    found = _Description(trace, result.outputs)
+    outputs = tuple(found.relate(position, value) for position, value in enumerate(result.outputs))
+    written = _written_inputs(trace)
+    for item in written:
+        _check_mutation(trace, item, result.guards)
+    mutations = tuple(found.mutation(item, result.input_descriptors[item.index]) for item in written)
+    return DescribedOutputs(tuple(found.values), tuple(found.descriptors), outputs, mutations)
+
+
+def is_new_leaf(value: torch.Tensor) -> bool:
+    """Whether a returned tensor requires a gradient that goes no further: made so, or a view made without recording."""
+    return value.requires_grad and value.grad_fn is None
+
+
+def _memory(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+class _Description:
+    """The tensors that the graph returns so far, and the memory that returned tensors share."""
+
+    def __init__(self, trace: Trace, returned: Sequence[torch.Tensor]) -> None:
+        self.values: list[torch.Tensor] = []
+        self.descriptors: list[Descriptor] = []
+        self._trace = trace
+        self._returned = returned
+        self._dense = [value for value in returned if value.layout is torch.strided]
+        self._positions: dict[int, int] = {}
+        self._input_at = {_memory(item.value): item for item in trace.inputs}
+        self._base_at: dict[int, int] = {}
+        #: How many returned tensors lie in each memory.
+        self._sharing: dict[int, int] = {}
+        for value in self._dense:
+            if value.is_inference() and not torch.is_inference_mode_enabled():
+                raise CaptureError(
+                    "a tensor made under torch.inference_mode leaves the function",
+                    where=trace.locate(),
+                    advice="use torch.no_grad() inside of the function, or inference_mode around it",
+                )
+            self._sharing[_memory(value)] = self._sharing.get(_memory(value), 0) + 1
+
+    def _add(self, value: torch.Tensor, descriptor: Descriptor) -> int:
+        """The position of a tensor among the graph's outputs."""
+        position = self._positions.get(id(value))
+        if position is None:
+            position = self._positions[id(value)] = len(self.values)
+            self.values.append(value)
+            self.descriptors.append(descriptor)
+        return position
+
+    def relate(self, position: int, value: torch.Tensor) -> OutputTensor:
+        """How the returned tensor at a position is made."""
+        if value.layout is not torch.strided:
+            return self._made_late(position, value)
+        traced = self._trace.input_of(value)
+        if traced is not None:
+            return InputOutput(traced.index)
+        source = self._input_at.get(_memory(value))
+        if source is not None:
+            return self._view(value, source.value, InputOutput(source.index))
+        is_alone = self._sharing[_memory(value)] == 1
+        of_custom_function = private_tensors.is_view_of_custom_function(value)
+        if is_alone and (value._base is None or is_new_leaf(value) or of_custom_function):
+            return self._alone(position, value, of_custom_function)
+        return self._sharing_memory(position, value)
+
+    def _made_late(self, position: int, value: torch.Tensor) -> ViewOutput:
+        """A result of another layout, made after the graph has run."""
+        if not _late_outputs:
+            raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
+        base, make, is_recorded = _late_outputs[0](self._trace, value)
+        traced = self._trace.input_of(base)
+        if traced is None and _memory(base) in self._sharing:
+            raise CaptureError(
+                f"a tensor with the layout {value.layout} is returned beside the dense tensor that it was made from",
+                advice="return a clone of the dense one",
+            )
+        output: InputOutput | FreshOutput = (
+            FreshOutput(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
+        )
+        return ViewOutput(output, make, is_recorded, value.requires_grad)
+
+    def _alone(self, position: int, value: torch.Tensor, of_custom_function: bool) -> OutputTensor:
+        """A returned tensor that no other one shares memory with."""
+        is_leaf = is_new_leaf(value)
+        output = FreshOutput(self._add(value, UserOutput(str(position))), is_leaf)
+        if of_custom_function:
+            return ViewOutput(output, view_of_custom_function, True, True)
+        if is_leaf and value._base is not None:
+            # A view made without recording says that it requires a gradient, and takes none.
+            return ViewOutput(output, whole_view, False, True)
+        return output
+
+    def _sharing_memory(self, position: int, value: torch.Tensor) -> OutputTensor:
+        """One of several returned tensors in one memory, or a view of a tensor that is not returned."""
+        memory = _memory(value)
+        if memory not in self._base_at:
+            base = self._root(memory)
+            is_returned = any(base is other for other in self._returned)
+            descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(self._base_at))
+            self._base_at[memory] = self._add(base, descriptor)
+        index = self._base_at[memory]
+        base = self.values[index]
+        output = FreshOutput(index, is_new_leaf(base))
+        return output if value is base else self._view(value, base, output)
+
+    def _root(self, memory: int) -> torch.Tensor:
+        """Among returned tensors of one memory and their bases: the tensor that the others are best made from."""
+        members = [value for value in self._dense if _memory(value) == memory]
+        candidates = [member if member._base is None else member._base for member in members]
+        return max(candidates, key=lambda item: (item.requires_grad, private_sizes.has_symbols(item) or item.numel()))
+
+    def _view(self, value: torch.Tensor, base: torch.Tensor, output: InputOutput | FreshOutput) -> ViewOutput:
+        """A returned view of an input, or of another output."""
+        self._refuse_unkeepable(value, base)
+        recorded = value.grad_fn is not None or (not base.requires_grad and private_tensors.is_recorded_view(value))
+        # A view made before its base was changed in place must not be made again by the same operators.
+        is_changed = isinstance(output, InputOutput) and any(
+            change.input_index == output.index for change in self._trace.metadata_changes
+        )
+        replay: Any = None
+        if value._base is base and not is_changed:
+            replay = AutogradView(value, self._trace.bindings())
+        if replay is None or not replay.is_exact:
+            if reads_other_bits(value, base):
+                raise CaptureError(
+                    "a returned tensor is a bit-cast or conjugate view of another tensor",
+                    where=self._trace.locate(),
+                    advice="return a clone of it",
+                )
+            replay = StridedView(value, base, self._trace.bindings())
+        return ViewOutput(output, replay, recorded, value.requires_grad)
+
+    def _refuse_unkeepable(self, value: torch.Tensor, base: torch.Tensor) -> None:
+        """Raise :class:`CaptureError` for a view whose derivatives cannot be eager's."""
+        if value.requires_grad and not base.requires_grad:
+            raise CaptureError(
+                "a returned view requires a gradient but its base does not", advice="return a clone of it"
+            )
+        if private_tensors.is_view_of_custom_function(value):
+            raise CaptureError(
+                "a custom autograd.Function returns its input or a view of it, and the result is returned beside that input",
+                where=self._trace.locate(),
+                advice="return a clone of it",
+            )
+        shares_history = value._base is not None and (value._base is base or value._base is base._base)
+        if value.grad_fn is not None and not shares_history:
+            raise CaptureError(
+                "a detached tensor that was written to with what requires a gradient is returned beside the tensor that it "
+                "was detached from: they share memory, and each has a derivative of its own",
+                where=self._trace.locate(),
+                advice="detach a clone of it",
+            )
+
+    def mutation(self, item: TracedInput, descriptor: Descriptor) -> Mutation:
+        """The write-back of an input that was written to."""
+        differentiable = item.value.requires_grad and item.is_written_differentiably
+        base = item.real._base
+        if differentiable and base is not None and base.is_leaf and base.requires_grad:
+            raise CaptureError(
+                f"{item.name} is a view of a leaf that requires a gradient, and it is written to",
+                advice="write to a clone, or under torch.no_grad()",
+            )
+        index = self._add(item.value, MutatedInput(descriptor))
+        counted = item.value._version != item.original_version
+        return Mutation(item.index, index, differentiable, counted)
+
+
+def _written_inputs(trace: Trace) -> list[TracedInput]:
+    """The inputs whose data was written to; a change of size or strides alone is no write."""
+    changed = {change.input_index for change in trace.metadata_changes}
+    return [
+        item
+        for item in trace.inputs
+        if trace.node_of(item.value) is not item.node
+        and (item.index not in changed or private_tensors.is_written(item.value))
+    ]
+
+
+def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
+    """Raise :class:`CaptureError` for a write that cannot be written back."""
+    value, real, fake = item.value, item.real, item.node.meta["val"]
+    is_changed = any(change.input_index == item.index for change in trace.metadata_changes)
+    if not is_changed and (
+        value.shape != fake.shape
+        or value.stride() != fake.stride()
+        or value.dtype != real.dtype
+        or private_tensors.size_inside(value) != fake.shape
+    ):
+        raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
+    if real.layout is torch.strided and not private_tensors.is_fake(real) and may_overlap_itself(real):
+        raise CaptureError(
+            f"{item.name} is written to, and several of its elements share one place in memory",
+            advice="clone it first",
+        )
+    memory = _memory(real)
+    for other in trace.inputs:
+        if other is not item and any(_memory(part) == memory for part in guards.memory(other.index, other.real)):
+            raise CaptureError(
+                f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
+            )

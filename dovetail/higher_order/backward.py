@@ -1,0 +1,299 @@
+"""The backward of a compiled entry as a function that can be differentiated itself (``create_graph=True``).
+
+The backward of a compiled function is a function of the forward's inputs and of the incoming gradients (the tangents). Asked
+for with gradients enabled, it runs as a compiled function of its own, with a backward of its own, and so on: each order is
+captured when it is first needed (:mod:`dovetail.higher_order.capture`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from dovetail.errors import DovetailError, HigherOrderGradientError
+from dovetail.guards.ambient import autocast_state
+from dovetail.higher_order.gradient_strides import Strides, keep_gaps
+from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
+from dovetail.runtime.derivatives import Edges, Gradients, refusal
+from dovetail.runtime.saved_values import FREED
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
+
+BackwardFunction = Callable[[list[torch.Tensor]], Gradients]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One kind of backward to be captured: which tangents are defined, which inputs want a gradient, and the real tensors
+    (the needed inputs by index, then the defined tangents) that it is captured on.
+    """
+
+    defined: tuple[bool, ...]
+    wanted: tuple[int, ...]
+    primals: dict[int, torch.Tensor]
+    tangents: tuple[torch.Tensor, ...]
+
+
+def _no_plain_backward() -> Gradients:
+    raise AssertionError("the backward was captured for another autocast state")
+
+
+class _Refused(torch.autograd.Function):
+    """The gradients of a first order, whose own derivative is refused when it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, refusal: HigherOrderGradientError, compute: Callable[[], list[Any]], *inputs: Any) -> Any:
+        ctx.refusal = refusal
+        return tuple(compute())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise _anew(ctx.refusal)
+
+
+def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, each an object of its own: a captured function has one input for each."""
+    seen: set[int] = set()
+    for position, value in enumerate(values):
+        if id(value) in seen:
+            values[position] = value.view_as(value)
+        seen.add(id(values[position]))
+    return values
+
+
+def _agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two gradients are the same but for rounding; none is the same as zeros."""
+    if one is None or other is None:
+        present = one if other is None else other
+        return present is None or not bool(present.detach().count_nonzero())
+    one, other = one.detach(), other.detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    scale = other.abs().nan_to_num(0, 0, 0).max() if other.numel() else 0
+    tolerance = torch.finfo(other.dtype).eps ** 0.5
+    return bool(torch.isclose(one, other, tolerance, float(tolerance * scale), equal_nan=True).all())
+
+
+Sizes = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+
+
+def sizes_and_strides(values: Sequence[torch.Tensor]) -> Sizes:
+    """The parts of tensors that differ from call to call in a program whose shapes change."""
+    return tuple([(value.shape, value.stride()) for value in values])
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedBackward:
+    """``run(flat)`` gives the wanted gradients. It was captured on ``sizes``; ``holds`` is None where it is for these only,
+    else it says whether it is for other tensors too. ``key`` are the sizes of those that may have others. ``reused`` are the
+    places of the saved values of the forward that it takes after the tangents.
+    """
+
+    run: BackwardFunction
+    sizes: Sizes
+    holds: Callable[[Sequence[torch.Tensor]], bool] | None = None
+    key: Sizes = ()
+    reused: tuple[int, ...] = ()
+
+    def fits(self, key: Sizes, flat: Sequence[torch.Tensor]) -> bool:
+        """Whether it may run on these tensors."""
+        return self.key == key if self.holds is None else self.holds(flat)
+
+
+class _Kind(NamedTuple):
+    """A kind of backward: the ``pattern`` of tangents, wanted gradients and types, and the ``sizes`` of one call."""
+
+    pattern: tuple[Any, ...]
+    sizes: Sizes
+
+
+Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
+_MAXIMUM_VERSIONS = 8
+
+
+class DifferentiableBackward:
+    """See :class:`dovetail.runtime.derivatives.DifferentiableBackward`.
+
+    ``capture(request, earlier)`` compiles the backward for one pattern of tangents and wanted gradients, knowing the sizes it
+    was captured on before; what it raises becomes a refusal, given when the second derivative is really asked for. ``gaps`` are
+    the strides of non-contiguous gradients; a capture takes out those that a second derivative has not. ``has_other_types`` is
+    as in the protocol.
+    """
+
+    def __init__(
+        self,
+        needed: NeededInputs,
+        capture: Capture,
+        gaps: Strides,
+        has_other_types: Callable[[tuple[bool, ...]], bool],
+    ) -> None:
+        self.needed = needed
+        self.has_other_types = has_other_types
+        self._capture = capture
+        self._gaps = gaps
+        self._compiled: dict[Any, list[CapturedBackward]] = {}
+        self._refusals: dict[_Kind, HigherOrderGradientError] = {}
+        self._leaves: Leaves | None = None
+        self._lock = threading.RLock()
+        # The first result of each is compared with that of the ordinary backward, which was captured together with the forward.
+        self._compared: set[CapturedBackward] = set()
+
+    def prepare(self, inputs: list[torch.Tensor]) -> None:
+        """See the protocol."""
+        if self._gaps:
+            keep_gaps(inputs, self._gaps)
+
+    def keep(self, primals: Sequence[torch.Tensor]) -> KeptInputs:
+        """See the protocol."""
+        leaves = self._leaves
+        if leaves is None or not leaves.hold(primals):
+            # Not under a lock: whichever is kept is checked before it is used.
+            leaves = self._leaves = Leaves(self.needed, primals)
+        return KeptInputs(primals, leaves)
+
+    def settle(self, kept: KeptInputs, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
+        """Rely on what the graph has saved, from the next call on, or no longer."""
+        if not kept.by.is_settled:
+            self._leaves = Leaves(self.needed, primals, saved)
+        elif kept.held and not kept.by.are_saved(primals, saved):
+            # The graph is pure: it has written to no leaf.
+            kept.note_held(dict(enumerate(primals)))
+            self._leaves = Leaves(self.needed, primals, ())
+
+    def first_order(
+        self, kept: KeptInputs | None, edges: Edges, tangents: Gradients, saved: Sequence[Any]
+    ) -> Gradients:
+        """See the protocol."""
+        with torch.enable_grad():
+            found = self.run(kept, edges, tangents, _no_plain_backward, saved)
+        return tuple(None if gradient is None else gradient.detach() for gradient in found)
+
+    def run(
+        self,
+        kept: KeptInputs | None,
+        edges: Edges,
+        tangents: Gradients,
+        plain: Callable[[], Gradients],
+        saved: Sequence[Any] = (),
+    ) -> Gradients:
+        """See the protocol."""
+        if kept is None:
+            raise RuntimeError(FREED)
+        defined = tuple([tangent is not None for tangent in tangents])
+        kept.check_saved(edges, saved)
+        primals = kept.unpack(edges, self.needed.for_outputs(defined))
+        wanted = private_autograd.wanted_edges(edges)
+        flat = _distinct([*primals.values(), *(tangent for tangent in tangents if tangent is not None)])
+        kind = self._kind(defined, wanted, primals, flat)
+        found = self._find(kind, defined, wanted, primals, flat)
+        if isinstance(found, HigherOrderGradientError):
+            if plain is _no_plain_backward:
+                raise _anew(found)
+            return _refused(found, flat, plain)
+        # Detached: one that is a result of the forward's node would lead back to it.
+        inputs = [*flat, *[saved[place].detach() for place in found.reused]]
+        if kept.states is None:
+            gradients = found.run(inputs)
+        else:
+            with private_state.random_states_set(kept.states, self.needed.cuda_devices):
+                gradients = found.run(inputs)
+        if found not in self._compared and not private_state.is_any_autocast_on():
+            with torch.no_grad():
+                expected = plain()
+            if not all(_agree(gradient, expected[index]) for index, gradient in zip(wanted, gradients, strict=True)):
+                return _refused(self._disagrees(kind), flat, lambda: expected)
+            self._compared.add(found)
+        result: list[torch.Tensor | None] = [None] * len(edges)
+        for index, gradient in zip(wanted, gradients, strict=True):
+            result[index] = gradient
+        return tuple(result)
+
+    def _disagrees(self, kind: _Kind) -> HigherOrderGradientError:
+        error = refusal(
+            "replayed, the program has other gradients than when it was captured",
+            "what a custom autograd.Function reads may have changed since; take both derivatives inside the function",
+        )
+        with self._lock:
+            self._refusals[kind] = error
+            self._compiled[kind.pattern] = []
+        return error
+
+    def _kind(
+        self,
+        defined: tuple[bool, ...],
+        wanted: tuple[int, ...],
+        primals: Mapping[int, torch.Tensor],
+        flat: list[torch.Tensor],
+    ) -> _Kind:
+        """``flat`` are the needed inputs, then the defined tangents."""
+        autocast = autocast_state() if private_state.is_any_autocast_on() else None
+        tangents = flat[len(primals) :]
+        types = tuple([(value.dim(), value.dtype, value.device, value.requires_grad) for value in tangents])
+        varying = [primals[index] for index in self.needed.varying if index in primals]
+        return _Kind((defined, wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
+
+    def _find(
+        self,
+        kind: _Kind,
+        defined: tuple[bool, ...],
+        wanted: tuple[int, ...],
+        primals: Mapping[int, torch.Tensor],
+        flat: list[torch.Tensor],
+    ) -> CapturedBackward | HigherOrderGradientError:
+        found = self._look(kind, flat)
+        if found is None:
+            with self._lock:
+                found = self._look(kind, flat)
+                if found is None:
+                    values = iter(flat)
+                    request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
+                    found = self._add(request, kind)
+        return found
+
+    def _look(self, kind: _Kind, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError | None:
+        for version in self._compiled.get(kind.pattern, ()):
+            if version.fits(kind.sizes, flat):
+                return version
+        return self._refusals.get(kind)
+
+    def _add(self, request: Request, kind: _Kind) -> CapturedBackward | HigherOrderGradientError:
+        versions = self._compiled.get(kind.pattern, [])
+        if len(versions) >= _MAXIMUM_VERSIONS:
+            return refusal(f"it was captured for {_MAXIMUM_VERSIONS} different shapes already")
+        try:
+            version = self._capture(request, [version.sizes for version in versions])
+        except Exception as error:  # noqa: BLE001  (whatever fails, the refusal says so; the first order is not lost)
+            refused = self._refusals[kind] = _refusal_of(error)
+            return refused
+        version = replace(version, key=kind.sizes)
+        # A new list: other threads may be going through the old one.
+        self._compiled[kind.pattern] = [version, *versions]
+        return version
+
+
+def _refused(error: HigherOrderGradientError, inputs: list[torch.Tensor], plain: Callable[[], Gradients]) -> Gradients:
+    """The first-order gradients, which raise the error where they are differentiated."""
+    with torch.no_grad():
+        gradients = plain()
+    values = [gradient for gradient in gradients if gradient is not None]
+    if not values:
+        return tuple(gradients)
+    marked = iter(_Refused.apply(error, lambda: values, *inputs))  # type: ignore[no-untyped-call]
+    return tuple(None if gradient is None else next(marked) for gradient in gradients)
+
+
+def _anew(error: HigherOrderGradientError) -> HigherOrderGradientError:
+    """The same error without a traceback, whose frames would keep the tensors of an earlier call."""
+    return HigherOrderGradientError(error.what, where=error.where, advice=error.advice)
+
+
+def _refusal_of(error: Exception) -> HigherOrderGradientError:
+    if isinstance(error, HigherOrderGradientError):
+        return _anew(error)
+    if isinstance(error, DovetailError):
+        return refusal(error.what, error.advice)
+    return refusal(f"{type(error).__name__}: {error}")

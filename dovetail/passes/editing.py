@@ -1,0 +1,76 @@
+"""Running a pass over a joint graph: on a copy, with new shapes filled in, checked, and noted in its provenance."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from dovetail.aot.check import check_joint, check_structure
+from dovetail.aot.joint_graph import JointGraph, Pass, PassRecord
+from dovetail.aot.nodes import must_stay
+from dovetail.errors import GraphInvalidError
+from dovetail.torch_private import tracing as private_tracing
+
+
+def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> JointGraph:
+    """See :meth:`dovetail.aot.joint_graph.JointGraph.apply`."""
+    start = time.perf_counter()
+    copy = joint.with_graph(copy_graph(joint.graph_module))
+    returned = graph_pass(copy)
+    if returned is None:
+        returned = copy
+    if isinstance(returned, torch.fx.GraphModule):
+        returned = copy.with_graph(returned)
+    if not isinstance(returned, JointGraph):
+        raise GraphInvalidError(
+            f"the pass {name or graph_pass} returned a {type(returned).__name__}", advice="return the joint graph"
+        )
+    check_structure(returned)
+    returned.graph.eliminate_dead_code(is_impure_node=must_stay)
+    fill_values(returned)
+    returned.graph_module.recompile()
+    check_joint(returned, joint)
+    label = name if name is not None else str(getattr(graph_pass, "__name__", type(graph_pass).__name__))
+    seconds = time.perf_counter() - start
+    record = PassRecord(label, seconds, len(joint.graph.nodes), len(returned.graph.nodes))
+    return returned.with_graph(returned.graph_module, record)
+
+
+def fill_values(joint: JointGraph) -> None:
+    """Compute the fake value of nodes that have none, or that a pass has changed since :func:`copy_graph`."""
+    stale: set[torch.fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        changed = "val" not in node.meta or any(argument in stale for argument in node.all_input_nodes)
+        if not changed and _signature(node) == node.meta.get("signature", _signature(node)):
+            continue
+        args = torch.fx.node.map_arg(node.args, lambda item: item.meta["val"])
+        kwargs = torch.fx.node.map_arg(node.kwargs, lambda item: item.meta["val"])
+        try:
+            with private_tracing.disable_current_modes(), joint.fake_mode, torch.no_grad():
+                value = node.target(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+            raise GraphInvalidError(f"{node.name} = {node.target} does not accept its arguments: {error}") from error
+        node.meta["val"] = value
+        node.meta.setdefault("phase", "backward")
+        stale.add(node)
+
+
+def _signature(node: torch.fx.Node) -> tuple[Any, ...]:
+    return (node.target, repr(node.args), repr(node.kwargs))
+
+
+def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph with nodes of its own; fake values are shared. Each operator remembers its arguments, to see later edits."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    output: Any = graph.graph_copy(module.graph, copies)
+    graph.output(output)
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+        if new.op == "call_function":
+            new.meta["signature"] = _signature(new)
+    return torch.fx.GraphModule(module, graph)

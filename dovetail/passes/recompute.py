@@ -1,0 +1,104 @@
+"""What the forward saves for the backward, and what the backward computes again: the hooks in front of and behind the partition.
+
+A backend that fuses operators gets the minimum cut. A bitwise one saves what eager saves: without fusion, computing twice costs
+time and saves only memory. With a ``memory_budget`` below 1 as much is computed again as it takes to stay within it, whatever the
+backend (:mod:`dovetail.passes.memory_budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from dovetail.aot.backward_graphs import FlatCallable
+from dovetail.aot.descriptors import BufferInput, ParamInput
+from dovetail.aot.nodes import SAVE, exchanges_with_ranks, must_stay, saved_bytes
+from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved
+from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
+from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
+from dovetail.passes.minimum_cut import minimum_cut
+
+Strategy = Literal["minimum_cut", "save_all"]
+# Twice the same operator may give two results, or two sizes of different names.
+_ONCE = {torch.Tag.nondeterministic_bitwise, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> ChooseSaved:
+    """What is saved by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
+
+    The choice raises :class:`OptionError` for a budget that cannot be kept.
+    """
+
+    def choose(split: Split) -> Saved:
+        if not split.has_backward:
+            return Saved((), None if memory_budget is None else lambda saved, again: MemoryReport(0, 0, 0, 0, 0))
+        saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
+        if memory_budget is None:
+            return Saved(saved)
+        largest = saved_bytes(saved)
+        candidates = collect_candidates(split.read, _never_again)
+        least = as_saved(solve(candidates, None))
+        smallest = saved_bytes(least)
+        allowed = choose_budget(memory_budget, smallest, largest)
+        if allowed < largest:
+            saved = as_saved(solve(candidates, allowed)) if allowed > smallest else least
+
+        def report(predicted: int, recomputed: int) -> MemoryReport:
+            return MemoryReport(allowed, predicted, min(smallest, largest), largest, recomputed)
+
+        return Saved(saved, report)
+
+    return choose
+
+
+def _never_again(node: torch.fx.Node) -> bool:
+    """Whether a node may not be computed twice: its second result could be another one, or other ranks would wait for it."""
+    if node.op != "call_function":
+        return False
+    if exchanges_with_ranks(node) or must_stay(node) or node.meta.get(SAVE):
+        return True
+    return not _ONCE.isdisjoint(getattr(node.target, "tags", ()))
+
+
+@choose_saved
+def _choose(lowering: Lowering) -> ChooseSaved:
+    is_bitwise = lowering.backend.numerics == "bitwise"
+    return saved_by("save_all" if is_bitwise else "minimum_cut", lowering.settings.memory_budget)
+
+
+@before_backend
+def _measure(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
+    """Note how many bytes each run of the forward keeps for the backward, where there is a budget."""
+    if unit.kind == "backward" or lowering.parts is None or lowering.parts.memory is None:
+        return unit
+    joint, measured = lowering.joint, lowering.measured
+    count = joint.num_forward_outputs
+    places = [
+        place for place, item in enumerate(joint.input_descriptors) if isinstance(item, (ParamInput, BufferInput))
+    ]
+
+    def measuring(forward: FlatCallable) -> FlatCallable:
+        def run(values: list[Any]) -> list[Any]:
+            free = [values[place] for place in places]
+            results = forward(values)
+            measured[:] = [measured_bytes(results[count:], free)]
+            return results
+
+        return run
+
+    return unit.wrapped(measuring)
+
+
+def measured_bytes(values: Sequence[Any], free: Iterable[Any]) -> int:
+    """Bytes that real saved values keep alive, each storage once, without those of the tensors in ``free``."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    storages = {_storage_key(value): value.untyped_storage().nbytes() for value in tensors}
+    for value in free:
+        storages.pop(_storage_key(value), None)
+    return sum(storages.values())
+
+
+def _storage_key(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)

@@ -1,0 +1,371 @@
+"""A fused optimizer at the end of a whole step, left to torch's own kernel.
+
+``AdamW(fused=True)`` asks for one kernel that goes over all parameters in place. A captured step holds it as a functional
+operator whose results are written back. A compiler of kernels would have to take it to pieces, some thirty operators for each
+parameter, which is most of what it then has to compile. Where nothing but the write-backs reads the results, the kernel can run
+behind the graph instead, in place, as in eager.
+
+The gradients are then outputs of the graph, and have the strides that they have in eager: torch's kernels go through the memory
+of parameter, gradient and state side by side, whatever their strides say.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.aot.backward_graphs import FlatCallable
+from dovetail.aot.steps import BackendGraph, Lowering, Table, before_backend, decomposes
+from dovetail.backends.mutations import Memory, is_pure_function
+from dovetail.backends.protocol import output_arguments
+from dovetail.passes.decompose import decompose_graph
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.fused_updates import NAMES, takes_symbols
+
+_aten = torch.ops.aten
+# Schemas say that they are written to; no kernel does, unless it unscales the gradients.
+_ONLY_READ = frozenset({"grads", "state_steps"})
+# Their result is their first argument in all that a kernel sees.
+_SAME_TENSOR = frozenset({_aten.alias.default, _aten.detach.default})
+
+
+@decomposes
+def keep_fused_updates(lowering: Lowering, table: Table) -> torch.fx.GraphModule | None:
+    """Leave fused optimizers whole where all of them can be taken off the end of the decomposed graph too."""
+    joint, write_backs = lowering.joint, lowering.write_backs
+    if not lowering.backend.leaves_fused_updates or not write_backs:
+        return None
+    whole = {node.target for node in fused_updates(joint.graph_module)} & table.keys()
+    if not whole or take_off(joint.graph_module, write_backs) is None:
+        return None
+    rest = {target: rule for target, rule in table.items() if target not in whole}
+    module = decompose_graph(joint.graph_module, rest, joint.fake_mode)
+    return module if take_off(module, write_backs) is not None else None
+
+
+@before_backend
+def run_updates_behind(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
+    """Compile the graph without its fused optimizers, which run behind it."""
+    if not lowering.backend.leaves_fused_updates or unit.kind == "backward":
+        return unit
+    trailing = take_off(unit.graph, unit.write_backs)
+    if trailing is None:
+        return unit
+    return unit.wrapped(
+        trailing.behind,
+        graph=trailing.graph,
+        visible=(*unit.visible, *trailing.visible),
+        write_backs={output: index for output, index in unit.write_backs.items() if output not in trailing.written},
+        details={**unit.details, "updates": len(trailing.updates)},
+    )
+
+
+@functools.cache
+def _in_place() -> dict[Any, Any]:
+    """The functional fused optimizers, and the operator that does the same in place."""
+    table = {}
+    for name in NAMES:
+        for overload in {"default", "tensor_lr"}.intersection(getattr(_aten, name).overloads()):
+            kernel = getattr(getattr(_aten, f"{name}_"), overload)
+            table[getattr(getattr(_aten, name), overload)] = table[takes_symbols(name, overload)] = kernel
+    return table
+
+
+def fused_updates(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes of a graph that are torch's fused optimizers.
+
+    >>> fused_updates(torch.fx.symbolic_trace(torch.nn.Identity()))
+    []
+    """
+    return [node for node in graph.graph.nodes if node.op == "call_function" and node.target in _in_place()]
+
+
+@dataclass(frozen=True)
+class _Input:
+    index: int
+
+
+@dataclass(frozen=True)
+class _Output:
+    index: int
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number that the graph computes from inputs of one element."""
+
+    target: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class TrailingUpdate:
+    """One call of an in-place operator behind a graph; its tensors are named by their place among inputs and outputs."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    def run(self, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> None:
+        """Write the new values."""
+        arguments = [_found(item, inputs, outputs) for item in self.arguments]
+        self.kernel(*arguments, **{key: _found(item, inputs, outputs) for key, item in self.keywords.items()})
+
+
+def _found(item: Any, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> Any:
+    if isinstance(item, _Input):
+        return inputs[item.index]
+    if isinstance(item, _Output):
+        return outputs[item.index]
+    if isinstance(item, _Number):
+        return item.target(*(_found(each, inputs, outputs) for each in item.arguments))
+    return [_found(each, inputs, outputs) for each in item] if isinstance(item, list) else item
+
+
+@dataclass(frozen=True)
+class Trailing:
+    """What :func:`take_off` has found: the graph without the updates, and what to do behind it.
+
+    ``written`` are outputs, and the inputs that take their places; ``extra`` counts the outputs that were added at the end.
+    """
+
+    graph: torch.fx.GraphModule
+    updates: tuple[TrailingUpdate, ...]
+    written: Mapping[int, int]
+    extra: int
+
+    @property
+    def visible(self) -> list[int]:
+        """The outputs that were added: the updates read them, so that their strides must be the promised ones."""
+        count = len(output_arguments(self.graph))
+        return list(range(count - self.extra, count))
+
+    def behind(self, run: FlatCallable) -> FlatCallable:
+        """``run``, the compiled graph, with the updates behind it; inputs and outputs are those of the graph as it was."""
+        needed = {*_inputs_read(self.updates), *self.written.values()}
+
+        def run_all(values: list[Any]) -> list[Any]:
+            # The graph may empty the list of its inputs.
+            inputs = {index: values[index] for index in needed}
+            outputs = run(values)
+            with private_operators.BelowAutograd(), private_operators.NoAutocast():
+                for update in self.updates:
+                    update.run(inputs, outputs)
+            for output, index in self.written.items():
+                outputs[output] = inputs[index]
+            return outputs[: len(outputs) - self.extra]
+
+        return run_all
+
+
+def _source(item: Any) -> Any:
+    """The node that the tensor was computed by, or its input."""
+    while isinstance(item, torch.fx.Node) and item.target in _SAME_TENSOR:
+        item = item.args[0]
+    return item
+
+
+def _places(update: TrailingUpdate) -> list[Any]:
+    return [
+        item
+        for value in (*update.arguments, *update.keywords.values())
+        for item in (value if isinstance(value, list) else [value])
+    ]
+
+
+def _inputs_read(updates: Sequence[TrailingUpdate]) -> Iterator[int]:
+    stack = [item for update in updates for item in _places(update)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, _Input):
+            yield item.index
+        elif isinstance(item, _Number):
+            stack += item.arguments
+
+
+def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Trailing | None:
+    """Take the fused optimizers off the end of a functional graph; None where there are none, or one cannot be taken off.
+
+    ``write_backs`` has the outputs that are nothing but an input's new value, and that input. The graph itself is not changed.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> def step(weight, gradient):
+    ...     new = torch.ops.aten._fused_sgd([weight], [gradient * 2], [], weight_decay=0.0, momentum=0.0, lr=0.25, dampening=0.0,
+    ...                                     nesterov=False, maximize=False, is_first_step=False)[0][0]
+    ...     return [new]
+    >>> trailing = take_off(make_fx(step, tracing_mode="fake")(torch.ones(2), torch.ones(2)), {0: 0})
+    >>> weight = torch.ones(2)
+    >>> trailing.behind(lambda values: list(trailing.graph(*values)))([weight, torch.ones(2)])[0] is weight, weight
+    (True, tensor([0.5000, 0.5000]))
+    """
+    if not fused_updates(graph):
+        return None
+    smaller = torch.fx.Graph()
+    smaller.output(smaller.graph_copy(graph.graph, {}))
+    for node, original in zip(smaller.nodes, graph.graph.nodes, strict=True):
+        node.meta = dict(original.meta)
+    module = private_tracing.lazy_graph_module(graph, smaller)
+    return _TakingOff(module, write_backs).run()
+
+
+def _are_side_by_side(node: Any) -> bool:
+    """Whether the kernel may go through the memory of each parameter, gradient and state in step, on the CPU.
+
+    On a GPU a compiler makes one kernel of all updates, and they belong into its recorded graphs.
+    """
+    parameters, *others = [
+        [each.meta["val"] for each in item] for item in node.args if isinstance(item, (list, tuple)) and item
+    ]
+    if any(value.device.type != "cpu" or private_sizes.has_symbols(value) for value in parameters):
+        return False
+    return all(
+        private_sizes.has_symbols(value) is False and value.stride() == parameter.stride()
+        for values in others
+        for parameter, value in zip(parameters, values, strict=True)
+        if value.dim() or not parameter.dim()
+    )
+
+
+class _TakingOff:
+    """The graph while its updates are taken off, and the places of what they need."""
+
+    def __init__(self, graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> None:
+        self.graph = graph
+        self.write_backs = write_backs
+        self.results = output_arguments(graph)
+        self.count = len(self.results)
+        self.inputs = {node: index for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+        self.written: dict[int, int] = {}
+
+    def run(self) -> Trailing | None:
+        updates = []
+        for node in fused_updates(self.graph):
+            update = self._update(node)
+            if update is None:
+                return None
+            updates.append(update)
+        if self._is_seen_otherwise(updates):
+            return None
+        output = self.graph.graph.output_node()
+        for index in self.written:
+            self.results[index] = None
+        output.args = (self.results,)
+        self.graph.graph.eliminate_dead_code()
+        if fused_updates(self.graph):
+            return None
+        self.graph.recompile()
+        return Trailing(self.graph, tuple(updates), self.written, len(self.results) - self.count)
+
+    def _update(self, node: Any) -> TrailingUpdate | None:
+        """The in-place call for a node; None where its results have other readers, or its operands no place."""
+        schema = node.target._schema
+        if node.kwargs.get("grad_scale") is not None or len(node.args) > len(schema.arguments):
+            # The kernel then divides the gradients in place too.
+            return None
+        written_lists = self._results_of(node)
+        if written_lists is None or not _are_side_by_side(node):
+            return None
+        for place, results in written_lists.items():
+            operands = node.args[place]
+            if not isinstance(operands, (list, tuple)):
+                return None
+            for position, outputs in results.items():
+                index = self.inputs.get(_source(operands[position]))
+                if index is None or any(self.write_backs.get(output) != index for output in outputs):
+                    return None
+                self.written.update(dict.fromkeys(outputs, index))
+        kernel = _in_place()[node.target]
+        for place, argument in enumerate(kernel._schema.arguments):
+            if argument.name in _ONLY_READ or argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            # What the kernel writes must be an input whose new value is an output: all else could be read by somebody.
+            operands = node.args[place] if place < len(node.args) else ()
+            if len(operands) != len(written_lists.get(place, {})):
+                return None
+        arguments = [self._place(item) for item in node.args]
+        keywords = {key: self._place(item) for key, item in node.kwargs.items()}
+        if any(item is NotImplemented for item in (*arguments, *keywords.values())):
+            return None
+        return TrailingUpdate(kernel, tuple(arguments), keywords)
+
+    def _results_of(self, node: Any) -> dict[int, dict[int, list[int]]] | None:
+        """By argument and position in it, the outputs that are the new value; None where one is read otherwise.
+
+        The results of these operators are the new values of their first arguments, in their order.
+        """
+        found: dict[int, dict[int, list[int]]] = {}
+        for pick in node.users:
+            if pick.target is not operator.getitem:
+                return None
+            for item in pick.users:
+                if item.target is not operator.getitem or item.args[0] is not pick:
+                    return None
+                outputs = self._outputs_of(item)
+                if outputs is None:
+                    return None
+                if outputs:
+                    found.setdefault(pick.args[1], {})[item.args[1]] = outputs
+        return found
+
+    def _outputs_of(self, value: Any) -> list[int] | None:
+        """The outputs that a value is written back by; None where anything else reads it."""
+        outputs = [index for index, result in enumerate(self.results) if result is value]
+        for user in value.users:
+            if user.op == "output":
+                continue
+            is_copy = user.target is _aten.copy.default and user.args[1] is value and user.args[0] in self.inputs
+            if not (is_copy or user.target in _SAME_TENSOR):
+                return None
+            further = self._outputs_of(user)
+            if further is None:
+                return None
+            outputs += further
+        return outputs if all(index in self.write_backs for index in outputs) else None
+
+    def _place(self, item: Any) -> Any:
+        """Where the value is found behind the graph; ``NotImplemented`` for a number that is more than arithmetic on inputs."""
+        if isinstance(item, (list, tuple)):
+            return [self._place(each) for each in item]
+        if not isinstance(item, torch.fx.Node):
+            return item
+        item = _source(item)
+        if item in self.inputs:
+            return _Input(self.inputs[item])
+        if not isinstance(item.meta.get("val"), torch.Tensor):
+            return self._number(item)
+        for index, result in enumerate(self.results):
+            if _source(result) is item:
+                return _Output(index)
+        self.results.append(item)
+        return _Output(len(self.results) - 1)
+
+    def _number(self, node: Any) -> Any:
+        is_known = node.target is _aten._local_scalar_dense.default or is_pure_function(node.target)
+        if node.op != "call_function" or node.kwargs or not is_known:
+            return NotImplemented
+        arguments = []
+        for item in node.args:
+            number = isinstance(item, torch.fx.Node) and item not in self.inputs
+            arguments.append(self._number(item) if number else self._place(item))
+        return NotImplemented if NotImplemented in arguments else _Number(node.target, tuple(arguments))
+
+    def _is_seen_otherwise(self, updates: Sequence[TrailingUpdate]) -> bool:
+        """Whether an output may lie in memory that the updates write to, or the graph writes to what they read of its inputs."""
+        memory = Memory(self.graph)
+        nodes = list(self.inputs)
+        written = {memory.group(nodes[index]) for index in self.written.values()}
+        in_graph = {memory.group(nodes[at]) for out, at in self.write_backs.items() if out not in self.written}
+        if any(memory.group(nodes[index]) in in_graph for index in _inputs_read(updates)):
+            return True
+        return any(
+            isinstance(result, torch.fx.Node) and memory.group(result) in written
+            for index, result in enumerate(self.results)
+            if index not in self.written
+        )

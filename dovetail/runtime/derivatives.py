@@ -1,0 +1,66 @@
+"""The protocol for derivatives of a compiled function's backward (``create_graph=True``), and where they are refused.
+
+The core gives first-order gradients. A backward that is to be differentiated itself is another function, of the forward's inputs
+and of the tangents; who provides it (:mod:`dovetail.higher_order`, by a hook of :mod:`dovetail.aot.steps`) keeps a call's inputs
+until then. Without a provider a second derivative raises :class:`HigherOrderGradientError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from dovetail.errors import HigherOrderGradientError
+
+Edges = Sequence[tuple[Any, int]]
+"""Where the gradients of a node go on to: nodes of autograd, each with the number of its output."""
+Gradients = Sequence["torch.Tensor | None"]
+
+
+class KeptInputs(Protocol):
+    """What one call keeps of its inputs, for a derivative of its backward."""
+
+    def check_partly(self, saved: Any, defined: Sequence[bool]) -> bool:
+        """Whether a backward from the ``defined`` outputs needs some of the inputs only; raises eager's error where one of these
+        was written to. ``saved[place]`` gives a saved value, or raises that error.
+        """
+
+    def let_go(self, saved: Any, edges: Edges) -> None:
+        """Some of what the graph has saved is about to be freed."""
+
+
+class DifferentiableBackward(Protocol):
+    """The backward of one entry as a function that can be differentiated."""
+
+    def prepare(self, inputs: list[torch.Tensor]) -> None:
+        """Put nodes of autograd in front of inputs that need them, before the forward runs."""
+
+    def keep(self, primals: Sequence[torch.Tensor]) -> Any:
+        """Keep what a call's inputs are needed for, as :class:`KeptInputs`."""
+
+    def settle(self, kept: Any, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
+        """The forward has run, and has saved these values."""
+
+    def run(
+        self, kept: Any, edges: Edges, tangents: Gradients, plain: Callable[[], Gradients], saved: Sequence[Any]
+    ) -> Gradients:
+        """One gradient for each input, connected to inputs and tangents. ``kept`` is None for a call that has let go of them.
+
+        ``plain()`` is the ordinary backward, ``saved`` are the values that the forward has saved for it.
+        """
+
+    def has_other_types(self, defined: tuple[bool, ...]) -> bool:
+        """Whether eager's backward has other types than the captured one, in the autocast state of the moment."""
+
+    def first_order(self, kept: Any, edges: Edges, tangents: Gradients, saved: Sequence[Any]) -> Gradients:
+        """One gradient for each input, in the autocast state of the moment, connected to nothing."""
+
+
+def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:
+    """The error for a derivative of the next order that a compiled function cannot give."""
+    return HigherOrderGradientError(
+        f"a derivative of a compiled function's backward is asked for (create_graph=True), and it cannot be captured: {reason}",
+        advice=advice or "take both derivatives inside the compiled function, or run this one eagerly",
+    )

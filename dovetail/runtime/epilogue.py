@@ -1,0 +1,167 @@
+"""What eager does around a pure graph: sizes changed in place, inputs written to, inputs and views as results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail.runtime.output_dependencies import depend_on
+from dovetail.runtime.saved_values import FREED
+from dovetail.runtime.spec import FreshOutput, InputOutput, OutputDependency, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.trace.metadata import MetadataChange
+
+Tensors = list[torch.Tensor]
+
+
+def change_metadata(changes: Sequence[MetadataChange], inputs: Tensors, given: Tensors) -> None:
+    """Change the inputs as the program does; the graph is given views of them as they were.
+
+    Before the graph runs: autograd would take a later change for a write to what the graph has saved.
+    """
+    before = {
+        change.input_index: (value.shape, value.stride(), value.storage_offset())
+        for change in changes
+        for value in (inputs[change.input_index],)
+    }
+    for change in changes:
+        with torch.set_grad_enabled(change.grad_enabled):
+            change.operator(inputs[change.input_index], *change.arguments)
+    for index, geometry in before.items():
+        with torch.enable_grad():
+            given[index] = inputs[index].as_strided(*geometry)
+
+
+class _Freed(torch.autograd.Function):
+    """A tensor whose graph was freed by a backward inside of the compiled function."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, holder: Tensors) -> torch.Tensor:
+        return holder[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(FREED)
+
+
+def freed(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as eager leaves it after a backward: it requires a gradient, and to ask for one is eager's error."""
+    with torch.enable_grad():
+        result: torch.Tensor = _Freed.apply(torch.empty((), requires_grad=True), [value.detach()])  # type: ignore[no-untyped-call]
+    return result
+
+
+def is_inside(spec: RuntimeSpec, item: OutputDependency) -> bool:
+    """Whether all that an output was computed from comes from the graph's own node of autograd."""
+    differentiable = spec.output_differentiable
+    return (
+        not item.inputs
+        and any(spec.input_requires_grad)
+        and differentiable[item.output]
+        and all(
+            isinstance(output, FreshOutput)
+            and differentiable[output.index]
+            and not output.is_leaf
+            and not output.is_freed
+            for output in (spec.outputs[position] for position in item.results)
+        )
+    )
+
+
+class Epilogue:
+    """What happens after the graph: write-backs, then inputs and views as results."""
+
+    def __init__(self, spec: RuntimeSpec) -> None:
+        self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
+        # Where nothing requires a gradient, no graph's node can tell.
+        self._dependencies = [item for item in spec.dependencies if not is_inside(spec, item)]
+        self._outputs = spec.outputs
+        self._count = len(spec.outputs)
+        #: Whether the graph's outputs are the results as they are.
+        self._is_plain = (
+            not spec.mutations
+            and not self._dependencies
+            and not spec.metadata_changes
+            and spec.outputs == tuple(map(FreshOutput, range(self._count)))
+        )
+
+    def check(self, inputs: Tensors) -> None:
+        """Raise eager's error for a write to a leaf that requires a gradient, before anything has run."""
+        for mutation in self._mutations.values():
+            value = inputs[mutation.input_index]
+            if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+
+    def __call__(self, inputs: Tensors, outputs: Tensors) -> Tensors:
+        """The results of the call."""
+        if self._is_plain:
+            del outputs[self._count :]
+            return outputs
+        made: dict[int, torch.Tensor] = {}
+        written: set[int] = set()
+        for item in self._dependencies:
+            self._connect(item, inputs, outputs, made, written)
+        in_place = []
+        for index, mutation in self._mutations.items():
+            if index in written:
+                continue
+            if outputs[mutation.output_index] is inputs[index]:
+                in_place.append(inputs[index])
+            else:
+                self._write(index, inputs, outputs, written)
+        if in_place:
+            # The backend has written there, below autograd, which must hear of it.
+            torch.autograd.graph.increment_version(in_place)
+        return [
+            made[position] if position in made else self._result(output, inputs, outputs)
+            for position, output in enumerate(self._outputs)
+        ]
+
+    def _connect(
+        self,
+        item: OutputDependency,
+        inputs: Tensors,
+        outputs: Tensors,
+        made: dict[int, torch.Tensor],
+        written: set[int],
+    ) -> None:
+        """Make what an output was computed from, and lead the output's node there."""
+        for index in item.inputs:
+            self._write(index, inputs, outputs, written)
+        for position in item.results:
+            output = self._outputs[position]
+            if isinstance(output, ViewOutput) and isinstance(output.base, InputOutput):
+                self._write(output.base.index, inputs, outputs, written)
+            if position not in made:
+                made[position] = self._result(output, inputs, outputs)
+        sources = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
+        outputs[item.output] = depend_on(outputs[item.output], sources)
+
+    def _write(self, index: int, inputs: Tensors, outputs: Tensors, written: set[int]) -> None:
+        """Write an input's new value back, once."""
+        mutation = self._mutations.get(index)
+        if mutation is None or index in written:
+            return
+        written.add(index)
+        target, value = inputs[index], outputs[mutation.output_index]
+        if value is target:
+            torch.autograd.graph.increment_version(target)
+            return
+        with torch.set_grad_enabled(mutation.differentiable):
+            (target if mutation.counted else target.data).copy_(value)
+
+    def _result(self, output: OutputTensor, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
+        if isinstance(output, FreshOutput):
+            fresh = outputs[output.index]
+            if output.is_freed:
+                return freed(fresh)
+            return fresh.requires_grad_() if output.is_leaf else fresh
+        if isinstance(output, InputOutput):
+            return inputs[output.index]
+        base = self._result(output.base, inputs, outputs)
+        with torch.set_grad_enabled(output.differentiable):
+            view: torch.Tensor = output.replay(base, inputs)
+        if output.differentiable or output.requires_grad:
+            return view
+        return view.detach() if view.requires_grad else view

@@ -1,0 +1,158 @@
+"""Outputs that other outputs were computed from: autograd outside of the graph is told, so that nothing is asked in vain.
+
+This is core. A graph is one node of autograd, whatever is computed from what inside. Of ``y, z = f(x)`` with ``z = y.exp()``
+inside, ``torch.autograd.grad(z.sum(), y, allow_unused=True)`` would give None, and a hook on ``y`` would miss what comes from
+``z``: a wrong first-order gradient. So ``z`` depends on ``y`` outside too: its node leads to that of ``y``, passes nothing there,
+and refuses when something is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.errors import PartialGradientError
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import state as private_state
+
+
+class GradientHooks(OrderedDict[int, Any]):
+    """The hooks of a result. With several results in one node, autograd calls those of all whenever one has a gradient.
+
+    Those of a result that has none are called with None; in eager, they are not called.
+    """
+
+    def __setitem__(self, key: int, hook: Callable[[torch.Tensor], Any]) -> None:
+        super().__setitem__(key, functools.partial(_unless_none, hook))
+
+
+def _unless_none(hook: Callable[[torch.Tensor], Any], gradient: torch.Tensor | None) -> Any:
+    return None if gradient is None else hook(gradient)
+
+
+def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
+    """The table of a result's hooks, which is there before the first one is registered (1 us)."""
+    hooks = result._backward_hooks
+    if hooks is None:
+        hooks = GradientHooks()
+        # What Tensor.register_hook does at the first hook.
+        result._backward_hooks = hooks
+        node: Any = result.grad_fn
+        node._register_hook_dict(result)
+    return hooks
+
+
+_OWN_HOOK = -1
+"""The key of a hook of our own; those of the user's hooks count from 0."""
+
+
+class WatchedOutput:
+    """An output that other outputs were computed from: a hook on it, or ``retain_grad()``, would see a part of its gradient."""
+
+    __slots__ = ("_hooks", "_output")
+
+    def __init__(self, output: torch.Tensor) -> None:
+        self._hooks = prepare_hooks(output)
+        self._output = weakref.ref(output)
+
+    def check(self) -> None:
+        """Raise :class:`PartialGradientError` where its gradient is asked for in one of these ways."""
+        output = self._output()
+        if self._hooks or (output is not None and output.retains_grad):
+            raise PartialGradientError(
+                "the gradient of an output is asked for by a hook or retain_grad(), and another output of the same graph was "
+                "computed from it",
+                advice="register the hook inside the compiled function, or return only one of the two outputs",
+            )
+
+
+def refuse_gradients_through(value: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Refuse gradients of ``outputs`` through ``value``, which was computed from them inside of the same node of autograd.
+
+    Cheaper than a node of its own (:func:`depend_on`), which is needed where they come from different nodes.
+    """
+    node = weakref.ref(value.grad_fn)
+    noted = [(tensor.output_nr, prepare_hooks(tensor), weakref.ref(tensor)) for tensor in outputs]
+    hooks: Any = prepare_hooks(value)
+    OrderedDict.__setitem__(hooks, _OWN_HOOK, functools.partial(_check_through, node, noted))
+
+
+def _check_through(
+    node: weakref.ref[Any], outputs: Sequence[tuple[int, Any, Any]], gradient: torch.Tensor | None
+) -> None:
+    if gradient is not None:
+        for number, hooks, reference in outputs:
+            _refuse_partial_gradient((node(), number), any(key != _OWN_HOOK for key in hooks), reference())
+
+
+class DependentOutput(torch.autograd.Function):
+    """The first tensor, with edges to the others."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        """A tensor in the same memory, with the same version counter, that is no view for autograd."""
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The gradient as it comes, for the first tensor only."""
+        edges = ctx.next_functions[1:]
+        sources = getattr(ctx, "sources", ())
+        if gradient is not None:
+            for edge, (hooks, count, reference) in zip(edges, sources, strict=False):
+                _refuse_partial_gradient(edge, len(hooks) > count, reference())
+        return gradient, *[None] * len(edges)
+
+
+_direct_apply = private_autograd.direct_apply(DependentOutput)
+
+
+def depend_on(value: torch.Tensor, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``value``, which was computed from ``sources`` inside of the same graph, with edges to them."""
+    noted = []
+    for tensor in sources:
+        hooks = prepare_hooks(tensor)
+        noted.append((hooks, len(hooks), weakref.ref(tensor)))
+    apply = _direct_apply if private_state.functorch_level() is None else DependentOutput.apply
+    if torch.is_grad_enabled():
+        dependent: torch.Tensor = apply(value, *sources)
+    else:
+        with torch.enable_grad():
+            dependent = apply(value, *sources)
+    node: Any = dependent.grad_fn
+    node.sources = noted
+    return dependent
+
+
+_anchor = torch.empty(0, requires_grad=True)
+
+
+def require_gradient(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as the result of what requires a gradient, though no input does: a tensor made inside did."""
+    with torch.enable_grad():
+        dependent: torch.Tensor = DependentOutput.apply(value, _anchor)  # type: ignore[no-untyped-call]
+    return dependent
+
+
+def _refuse_partial_gradient(edge: tuple[Any, int], has_hooks: bool, output: torch.Tensor | None) -> None:
+    node, number = edge
+    is_current = output is not None and output.grad_fn is node and output.output_nr == number
+    wanted = has_hooks or (output is not None and is_current and output.retains_grad)
+    if wanted or any(_is_edge(item, node, number) for item in private_autograd.wanted_gradients()):
+        raise PartialGradientError(
+            "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
+            "the same graph was computed from it",
+            advice="ask for it inside the compiled function, or return only one of the two outputs",
+        )
+
+
+def _is_edge(wanted: Any, node: Any, number: int) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return wanted.grad_fn is node and wanted.output_nr == number
+    return wanted.node is node and wanted.output_nr == number  # type: ignore[no-any-return]

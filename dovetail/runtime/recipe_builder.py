@@ -1,0 +1,358 @@
+"""Recipes of results: values that leave a capture are taken apart into parts that can be made again at every call."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError, ModuleMadeError, UnbuildableError
+from dovetail.runtime.recipe import (
+    MEMBERS_OF_ERRORS,
+    CallItem,
+    CellItem,
+    ConstantItem,
+    ExceptionItem,
+    FunctionItem,
+    ObjectItem,
+    Recipe,
+    SharedItem,
+    SliceItem,
+    TupleItem,
+    has_members,
+    native_new,
+)
+from dovetail.runtime.shown_frames import is_shown_frame, shown_part
+
+ITERATOR_TYPES: frozenset[type] = frozenset(
+    {
+        *map(type, map(iter, ([], (), "", b"", range(0), {}, set(), {}.values(), {}.items()))),
+        *map(type, (reversed([]), reversed(range(0)), reversed({}), reversed({}.values()), reversed({}.items()))),
+        type(iter(range(1 << 70))),
+        type(iter(int, 1)),
+        type(iter(collections.deque())),
+        *(zip, enumerate, map, filter, reversed),
+        *(value for value in vars(itertools).values() if isinstance(value, type) and value is not itertools.tee),
+    }
+)
+"""Iterators that say by themselves how they are made again where they stand."""
+
+#: How to read the content of a subclass of an immutable class past what the subclass has redefined.
+_CONTENTS: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+
+
+def plain_content(value: Any) -> Any:
+    """The content of an object of a subclass of a number, a text or a frozen set; None for all else."""
+    kind = next((kind for kind in _CONTENTS if isinstance(value, kind)), None)
+    return None if kind is None or type(value) is kind else _CONTENTS[kind](value)
+
+
+# --- functions that stand for interpreted ones ------------------------------------------------------------------------
+
+_INTERPRETED: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
+
+
+def stands_for(function: types.FunctionType, interpreted: Any) -> None:
+    """Remember that native code was given ``function`` in the place of an interpreted one."""
+    _INTERPRETED[function] = interpreted
+
+
+def interpreted_of(function: types.FunctionType) -> Any:
+    """The function that native code was given this one for; itself where it is none of these."""
+    return _INTERPRETED.get(function, function)
+
+
+def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether the closure of a function that native code has made leads to one that stands for an interpreted one."""
+    seen |= {id(function)}
+    for cell in function.__closure__ or ():
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        is_new = type(inside) is types.FunctionType and id(inside) not in seen
+        if is_new and (inside in _INTERPRETED or holds_interpreted(inside, seen)):
+            return True
+    return False
+
+
+# --- makers: what a recipe calls ---------------------------------------------------------------------------------------
+
+
+def _with_attributes(made: Any, attributes: Mapping[str, Any]) -> Any:
+    if attributes:
+        made.__dict__.update(attributes)
+    return made
+
+
+def _make_defaultdict(kind: type, factory: Any, pairs: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    made: Any = collections.defaultdict.__new__(kind)
+    collections.defaultdict.__init__(made, factory, pairs)
+    return _with_attributes(made, attributes)
+
+
+def _make_deque(kind: type, maximum: int, items: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    made: Any = collections.deque.__new__(kind)
+    collections.deque.__init__(made, items, maximum)
+    return _with_attributes(made, attributes)
+
+
+def _make_immutable(kind: type, content: Any, attributes: Mapping[str, Any]) -> Any:
+    return _with_attributes(native_new(kind)(kind, content), attributes)
+
+
+def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return functools.partial(function, *args, **keywords)
+
+
+def _iterator(value: Any) -> tuple[Any, ...]:
+    with warnings.catch_warnings():
+        # Python 3.12 deprecates copying itertools; it still works in 3.13.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            parts: tuple[Any, ...] = value.__reduce__()[:3]
+        except TypeError:
+            # Those that are newer, as batched.
+            raise _refusal(value) from None
+    return parts
+
+
+def _bound_method(value: Any) -> tuple[Any, ...]:
+    if isinstance(value.__self__, torch.Tensor):
+        # A traced tensor is of a class of its own, with methods of its own.
+        return getattr, (value.__self__, value.__name__)
+    return types.MethodType, (value.__func__, value.__self__)
+
+
+def _bound_builtin(value: Any) -> tuple[Any, ...]:
+    return getattr, (value.__self__, value.__name__)
+
+
+_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    **dict.fromkeys(ITERATOR_TYPES, _iterator),
+    types.MethodType: _bound_method,
+    types.BuiltinFunctionType: _bound_builtin,
+    types.MethodWrapperType: _bound_builtin,
+    super: lambda value: (super, (value.__thisclass__, value.__self__)),
+    functools.partial: lambda value: (_make_partial, (value.func, value.args, value.keywords)),
+    **dict.fromkeys(
+        (operator.attrgetter, operator.itemgetter, operator.methodcaller), lambda value: value.__reduce__()
+    ),
+}
+"""By class: the function, its arguments and perhaps a state, by which a value is made again."""
+
+
+def _made_by_call(value: Any, kind: type) -> tuple[Any, ...] | None:
+    """The function that makes a value again, its arguments and perhaps a state to be set; None for values that no call makes."""
+    own = getattr(kind, "__recipe__", None)
+    if own is not None:
+        found: tuple[Any, ...] = own(value)
+        return found
+    if kind in _BY_CALL:
+        return _BY_CALL[kind](value)
+    if isinstance(value, tuple):
+        content = (tuple(value), value.__dict__) if getattr(value, "__dict__", None) else None
+        return None if content is None else (functools.partial(_make_immutable, kind), content)
+    if isinstance(value, collections.defaultdict):
+        maker = functools.partial(_make_defaultdict, kind)
+        return maker, (value.default_factory, tuple(dict.items(value)), getattr(value, "__dict__", {}))
+    if isinstance(value, collections.deque) and value.maxlen is not None:
+        maker = functools.partial(_make_deque, kind, value.maxlen)
+        return maker, (tuple(value), getattr(value, "__dict__", {}))
+    plain = plain_content(value)
+    if plain is None:
+        return None
+    return functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {}))
+
+
+# --- the builder ------------------------------------------------------------------------------------------------------
+
+
+class RecipeBuilder:
+    """Builds the recipes of one call; objects that several of them share stay shared, if they are rebuilt in this order.
+
+    ``classify`` gives the recipe of a tensor, a constant or an object that existed before; None means: walk into it.
+    """
+
+    def __init__(self, classify: Callable[[Any], Recipe | None]) -> None:
+        self._classify = classify
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self._unfinished: set[int] = set()
+
+    def build(self, value: Any) -> Recipe:
+        """The recipe of a value; raises :class:`CaptureError` for an object that cannot be built again."""
+        if type(value) is types.FunctionType:
+            value = interpreted_of(value)
+        found = self._classify(value)
+        if found is not None:
+            return found
+        number = self._numbers.get(id(value))
+        if number in self._unfinished:
+            raise _refusal(value)
+        if number is not None:
+            return SharedItem(number)
+        kind = type(value)
+        if kind is torch.Size:
+            return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),), -1)
+        if _is_array_scalar(value):
+            # Immutable, and never handed on as an input of the graph.
+            return ConstantItem(value)
+        if kind is slice:
+            return SliceItem((self.build(value.start), self.build(value.stop), self.build(value.step)))
+        number = self._number(value)
+        call = _made_by_call(value, kind)
+        if call is not None:
+            return self._call(number, *call)
+        if isinstance(value, tuple):
+            with _Unfinished(self._unfinished, number):
+                return TupleItem(kind, tuple(self.build(item) for item in tuple.__iter__(value)), number)
+        return self._of_python(value, kind, number) or self._object(value, kind, number)
+
+    def made(self, value: Any, maker: Callable[..., Any], items: Iterable[Any]) -> Recipe:
+        """The recipe of a value that ``maker(*items)`` makes again, once."""
+        number = self._numbers.get(id(value))
+        return SharedItem(number) if number is not None else self._call(self._number(value), maker, items)
+
+    def holds(self, value: Any) -> bool:
+        """Whether an object is part of a recipe built so far."""
+        return id(value) in self._numbers
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+        return number
+
+    def _call(self, number: int, function: Any, items: Iterable[Any], state: Any = None) -> CallItem:
+        with _Unfinished(self._unfinished, number):
+            built = tuple(self.build(item) for item in items)
+            return CallItem(ConstantItem(function), built, number, None if state is None else self.build(state))
+
+    def _of_python(self, value: Any, kind: type, number: int) -> Recipe | None:
+        """Parts of Python's own machinery: cells, functions, exceptions, frames."""
+        if kind is types.CellType:
+            try:
+                return CellItem(self.build(value.cell_contents), number)
+            except ValueError:
+                return CellItem(None, number)
+        if kind is types.FunctionType:
+            # The cells first, as when it is built again: they may lead back to the function.
+            closure: Any = None if value.__closure__ is None else tuple(self.build(cell) for cell in value.__closure__)
+            parts = (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__annotations__)
+            names = (value.__name__, value.__qualname__, value.__doc__, value.__module__)
+            made = tuple(self.build(item) for item in (*parts, names))
+            return FunctionItem(value.__code__, value.__globals__, closure, made, number)
+        if kind is types.TracebackType:
+            return ConstantItem(shown_part(value))
+        if kind is types.FrameType and is_shown_frame(value):
+            return ConstantItem(value)
+        if not isinstance(value, BaseException):
+            return None
+        with _Unfinished(self._unfinished, number):
+            items = tuple(self.build(item) for item in value.args)
+        members = {name: getattr(value, name, None) for name in MEMBERS_OF_ERRORS} if has_members(kind) else {}
+        attributes = {**value.__dict__, **{name: item for name, item in members.items() if item is not None}}
+        return ExceptionItem(
+            kind,
+            items,
+            tuple((name, self.build(item)) for name, item in attributes.items()),
+            (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
+            shown_part(value.__traceback__),
+            number,
+        )
+
+    def _object(self, value: Any, kind: type, number: int) -> ObjectItem:
+        items: tuple[Recipe, ...] = ()
+        pairs: tuple[tuple[Recipe, Recipe], ...] = ()
+        is_container = isinstance(value, (dict, list, set, collections.deque))
+        if isinstance(value, dict):
+            base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            pairs = tuple((self.build(key), self.build(item)) for key, item in base.items(value))
+        elif is_container:
+            items = tuple(self.build(item) for item in value)
+        elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.FrameType, type)):
+            raise _refusal(value)
+        own = getattr(value, "__dict__", None)
+        attributes = [(name, self.build(item)) for name, item in own.items()] if isinstance(own, dict) else []
+        for name, item, is_shadowed in _slots(value):
+            if is_shadowed:
+                raise _refusal(value)
+            attributes.append((name, self.build(item)))
+        if not is_container:
+            # The state of a native class is neither items nor attributes.
+            is_native = getattr(native_new(kind), "__self__", object) is not object or not _can_be_made(kind)
+            has_state = isinstance(own, dict) or bool(attributes) or kind is object
+            if is_native or not has_state:
+                raise _refusal(value)
+        return ObjectItem(kind, number, items, pairs, tuple(attributes))
+
+
+class _Unfinished:
+    """While the block runs, an object's parts are built that must not lead back to it."""
+
+    def __init__(self, unfinished: set[int], number: int) -> None:
+        self._unfinished, self._number = unfinished, number
+
+    def __enter__(self) -> None:
+        self._unfinished.add(self._number)
+
+    def __exit__(self, *details: object) -> None:
+        self._unfinished.discard(self._number)
+
+
+def _refusal(value: Any) -> CaptureError:
+    error = ModuleMadeError if isinstance(value, torch.nn.Module) else UnbuildableError
+    return error(
+        f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
+        advice="return tensors, numbers, containers or plain objects",
+    )
+
+
+def _is_array_scalar(value: Any) -> bool:
+    """Whether a value is a number or truth value of NumPy's."""
+    if type(value).__module__ != "numpy":
+        return False
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
+
+
+def _can_be_made(kind: type) -> bool:
+    """Whether ``object.__new__`` makes an instance: it does of no class of an extension that has a structure of its own."""
+    if hasattr(kind, "__del__"):
+        return True
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
+
+
+def _slots(value: Any) -> Iterable[tuple[str, Any, bool]]:
+    """The contents of an object's slots, by the names that the compiler gives them, and whether a subclass has that name too."""
+    order = type(value).__mro__
+    for place, owner in enumerate(order):
+        if "__slots__" not in owner.__dict__:
+            continue
+        for name, member in owner.__dict__.items():
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    item = member.__get__(value, type(value))
+                except AttributeError:
+                    continue
+                yield name, item, any(name in earlier.__dict__ for earlier in order[:place])

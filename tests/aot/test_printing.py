@@ -1,0 +1,99 @@
+"""What is printed of joint graphs, compiled graphs and entries."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import dovetail
+from dovetail import JointGraph
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.q(x)
+        return torch.softmax(scores, -1) @ x
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Attention(), Attention()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.sum()
+
+
+def groups(text: str, phase: str) -> list[str]:
+    """The headings of a phase."""
+    part = text.split(f"\n{phase}:\n")[1].split("\noutputs:")[0].split("\nbackward:")[0]
+    return re.findall(r"^  (\S.*):$", part, re.MULTILINE)
+
+
+@pytest.fixture
+def joint() -> JointGraph:
+    return dovetail.capture(Blocks(), (torch.randn(4, 4),))
+
+
+def test_operators_stand_under_their_module(joint: JointGraph) -> None:
+    text = str(joint)
+    assert groups(text, "forward") == ["blocks.0.q", "blocks.0", "Blocks", "blocks.1.q", "blocks.1", "Blocks"]
+    backward = groups(text, "backward")
+    assert backward[0] == "Blocks" and backward.index("blocks.1") < backward.index("blocks.0.q")
+
+
+def test_a_source_line_stands_once_above_its_operators(joint: JointGraph) -> None:
+    forward = str(joint).split("\nforward:\n")[1].split("\nbackward:")[0]
+    assert forward.count("scores = self.q(x)") == 2
+    assert forward.count("return torch.softmax(scores, -1) @ x") == 2
+
+
+def test_modules_of_a_plain_function_are_named_by_where_they_are_read() -> None:
+    module = Attention()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return module(x * 2)
+
+    text = str(dovetail.capture(function, (torch.randn(4, 4),)))
+    # The first operator belongs to no module.
+    assert text.split("\nforward:\n")[1].startswith("    # test_printing.py")
+    inner, outer = groups(text, "forward")
+    assert inner == f"{outer}.q"
+
+
+def test_who_made_it_and_how_long_it_took(joint: JointGraph) -> None:
+    assert re.search(r"joint graph of Blocks: 5 inputs, .* captured in \d+\.\d ms$", str(joint).splitlines()[0])
+    edited = joint.apply(dovetail.aot.passes.clip_gradients(1.0))
+    head = str(edited).splitlines()[:2]
+    assert head[0].endswith("ms, 1 pass")
+    assert re.fullmatch(r"  pass clip: \d+ -> \d+ nodes in \d+\.\d ms", head[1])
+
+
+def test_reprs_are_one_line_for_a_terminal_and_markdown_for_a_notebook(joint: JointGraph) -> None:
+    assert repr(joint).startswith("<joint graph of Blocks: 5 inputs") and "\n" not in repr(joint)
+    markdown = joint._repr_markdown_()
+    assert markdown.startswith("**joint graph of Blocks") and "blocks.1.q" in markdown
+    # Names such as L['x'] and signs such as < must not be taken for markup.
+    assert "<lambda>" not in dovetail.capture(lambda x: x * 2, (torch.ones(2),))._repr_markdown_().split("<pre>")[1]
+    compiled = joint.compile("aten")
+    assert repr(compiled).endswith("compiled by aten>") and "\n" not in repr(compiled)
+
+
+def test_the_repr_of_an_entry_says_what_it_does() -> None:
+    module = Blocks()
+    compiled = dovetail.compile(module, backend="aten")
+    compiled(torch.randn(4, 4))
+    (entry,) = compiled.compiled_call.entries
+    assert repr(entry).startswith("<entry of the whole call: joint graph of Blocks") and "\n" not in repr(entry)
+
+
+def test_the_program_backend_has_no_partition(joint: JointGraph) -> None:
+    assert str(joint.compile("eager")) == "compiled by eager: the program, call by call"

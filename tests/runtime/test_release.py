@@ -1,0 +1,353 @@
+"""Nothing that a compiled function has made outlives it, and nothing that the program has let go is held."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+from dovetail.aot import passes
+from dovetail.errors import HigherOrderGradientError
+from dovetail.face.explanation import compiled_function
+
+Held = dict[str, Any]
+#: What a program returns: the compiled function, and the objects of the user that it was given.
+Program = Callable[[], tuple[Any, Held]]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+
+def batch(size: int = 4) -> Tensor:
+    return torch.randn(size, 8)
+
+
+@program
+def a_module() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+    compiled = dovetail.compile(model, backend="aten")
+    compiled(x).sum().backward()
+    return compiled, {"model": model, "x": x, "weight": model[0].weight}
+
+
+@program
+def recompiles_and_symbolic_sizes() -> tuple[Any, Held]:
+    model = linear()
+    compiled = dovetail.compile(model, backend="aten")
+    for size in (4, 5, 6):
+        x = batch(size)
+        compiled(x).sum().backward()
+    return compiled, {"model": model, "x": x}
+
+
+@program
+def second_order() -> tuple[Any, Held]:
+    model, x = linear(), batch().requires_grad_()
+    compiled = dovetail.compile(model, backend="aten")
+    (slope,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    return compiled, {"model": model, "x": x, "slope": slope}
+
+
+@program
+def a_refused_second_order() -> tuple[Any, Held]:
+    model, x = linear(), batch().requires_grad_()
+
+    def function(x: Tensor) -> Tensor:
+        y = model(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return y.sin().sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    (slope,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    for _ in range(2):
+        with pytest.raises(HigherOrderGradientError):
+            slope.sum().backward(retain_graph=True)
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def a_whole_step() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = dovetail.compile(step, backend="aten")
+    for _ in range(3):
+        compiled(x)
+    return compiled, {"model": model, "x": x, "optimizer": optimizer, "step": step}
+
+
+@program
+def graph_breaks() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        y = model(x)
+        print(end="")
+        return y * y.sum().item()
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).sum().backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def an_error_of_the_program() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        if x.shape[0] == 4:
+            raise ValueError("four")
+        return model(x)  # type: ignore[no-any-return]
+
+    compiled = dovetail.compile(function, backend="aten")
+    with pytest.raises(ValueError, match="four"):
+        compiled(x)
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def a_hook_inside() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        y = model(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return y.sin().sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x * x
+        ctx.save_for_backward(x)
+        # A cycle through autograd's own nodes, which the garbage collector does not see.
+        ctx.result = result
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+@program
+def a_custom_function() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        return Square.apply(model(x)).sum()  # type: ignore[no-any-return]
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def a_checkpointed_region() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(model, x, use_reentrant=False).sum()  # type: ignore[no-any-return]
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def gradients_inside() -> tuple[Any, Held]:
+    model, x = linear(), batch().requires_grad_()
+
+    def function(x: Tensor) -> Tensor:
+        energy = model(x).sin().sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy + force.square().sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def a_transform() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda row: model(row).sum())(x).sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
+@program
+def whole_calls() -> tuple[Any, Held]:
+    x, weight = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.cumprod(x * weight, 0).sum() + torch.median(x)
+
+    compiled = dovetail.compile(function, backend="aten")
+    (slope,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    slope.sum().backward()
+    return compiled, {"x": x, "weight": weight, "function": function}
+
+
+@program
+def results_that_depend_on_each_other() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = model(x)
+        return y, y.exp(), x.t(), y[0]
+
+    compiled = dovetail.compile(function, backend="aten")
+    results = compiled(x)
+    results[1].sum().backward()
+    return compiled, {"model": model, "x": x, "function": function, "result": results[0]}
+
+
+@program
+def independent_results() -> tuple[Any, Held]:
+    first, second, x = linear(), linear(), batch()
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return first(x).exp().sum(), second(x).exp().sum()
+
+    compiled = dovetail.compile(function, backend="aten")
+    for result in compiled(x):
+        result.backward()
+    return compiled, {"first": first, "second": second, "x": x, "function": function}
+
+
+@program
+def passes_and_a_budget() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+    compiled = dovetail.compile(model, backend="aten", passes=(passes.clip_gradients(1.0),), memory_budget=0.5)
+    compiled(x).sum().backward()
+    return compiled, {"model": model, "x": x}
+
+
+@program
+def objects_that_are_made_and_written_to() -> tuple[Any, Held]:
+    class Kept:
+        pass
+
+    kept, x = Kept(), batch()
+
+    def function(x: Tensor) -> Any:
+        made = Kept()
+        made.value = x * 2  # type: ignore[attr-defined]
+        kept.last = made.value  # type: ignore[attr-defined]
+        return made
+
+    compiled = dovetail.compile(function, backend="aten")
+    for _ in range(2):
+        compiled(x)
+    return compiled, {"kept": kept, "class": Kept, "x": x, "function": function}
+
+
+@program
+def the_stages_by_hand() -> tuple[Any, Held]:
+    model, x = linear(), batch()
+    joint = dovetail.capture(model, (x,))
+    compiled = joint.compile("aten")
+    compiled(x).sum().backward()
+    return compiled, {"model": model, "x": x, "joint": joint, "shapes": joint.fake_mode.shape_env}
+
+
+def references(name: str) -> Iterator[tuple[str, weakref.ref[Any]]]:
+    """Run a program and forget it; what is left are weak references to what it used and to what was made for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled, held = PROGRAMS[name]()
+    found = dict(held)
+    if isinstance(compiled, dovetail.aot.CompiledGraph):
+        found["compiled"] = compiled
+    else:
+        found["compiled"] = compiled_function(compiled)
+        for number, entry in enumerate(found["compiled"].entries):
+            found[f"entry {number}"] = entry
+            if entry.compiled is not None:
+                joint = entry.compiled.joint
+                found[f"graph {number}"], found[f"joint {number}"] = entry.compiled, joint
+                found[f"mode {number}"], found[f"shapes {number}"] = joint.fake_mode, joint.fake_mode.shape_env
+    return iter([(key, weakref.ref(value)) for key, value in found.items()])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_everything_goes_with_the_compiled_function(name: str) -> None:
+    found = list(references(name))
+    for _ in range(2):
+        # The second time, what finalizers have kept until then.
+        gc.collect()
+    assert [key for key, reference in found if reference() is not None] == []
+
+
+def test_the_first_inputs_go_before_the_compiled_function() -> None:
+    model, x = linear(), batch()
+    compiled = dovetail.compile(model, backend="aten")
+    compiled(x).sum().backward()
+    reference = weakref.ref(x)
+    del x
+    gc.collect()
+    assert reference() is None
+    assert compiled(batch()).requires_grad
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's numbers")
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_memory_does_not_grow_over_two_thousand_calls(order: int) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    x = torch.randn(32, 64, requires_grad=True)
+    compiled = dovetail.compile(model, backend="aten")
+
+    def call() -> None:
+        result = compiled(x)
+        if order:
+            (slope,) = torch.autograd.grad(result.sum(), x, create_graph=order > 1)
+            if order > 1:
+                slope.square().sum().backward()
+
+    for _ in range(50):
+        call()
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(2000):
+        call()
+    gc.collect()
+    # A call that held on to one of its activations would take 16 MiB.
+    assert resident_bytes() - before < 4 << 20
