@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,15 +20,15 @@ class CapturedBackward:
     """One form of autograd graph, as the engine handed it over: the formulas, hooks and functions of the user, and what they read.
 
     It holds no size and no scalar: another batch size is the same captured backward. ``graphs`` has one graph for each order in
-    which eager would have run the nodes (nearly always one), with and without ``create_graph`` and checks for NaN. "Call" is the
-    number of the engine's visit to a node, "arrival" in a step's ``meta`` the visit and the output along which a gradient leaves.
+    which eager would have run the nodes (nearly always one), with and without ``create_graph``. A step's ``meta`` has the number of
+    the engine's visit ("call"), and the visit and the output along which a gradient leaves ("arrival").
     """
 
     def __init__(self, builder: GraphBuilder, call: BackwardCall) -> None:
         # Not the builder, which refers to nodes of the first of its backwards.
         self._steps = builder.graph
         self.names = dict(builder.call_names)
-        self.graphs: dict[tuple[tuple[int, ...], bool, bool], fx.GraphModule] = {}
+        self.graphs: dict[tuple[tuple[int, ...], bool], fx.GraphModule] = {}
         nodes = hook_order(call)
         self.lines = forward_lines(nodes)
         self._assign(nodes, builder.roots)
@@ -91,15 +90,15 @@ class CapturedBackward:
         position = {node: index for index, node in enumerate(hook_order(call))}
         return tuple(position[node] for node in eager_order(call))
 
-    def graph_for(self, order: tuple[int, ...], create_graph: bool = False, check_nan: bool = False) -> fx.GraphModule:
-        """The graph that runs the visits in this order, differentiable by ``create_graph``, checking results by ``check_nan``."""
-        key = (order, create_graph, check_nan)
+    def graph_for(self, order: tuple[int, ...], create_graph: bool = False) -> fx.GraphModule:
+        """The graph that runs the visits in this order; ``create_graph`` if it is to be differentiated."""
+        key = (order, create_graph)
         found = self.graphs.get(key)
         if found is None:
             found = self.graphs[key] = self._build(*key)
         return found
 
-    def _build(self, order: tuple[int, ...], create_graph: bool, check_nan: bool) -> fx.GraphModule:
+    def _build(self, order: tuple[int, ...], create_graph: bool) -> fx.GraphModule:
         steps: dict[int, list[fx.Node]] = defaultdict(list)
         before_all: list[fx.Node] = []
         for node in self._steps.nodes:
@@ -111,7 +110,7 @@ class CapturedBackward:
         for name, node in zip(ARGUMENTS, self._steps.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
         sums = _Sums(self._chains, rank, graph, new)
-        last_steps = {steps[index][-1]: _results_of(index, steps[index]) for index in order if steps[index]}
+        last_steps = {steps[index][-1] for index in order if steps[index]}
         for node in (*before_all, *(step for index in order for step in steps[index])):
             if node.target is functions.of_either_order:
                 new[node] = new[node.args[create_graph]]  # type: ignore[index]
@@ -122,13 +121,6 @@ class CapturedBackward:
             if create_graph and node in last_steps:
                 # As in eager: the order in which sums are recorded decides the order of their derivatives.
                 sums.add_results_of(node.meta["call"])
-            if check_nan and node in last_steps:
-                results = last_steps[node]
-                checked = graph.call_function(
-                    operations.check_for_nan,
-                    (self.names[node.meta["call"]], list(results), [new[item] for item in results.values()]),
-                )
-                checked.meta["call"] = node.meta["call"]
         graph.output([None if node is None else new[node] for node in self.results])
         # A compiled function is recorded in two ways; one of them is dead code now.
         graph.eliminate_dead_code(
@@ -191,15 +183,6 @@ class _Sums:
         while self._waiting[chain]:
             self._add(chain)
         return self._totals[chain]
-
-
-def _results_of(visit: int, steps: Sequence[fx.Node]) -> dict[int, fx.Node]:
-    """A node's gradients after its hooks, by output."""
-    return {
-        node.meta["arrival"][1]: node
-        for node in steps
-        if node.target is operator.getitem and node.meta.get("arrival", (None,))[0] == visit
-    }
 
 
 def _arrival_rank(leaf: fx.Node, rank: dict[int, int]) -> tuple[int, int]:

@@ -190,7 +190,8 @@ def run_backward(*arguments: Any, **options: Any) -> Any:
             return run_backward(*given)
     reason = _why_eager(given)
     if reason:
-        session.leave_to_eager(reason)
+        # Anomaly mode asks for eager's words; they need no further ones.
+        session.leave_to_eager(reason, warn=not torch.is_anomaly_enabled())
         return gate.run(*given)
     call = given.call()
     # An output or an input without a gradient: eager has the words for it.
@@ -198,6 +199,8 @@ def run_backward(*arguments: Any, **options: Any) -> Any:
 
 
 def _why_eager(given: EngineArguments) -> str:
+    if torch.is_anomaly_enabled():
+        return "anomaly mode watches the nodes as the engine runs them"
     if given.create_graph and not given.keep_graph:
         return "retain_graph=False lets go of the graph that create_graph=True builds on"
     tensors = [item for item in given.gradients if isinstance(item, torch.Tensor)]

@@ -59,14 +59,14 @@ class SegmentRunner:
         versions = [tensor._version for tensor in collected.tensors] if self._checks else None
         for step in self._steps:
             if versions is not None:
-                check_unwritten(collected.tensors, versions, step.saved)
+                _check_unwritten(collected.tensors, versions, step.saved)
             carried = [values[number] for number in step.segment.takes]
             for number in step.dropped:
                 del values[number]
             values.update(zip(step.segment.keeps, step.function(*arguments, carried), strict=True))
             del carried
             if versions is not None:
-                check_unwritten(collected.tensors, versions, step.saved_later)
+                _check_unwritten(collected.tensors, versions, step.saved_later)
             for (place, gradient, _), is_last in step.writes:
                 if gradient is None:
                     collected.hooks[place]()
@@ -109,18 +109,7 @@ def _saved_in(graph_module: fx.GraphModule) -> tuple[tuple[int, ...], tuple[int,
     return tuple({**used, **afterwards}), tuple(afterwards)
 
 
-def uses_of_saved(graph: fx.Graph) -> dict[fx.Node, list[int]]:
-    """For each step of a captured backward, the saved tensors that it computes with."""
-    uses: dict[fx.Node, list[int]] = {}
-    for item in graph.nodes:
-        if item.target is operator.getitem and item.args[0].op == "placeholder" and item.args[0].name == "tensors":
-            for user in item.users:
-                if user.target not in (accumulation.accumulate_grad, hooks.call_post_accumulate_hook):
-                    uses.setdefault(user, []).append(item.args[1])
-    return uses
-
-
-def check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
+def _check_unwritten(tensors: Sequence[Any], versions: Sequence[int], places: Sequence[int]) -> None:
     """Raise eager's error if a saved tensor was written to since the backward began."""
     for place in places:
         if tensors[place]._version != versions[place]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dovetail.backward_capture.anomaly import StepByStep, unwatched
 from dovetail.backward_capture.builder import Collected
 from dovetail.backward_capture.engine import call_in_backward
 from dovetail.backward_capture.explanation import explain_segments
@@ -80,21 +78,17 @@ class BackwardSession:
         with torch.set_grad_enabled(call.create_graph):
             if not captured.runs_user_code:
                 return list(runner(*collected))
-            watched = torch.is_anomaly_enabled()
-            with unwatched() if watched else contextlib.nullcontext(contextlib.nullcontext) as as_before:
 
-                def run_in_backward() -> Any:
-                    entered()
-                    with as_before(), torch.set_grad_enabled(call.create_graph):
-                        return runner(*collected)
+            def run_in_backward() -> Any:
+                entered()
+                with torch.set_grad_enabled(call.create_graph):
+                    return runner(*collected)
 
-                return list(call_in_backward(call.keep_graph, run_in_backward))
+            return list(call_in_backward(call.keep_graph, run_in_backward))
 
-    def _runner(self, captured: CapturedBackward, call: BackwardCall, hooks: Sequence[Any]) -> Callable[..., Any]:
+    def _runner(self, captured: CapturedBackward, call: BackwardCall, hooks: Sequence[Any]) -> SegmentRunner:
         """The callable that runs a captured backward in its present order; it is compiled at the first need."""
         order = captured.order(call)
-        if torch.is_anomaly_enabled():
-            return StepByStep(captured, call, order)
         traceable = tuple(is_traceable(hook, call.create_graph) for hook in hooks) if captured.runs_user_code else ()
         reducers = reducers_among(hooks)
         key = (captured, order, traceable, reducers, call.create_graph)
@@ -117,11 +111,11 @@ class BackwardSession:
             return segment.graph.forward
         return self.compile_graph(segment.graph.forward)
 
-    def leave_to_eager(self, reason: str) -> None:
+    def leave_to_eager(self, reason: str, warn: bool = True) -> None:
         """Note why a backward is eager's, and warn the first time."""
         self.fallbacks.append(reason)
         self.events.note("left to eager", reason=reason)
-        if not self._warned:
+        if warn and not self._warned:
             self._warned = True
             warnings.warn(
                 f"dovetail leaves a backward to eager: {reason} (said once; see .fallbacks)",

@@ -35,7 +35,7 @@ def watched(run: Run, check_nan: bool = True, what: type[Exception] = RuntimeErr
             run.note(lines[0], lines[-1:] if place is None else lines[place : place + 2])
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_of_an_operator(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -44,7 +44,7 @@ def nan_of_an_operator(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_in_the_second_output(run: Run) -> Any:
     x, y = leaf(run.size), torch.zeros(run.size).requires_grad_()
     with watched(run):
@@ -52,7 +52,7 @@ def nan_in_the_second_output(run: Run) -> Any:
     return grads(x, y)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def leaves_before_the_nan_have_their_gradients(run: Run) -> Any:
     x, y = leaf(run.size), leaf(run.size)
     h = (x * 0).sqrt()
@@ -62,7 +62,7 @@ def leaves_before_the_nan_have_their_gradients(run: Run) -> Any:
     return grads(x, y)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_without_the_check(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run, check_nan=False):
@@ -70,7 +70,7 @@ def nan_without_the_check(run: Run) -> Any:
     return x.grad.isnan()
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def forward_outside_of_anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     y = (x * 0).sqrt().mul(0).sum()
@@ -79,7 +79,7 @@ def forward_outside_of_anomaly_mode(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nothing_wrong_in_anomaly_mode(run: Run) -> Any:
     x = leaf(run.size, 3)
     seen = []
@@ -91,7 +91,7 @@ def nothing_wrong_in_anomaly_mode(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_of_a_hook_on_a_node(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -101,7 +101,7 @@ def nan_of_a_hook_on_a_node(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_that_a_hook_removes(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -111,7 +111,7 @@ def nan_that_a_hook_removes(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def error_of_a_hook_in_anomaly_mode(run: Run) -> Any:
     def hook(gradient: torch.Tensor) -> None:
         raise ValueError("no")
@@ -150,7 +150,7 @@ class Right(torch.autograd.Function):
         return gradient * 3 * x * x
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_of_a_function(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -159,7 +159,7 @@ def nan_of_a_function(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def saved_value_was_written_to_in_anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -178,7 +178,7 @@ def saved_value_was_written_to_in_anomaly_mode(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def second_derivative_in_anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -187,7 +187,7 @@ def second_derivative_in_anomaly_mode(run: Run) -> Any:
     return [first.detach(), x.grad]
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_of_the_second_derivative(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -197,7 +197,7 @@ def nan_of_the_second_derivative(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def induced_by_an_operator_of_the_first_backward(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -209,7 +209,7 @@ def induced_by_an_operator_of_the_first_backward(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def induced_by_an_operator_of_the_second_backward(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):
@@ -220,7 +220,7 @@ def induced_by_an_operator_of_the_second_backward(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nothing_wrong_twice_in_anomaly_mode(run: Run) -> Any:
     x, weight = leaf(run.size, 3), leaf(3, 3)
     seen = []
@@ -233,7 +233,7 @@ def nothing_wrong_twice_in_anomaly_mode(run: Run) -> Any:
     return [first.detach(), *grads(x, weight)]
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def nan_of_a_function_in_its_second_derivative(run: Run) -> Any:
     x = leaf(run.size)
     with watched(run):

@@ -390,7 +390,7 @@ def unpack_that_raises(run: Run) -> Any:
     return grads(x)
 
 
-@scenario
+@scenario(eager="anomaly mode")
 def anomaly_mode(run: Run) -> Any:
     x = leaf(run.size)
     with torch.autograd.detect_anomaly(check_nan=True):

@@ -379,4 +379,5 @@ def test_anomaly_mode_names_the_operator() -> None:
     ):
         warnings.simplefilter("ignore")
         (x.sqrt() * 0).sum().backward()
-    assert (backwards.runs, backwards.fallbacks) == (1, [])
+    assert backwards.runs == 0
+    assert "anomaly mode" in backwards.fallbacks[0]
