@@ -21,6 +21,7 @@ RULES = (
     "dovetail.passes",
     "dovetail.higher_order",
     "dovetail.rules.torch.branches_on_data",
+    "dovetail.rules.torch.same_tensor",
     "dovetail.rules.torch.storage_offsets",
     "dovetail.whole_calls.whole",
     "dovetail.rules.torch.known_values",

@@ -22,7 +22,7 @@ _PLAIN = (int, float, bool)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
-@rule(torch.tensor, torch.as_tensor)
+@rule(torch.tensor)
 def _tensor(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return make_tensor(interpreter, torch.tensor, args, kwargs)
 
