@@ -24,22 +24,19 @@ from dovetail.trace.python_numbers import number_as_tensor
 from dovetail.trace.trace import open_trace
 from dovetail.whole_calls.call import whole_call
 from dovetail.whole_calls.examples import example_of
-
-CallSizes = Callable[..., Any]
-"""From the arguments of a call to the sizes of its result: ``(size, dtype)``, or a tensor that the result is like; a list of these
-for a function that returns a tuple.
-"""
+from dovetail.whole_calls.facts import SizesRule
 
 
 class Whole:
     """A function that is one call of the graph wherever the program is traced, and itself elsewhere.
 
-    With ``sizes`` its results have the sizes that this function says, given the same arguments; without, those of an example.
-    With ``draws`` it may draw random numbers of the CPU.
+    With ``sizes`` it is a function of tensors that returns tensors, and these have the sizes that ``sizes`` says, given the same
+    arguments (:data:`dovetail.whole_calls.facts.SizesRule`); with ``draws`` it may draw random numbers of the CPU then. Without,
+    it takes and returns anything that holds tensors and numbers, and the results have the sizes that they have for an example.
     """
 
     def __init__(
-        self, function: Callable[..., Any], sizes: CallSizes | None = None, *, draws: bool = False, name: str = ""
+        self, function: Callable[..., Any], sizes: SizesRule | None = None, *, draws: bool = False, name: str = ""
     ) -> None:
         self.function = function
         self.sizes = sizes
@@ -50,7 +47,14 @@ class Whole:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one operator while tracing. Raises :class:`CaptureError`."""
         trace = open_trace()
-        return self.function(*args, **kwargs) if trace is None else _recorded(trace, self, args, kwargs)
+        if trace is None:
+            return self.function(*args, **kwargs)
+        if self.sizes is None:
+            return _recorded(trace, self, args, kwargs)
+        with trace.recorder.paused():
+            found = whole_call(trace, self.__name__, self.function, args, self.sizes, draws=self.draws)
+        trace.recorder.record(self, args, kwargs, found)
+        return found
 
 
 def call_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -75,13 +79,12 @@ def _needs_data(
 def _recorded(trace: Trace, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``whole(*args, **kwargs)`` as one node of the graph and one call of the program.
 
-    Sizes among the arguments are those of a tensor. Numbers that depend on data, and numbers that the function returns, are
-    tensors without dimensions. An argument that it writes to is written to by the graph. Raises :class:`CaptureError` for a
-    function that cannot be one node.
+    Numbers that depend on data, and numbers that the function returns, are tensors without dimensions. An argument that it writes
+    to is written to by the graph. Raises :class:`CaptureError` for a function that cannot be one node.
     """
     with trace.recorder.paused():
         call = _FlatCall(whole, args, kwargs)
-        written = call.written(trace) if whole.sizes is None else ()
+        written = call.written(trace)
         if any(call.tensors[at].requires_grad for at in written):
             raise CaptureError(f"{call.name} writes to a tensor that requires a gradient and cannot be kept whole")
 
@@ -89,8 +92,7 @@ def _recorded(trace: Trace, whole: Whole, args: Sequence[Any], kwargs: Mapping[s
             own = [item.clone() if at in written else item for at, item in enumerate(given)]
             return [*call.run(own), *[own[at] for at in written]]
 
-        rule = None if whole.sizes is None else call.sizes
-        results = whole_call(trace, call.name, run, call.tensors, rule, draws=whole.draws)
+        results = whole_call(trace, call.name, run, call.tensors)
         count = len(results) - len(written)
         for at, value in zip(written, results[count:], strict=True):
             call.tensors[at].copy_(value)
@@ -104,7 +106,7 @@ class _FlatCall:
 
     def __init__(self, whole: Whole, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.name = whole.__name__
-        self._whole = whole
+        self._function = whole.function
         leaves, self._arguments = private_trees.tree_flatten((tuple(args), dict(kwargs)))
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         count = 0
@@ -112,7 +114,7 @@ class _FlatCall:
         for leaf in leaves:
             self._leaves.append(_tensor_at(count) if isinstance(leaf, torch.Tensor) else self._reader(leaf))
             count += isinstance(leaf, torch.Tensor)
-        #: How the results are nested, and which are numbers; known when the function or its sizes have been asked.
+        #: How the results are nested, and which are numbers; known when the function has run once.
         self._results: private_trees.TreeSpec | None = None
         self._numbers: list[bool] = []
 
@@ -122,48 +124,17 @@ class _FlatCall:
             self.tensors.append(number_as_tensor(leaf))
             at = len(self.tensors) - 1
             return lambda given: given[at].item()
-        if type(leaf) is torch.SymInt and self._whole.sizes is not None:
-            return self._size_reader(leaf)
         if not is_leaf_value(leaf) and not _is_settings(leaf):
             raise CaptureError(f"{self.name} cannot be kept whole: an argument of it is an object")
         return lambda given: leaf
 
-    def _size_reader(self, size: torch.SymInt) -> Callable[[Sequence[torch.Tensor]], Any]:
-        wanted = private_sizes.expression_of(size)
-        for index, tensor in enumerate(self.tensors):
-            for dim, item in enumerate(tensor.shape):
-                if private_sizes.is_symbolic(item) and private_sizes.expression_of(item) == wanted:
-                    return lambda given: given[index].shape[dim]
-        device = self.tensors[0].device if self.tensors else torch.get_default_device()
-        # Its size is all that is read of it.
-        self.tensors.append(torch.empty([size], device=device))
-        at = len(self.tensors) - 1
-        return lambda given: given[at].shape[0]
-
-    def _bound(self, given: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = private_trees.tree_unflatten(
-            [read(given) for read in self._leaves], self._arguments
-        )
-        return arguments
-
     def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the function; numbers that it returns as tensors."""
-        args, kwargs = self._bound(given)
-        results, spec = private_trees.tree_flatten(self._whole.function(*args, **kwargs))
+        args, kwargs = private_trees.tree_unflatten([read(given) for read in self._leaves], self._arguments)
+        results, spec = private_trees.tree_flatten(self._function(*args, **kwargs))
         if self._results is None:
             self._results, self._numbers = spec, [type(item) in (bool, int, float) for item in results]
         return [_number_tensor(item) if type(item) in (bool, int, float) else item for item in results]
-
-    def sizes(self, *given: torch.Tensor) -> list[Any]:
-        """The sizes of the results, see :data:`dovetail.whole_calls.facts.SizesRule`."""
-        args, kwargs = self._bound(given)
-        assert self._whole.sizes is not None
-        found = self._whole.sizes(*args, **kwargs)
-        several = found if type(found) is list else [found]
-        if self._results is None:
-            self._results = private_trees.tree_flatten((0,) * len(several) if type(found) is list else 0)[1]
-            self._numbers = [False] * len(several)
-        return several
 
     def written(self, trace: Trace) -> list[int]:
         """Which arguments the function writes to, found by an example call."""

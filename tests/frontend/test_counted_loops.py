@@ -19,13 +19,13 @@ def captures(compiled: Any) -> int:
 
 
 def recurrent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """With a branch in its body, which keeps the loop from being one call."""
-    state = torch.zeros(x.shape[0], x.shape[2])
+    """With its state in a dictionary, which keeps the loop from being one call."""
+    states = {"last": torch.zeros(x.shape[0], x.shape[2])}
     outputs = torch.zeros_like(x)
     for step in range(x.shape[1]):
-        state = torch.tanh(state @ weight + x[:, step])
-        outputs[:, step] = state * 2 if step >= 0 else state
-    return outputs.sum() + state.mean()
+        states["last"] = torch.tanh(states["last"] @ weight + x[:, step])
+        outputs[:, step] = states["last"] * 2
+    return outputs.sum() + states["last"].mean()
 
 
 def compare(function: Any, compiled: Any, arguments: tuple[Any, ...]) -> None:

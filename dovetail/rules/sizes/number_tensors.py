@@ -15,8 +15,8 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
+from dovetail.rules.sizes.known_numbers import known_number
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.known_numbers import known_number
 
 _PLAIN = (int, float, bool)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)

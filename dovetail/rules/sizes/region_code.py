@@ -1,4 +1,4 @@
-"""The instructions of a part of a function that may run as one call: where it begins and ends, and what it reads."""
+"""The regions of a function that may run as one call: where they begin and end, and which variables they read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.code.liveness import live_locals, may_read_frames, successors
-from dovetail.rules.sizes.pure_modules import PLAIN, Reader, is_plain
+from dovetail.rules.sizes.pure_code import LIST_METHODS, PLAIN, Reader, is_plain
 from dovetail.rules.sizes.region_values import ObjectValue
 
 _PLAIN = PLAIN | {"STORE_SUBSCR", "STORE_SLICE"}
-_LIST_METHODS = frozenset({"append", "extend"})
 # What may stand between the making of lists and their names, in ``first, count, second = [], 0, []``.
 _ASSIGNS = frozenset({"STORE_FAST", "STORE_FAST_STORE_FAST", "SWAP", "LOAD_CONST"})
 _MOST_INSTRUCTIONS = 600
@@ -23,10 +22,11 @@ _MOST_BEFORE = 40
 
 @dataclass(frozen=True)
 class Region:
-    """From the instruction that takes the ``range`` of a loop to one that stores or returns a value.
+    """From the instruction that takes the iterable of a loop to one that stores or returns a value, or to the end of the loop.
 
     ``read`` are the variables that it may read first, ``left`` those that it writes and that may be read after it, and
-    ``own_lists`` those that can be nothing but a list which the function has made and nothing else knows of.
+    ``own_lists`` those that can be nothing but a list which the function has made and nothing else knows of. ``counter`` is the
+    variable of the loop where nothing else is stored in it, for a region that is the loop.
     """
 
     head: int
@@ -35,44 +35,60 @@ class Region:
     read: tuple[str, ...]
     left: frozenset[str]
     own_lists: frozenset[str]
+    has_value: bool
+    counter: str | None = None
 
 
-def regions(frame: Frame) -> Iterator[Region]:
-    """The regions that begin with the loop whose ``range`` call a frame stands at, the shortest first."""
+def regions(frame: Frame, counts: bool) -> Iterator[Region]:
+    """The regions that begin with the loop whose iterable a frame is about to make, shortest first; ``counts``: over a range."""
     code, decoded = frame.code, frame.decoded
     instructions = decoded.instructions
     head = frame.position + 1
-    # What is gone through may be handed on first: ``enumerate(x.split(4))``.
+    # The iterable may be handed on first: ``enumerate(x.split(4))``.
     iterates = _iterates(frame, head)
-    if iterates is None:
-        return
-    if may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
+    if iterates is None or may_read_frames(code) or len(instructions) > _MOST_INSTRUCTIONS * 4:
         return
     # A comprehension is a function that is called with the iterator, up to Python 3.11.
     is_loop = instructions[iterates + 1].opname == "FOR_ITER"
     if not is_loop and not any(is_comprehension(item) for item in frame.stack):
         return
     exit_position = decoded.index_of[instructions[iterates + 1].argval] if is_loop else iterates + 1
-    live = live_locals(code)
+    stored = _names(instructions[iterates + 2], "STORE") if is_loop and counts else ()
     ends = 0
-    for last in range(exit_position, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
-        if instructions[last].opname not in ("STORE_FAST", "STORE_DEREF", "RETURN_VALUE"):
+    for last in range(exit_position - is_loop, min(len(instructions), exit_position + _MOST_INSTRUCTIONS)):
+        # The loop by itself comes first.
+        is_alone = last < exit_position
+        last = exit_position if is_alone else last
+        if not is_alone and instructions[last].opname not in ("STORE_FAST", "STORE_DEREF", "RETURN_VALUE"):
             continue
         positions = _reached(frame, head, last)
         if positions is None:
             continue
         if not all(is_plain(instructions[at].opname, _PLAIN) for at in positions) or _is_guarded(frame, positions):
             return
-        loads = {name for at in positions for name in _names(instructions[at], "LOAD")}
-        stores = {name for at in positions for name in _names(instructions[at], "STORE")}
-        read = tuple(sorted(loads & live[head]))
-        own = frozenset(name for name in read if _is_own_list(frame, name, head, positions))
-        after = live[last] - _stored(instructions[last])
-        if not own & after:
-            yield Region(head, last, positions, read, frozenset(stores & after), own)
+        region = _region(frame, head, last, positions, stored[0] if is_alone and len(stored) == 1 else None, is_alone)
+        if region is not None:
+            yield region
         ends += 1
         if ends == _MOST_ENDS:
             return
+
+
+def _region(
+    frame: Frame, head: int, last: int, positions: frozenset[int], counter: str | None, is_alone: bool
+) -> Region | None:
+    instructions = frame.decoded.instructions
+    live = live_locals(frame.code)
+    loads = {name for at in positions for name in _names(instructions[at], "LOAD")}
+    stores = [name for at in positions for name in _names(instructions[at], "STORE")]
+    read = tuple(sorted(loads & live[head]))
+    own = frozenset(name for name in read if _is_own_list(frame, name, head, positions))
+    after = live[last] - (frozenset() if is_alone else frozenset(_names(instructions[last], "STORE")))
+    if own & after:
+        return None
+    counter = counter if counter is not None and stores.count(counter) == 1 else None
+    left = frozenset(stores) & after - {counter}
+    return Region(head, last, positions, read, left, own, not is_alone, counter)
 
 
 def _iterates(frame: Frame, head: int) -> int | None:
@@ -92,12 +108,8 @@ def is_comprehension(value: object) -> bool:
     return isinstance(value, types.FunctionType) and value.__code__.co_name == "<listcomp>"
 
 
-def _stored(instruction: Any) -> frozenset[str]:
-    return frozenset(_names(instruction, "STORE"))
-
-
 def _names(instruction: Any, kind: str) -> tuple[str, ...]:
-    """The local variables that an instruction loads, or stores."""
+    """The local variables that an instruction loads or stores."""
     name, value = instruction.opname, instruction.argval
     if name == "STORE_FAST_LOAD_FAST":
         return (value[0],) if kind == "STORE" else tuple(value[1:])
@@ -128,7 +140,10 @@ def _is_guarded(frame: Frame, positions: frozenset[int]) -> bool:
 
 def _is_own_list(frame: Frame, name: str, head: int, positions: frozenset[int]) -> bool:
     """Whether a variable holds a list that the function made, and that it did nothing with so far but append."""
+    if name in frame.code.co_varnames[: frame.code.co_argcount + frame.code.co_kwonlyargcount]:
+        return False
     instructions = frame.decoded.instructions
+    is_list = False
     for at, instruction in enumerate(instructions):
         if name in _names(instruction, "STORE"):
             before = at
@@ -139,7 +154,8 @@ def _is_own_list(frame: Frame, name: str, head: int, positions: frozenset[int]) 
             reaches = _uses(frame, name, at + 1, head, positions)
             if reaches is None or (reaches and not is_made):
                 return False
-    return name not in frame.code.co_varnames[: frame.code.co_argcount + frame.code.co_kwonlyargcount]
+            is_list = is_list or reaches
+    return is_list
 
 
 def _uses(frame: Frame, name: str, start: int, head: int, positions: frozenset[int]) -> bool | None:
@@ -159,7 +175,7 @@ def _uses(frame: Frame, name: str, start: int, head: int, positions: frozenset[i
         instruction = instructions[at]
         if name in _names(instruction, "LOAD"):
             following = instructions[at + 1]
-            is_appended = following.opname in ("LOAD_METHOD", "LOAD_ATTR") and following.argval in _LIST_METHODS
+            is_appended = following.opname in ("LOAD_METHOD", "LOAD_ATTR") and following.argval in LIST_METHODS
             is_used = is_used or not is_appended
         if name not in _names(instruction, "STORE"):
             waiting += successors(frame.decoded, at)

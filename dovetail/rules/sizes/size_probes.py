@@ -1,14 +1,13 @@
-"""Which sizes the results of a function have, found out by calling it without values at several sizes.
+"""The sizes and effects of code, found by running it without values at several sizes.
 
-A region of a program that runs whole (:mod:`dovetail.rules.sizes.whole_regions`) may have any Python in it, so that no formula
-comes with its results. Here the function is called on the meta device, once with the sizes of the call and then with others. A
-size of a result that was always a certain multiple of one size of an argument, or always the same number, has that formula.
-Where none is left, or no single one, there is no rule. What a rule says is checked again whenever the function runs.
+Code that is kept whole in a graph may be any Python, so that no formula comes with its results. Here it runs on the meta device,
+once with the sizes of the call and then with others. A size of a result that always was a certain multiple of one size of an
+argument, with a certain distance from it, or always the same number, has that formula. Where there is none, there is no rule. A
+rule is checked again whenever the code runs.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,10 @@ from typing import Any
 import torch
 
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
 
 _STEPS = (1, 2, 3, 4, 5, 7, -1, -2)
 _TIMES = (5, 20)
@@ -23,46 +26,76 @@ _LARGEST_TIMED = 64
 _FEWEST_PROBES = 4
 
 
+class NoRuleError(Exception):
+    """No formula says what the sizes are, or the code does something else than compute."""
+
+
 @dataclass(frozen=True)
 class SizeFormula:
-    """``factor * arguments[index].shape[dim]``, or the number ``factor`` where there is no index.
+    """``factor * arguments[index].shape[dim] + offset``, or the number ``offset`` where there is no index.
 
-    >>> SizeFormula(2, 0, 1).of([torch.empty(3, 5)]), SizeFormula(4).of([])
-    (10, 4)
+    >>> SizeFormula(1, 2, 0, 1).of([torch.empty(3, 5)]), SizeFormula(4).of([])
+    (11, 4)
     """
 
-    factor: int
+    offset: int
+    factor: int = 0
     index: int | None = None
     dim: int = 0
 
     def of(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The size for these arguments."""
-        return self.factor if self.index is None else self.factor * tensors[self.index].shape[self.dim]
+        return self.offset if self.index is None else self.factor * tensors[self.index].shape[self.dim] + self.offset
+
+
+def formula(arguments: Sequence[Sequence[torch.Tensor]], sizes: Sequence[int]) -> SizeFormula:
+    """The formula for a size that was ``sizes`` for these arguments. Raises :class:`NoRuleError` where there is none."""
+    if len(set(sizes)) == 1:
+        return SizeFormula(sizes[0])
+    places = [(index, dim) for index, tensor in enumerate(arguments[0]) for dim in range(tensor.dim())]
+    found: list[SizeFormula] = []
+    for index, dim in places:
+        given = [item[index].shape[dim] for item in arguments]
+        steps = {(after - given[0], size - sizes[0]) for after, size in zip(given, sizes, strict=True)}
+        run, rise = next((step for step in sorted(steps) if step[0]), (0, 0))
+        factor = rise // run if run else 0
+        if factor and all(factor * (one - given[0]) == size - sizes[0] for one, size in zip(given, sizes, strict=True)):
+            found.append(SizeFormula(sizes[0] - factor * given[0], factor, index, dim))
+    if not found:
+        raise NoRuleError
+    # A size that is just that of an argument, before multiples of one and sums.
+    return min(found, key=lambda item: (item.offset != 0, item.factor != 1))
 
 
 class Probes:
     """Arguments like those of a call, on the meta device, at the sizes of the call and at others.
 
-    Each symbol has a value of its own in each, so that no two sizes agree that need not.
+    Each symbol has a value of its own in each, so that no two sizes agree that need not; with ``alike``, symbols that agree in the
+    call agree in all. Without symbols there is one probe.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], needs_gradient: Sequence[bool]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], alike: bool = False) -> None:
         self._tensors = tensors
-        self._needs_gradient = needs_gradient
+        self._alike = alike
+        self._needs_gradient = [item.requires_grad and torch.is_grad_enabled() for item in tensors]
         numbers = [number for item in tensors for number in (*item.shape, *item.stride())]
         self._symbols = private_sizes.values_of_symbols(numbers)
+        self.fewest = _FEWEST_PROBES if self._symbols else 1
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
         """The arguments at each choice of sizes; those of the call first."""
         today = self._symbols
         yield self._at(today)
+        if not today:
+            return
         # Far away for what is held to a bound; not where that would be many rounds of a loop.
-        times = _TIMES if max(today.values(), default=0) <= _LARGEST_TIMED else ()
+        times = _TIMES if max(today.values()) <= _LARGEST_TIMED else ()
+        places = list(dict.fromkeys(today.values() if self._alike else today))
         for number, (factor, step) in enumerate([*((1, step) for step in _STEPS), *((factor, 1) for factor in times)]):
-            changed = {
-                symbol: value * factor + step * (1 + position) + number % 2 * position
-                for position, (symbol, value) in enumerate(today.items())
-            }
+            changed = {}
+            for symbol, value in today.items():
+                position = places.index(value if self._alike else symbol)
+                changed[symbol] = value * factor + step * (1 + position) + number % 2 * position
             sizes = [private_sizes.value_at(size, changed) for tensor in self._tensors for size in tensor.shape]
             if all(value > 0 for value in (*changed.values(), *sizes)):
                 yield self._at(changed)
@@ -79,15 +112,25 @@ class Probes:
         return found
 
 
-class NoRuleError(Exception):
-    """No formula says what the sizes are."""
+def probe(
+    tensors: Sequence[torch.Tensor], function: Callable[[list[torch.Tensor]], Any]
+) -> tuple[list[list[torch.Tensor]], list[Any]]:
+    """The arguments for which the function did not raise, and its results; those of the call are the first.
 
-
-def probe(probes: Probes, function: Callable[[list[torch.Tensor]], Any]) -> tuple[list[list[torch.Tensor]], list[Any]]:
-    """The arguments for which the function did not raise, and what it returned; those of the call are the first.
-
-    Raises :class:`NoRuleError` where it raised for these, or for nearly all others.
+    Raises :class:`NoRuleError` where it raised for these, or for nearly all others. Where a function wants some sizes to agree, it
+    raises an error of its own at a call where they do not.
     """
+    for alike in (False, True):
+        probes = Probes(tensors, alike)
+        arguments, results = _probed(probes, function)
+        if len(results) >= probes.fewest:
+            return arguments, results
+    raise NoRuleError
+
+
+def _probed(
+    probes: Probes, function: Callable[[list[torch.Tensor]], Any]
+) -> tuple[list[list[torch.Tensor]], list[Any]]:
     arguments: list[list[torch.Tensor]] = []
     results: list[Any] = []
     for position, given in enumerate(probes):
@@ -101,19 +144,45 @@ def probe(probes: Probes, function: Callable[[list[torch.Tensor]], Any]) -> tupl
             continue
         arguments.append(given)
         results.append(found)
-    if len(results) < _FEWEST_PROBES:
-        raise NoRuleError
     return arguments, results
 
 
-def formula(arguments: Sequence[Sequence[torch.Tensor]], sizes: Sequence[int]) -> SizeFormula:
-    """The one formula for a size that was ``sizes`` for these arguments. Raises :class:`NoRuleError` where there is none."""
-    if len(set(sizes)) == 1:
-        return SizeFormula(sizes[0])
-    places = [(index, dim) for index, tensor in enumerate(arguments[0]) for dim in range(tensor.dim())]
-    for factor, (index, dim) in itertools.product((1, None), places):
-        given = [item[index].shape[dim] for item in arguments]
-        times = factor if factor is not None else sizes[0] // max(1, given[0])
-        if all(times * number == size for number, size in zip(given, sizes, strict=True)):
-            return SizeFormula(times, index, dim)
-    raise NoRuleError
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number for the memory that a tensor lies in."""
+    return private_tensors.storage_key(tensor.untyped_storage())
+
+
+class Watch(private_tracing.TorchDispatchMode):  # type: ignore[misc]
+    """Notes which memory is written to, on which devices, and whether an operator draws random numbers or asks for values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+        self.devices: set[str] = set()
+        self.draws = False
+        self.is_refused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See :class:`torch.utils._python_dispatch.TorchDispatchMode`."""
+        kwargs = kwargs or {}
+        refused = {torch.Tag.data_dependent_output, torch.Tag.inplace_view}
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        self.is_refused = self.is_refused or not refused.isdisjoint(func.tags)
+        self.devices |= {item.device.type for item in _tensors((args, kwargs))}
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.is_write:
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
+                self.written.update(map(storage_of, _tensors(value)))
+        return func(*args, **kwargs)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [item for item in private_trees.tree_leaves(value) if isinstance(item, torch.Tensor)]
+
+
+def are_plain(values: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are dense ones of one device that no transform looks after."""
+    is_transformed = private_state.forward_ad_level() >= 0 or any(map(private_tensors.is_functorch_wrapped, values))
+    is_dense = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
+    devices = {item.device for item in values}
+    return is_dense and not is_transformed and len(devices) == 1 and not any(map(private_tensors.is_wrapper, values))

@@ -1,4 +1,4 @@
-"""Modules and functions that a region calls (:mod:`dovetail.rules.sizes.whole_regions`): whether all that they do is to compute.
+"""Modules and functions that a region calls (:mod:`dovetail.rules.sizes.regions`): whether all that they do is to compute.
 
 They run for real, at Python's own speed, when the graph runs and again for its derivative. So their code may write to nothing
 but its own variables, and what it reads of the module is guarded, or given: parameters and buffers. Code that is not seen
@@ -22,7 +22,15 @@ from dovetail.frontend.interpreter.call_tables import IMPURE_TORCH
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import InstanceDictSource, Length, NoHooks
-from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
+from dovetail.rules.sizes.region_values import (
+    Constant,
+    FunctionValue,
+    GivenTensors,
+    ObjectValue,
+    RefusedError,
+    Skeleton,
+    Value,
+)
 from dovetail.torch_private import calls as private_calls
 
 PLAIN = frozenset(
@@ -54,7 +62,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _ALLOWED_BUILTINS = (min, max, len, abs, range, zip, enumerate, reversed, sum, int, bool, float, tuple, list, divmod)
 # Methods of tensors that are written in Python.
 _PYTHON_METHODS = frozenset({"split", "norm", "unflatten"})
-_LIST_METHODS = frozenset({"append", "extend"})
+LIST_METHODS = frozenset({"append", "extend"})
 _TENSOR_ATTRIBUTES = frozenset({"dtype", "device", "shape", "ndim", "T", "mT", "H", "mH"})
 # Methods in C that do something else than compute.
 _NO_COMPUTATION = frozenset({"data_ptr", "untyped_storage", "storage", "tolist", "numpy", "item", "record_stream"})
@@ -72,7 +80,6 @@ class Reader:
         self._interpreter = interpreter
         self._given = given
         self._seen: set[tuple[int, types.CodeType]] = set()
-        self._modules: set[int] = set()
 
     def global_name(self, frame: Frame, name: str) -> Any:
         """What a global name stands for."""
@@ -92,7 +99,7 @@ class Reader:
         if isinstance(owner, ObjectValue):
             value = self._read(self._interpreter.load_attribute, owner.value, name)
             if isinstance(value, (types.BuiltinFunctionType, types.FunctionType)) and self._computes(value, name):
-                owner.attributes[name] = self._given.constant(value)
+                owner.attributes[name] = Constant(value)
                 return None
             found = owner.attributes[name] = self._given.value(value)
             if isinstance(value, torch.nn.Module) and isinstance(found, ObjectValue):
@@ -102,7 +109,7 @@ class Reader:
             method = getattr(torch.Tensor, name, None)
             is_method = isinstance(method, types.MethodDescriptorType) and name not in _NO_COMPUTATION
             is_method = is_method or name in _PYTHON_METHODS
-            if name not in _TENSOR_ATTRIBUTES and not is_method and name not in _LIST_METHODS:
+            if name not in _TENSOR_ATTRIBUTES and not is_method and name not in LIST_METHODS:
                 raise RefusedError
             return None
         if name.startswith("_"):
@@ -117,10 +124,11 @@ class Reader:
     def module(self, value: ObjectValue) -> None:
         """Let a module be called with its parameters and buffers given, if calling it does nothing but compute."""
         module = value.value
-        if id(module) in self._modules:
+        if value.module is not None:
             return
         load = functools.partial(self._read, self._interpreter.load_attribute)
         tree = dict(module.named_modules(remove_duplicate=False))
+        tensors: dict[str, Value] = {}
         for path, part in tree.items():
             if part is not module:
                 *parents, name = path.split(".")
@@ -133,10 +141,9 @@ class Reader:
             for name in (*part._parameters, *part._buffers):
                 tensor = load(part, name)
                 if tensor is not None:
-                    value.module[f"{path}.{name}" if path else name] = self._given.value(tensor)
+                    tensors[f"{path}.{name}" if path else name] = self._given.value(tensor)
             self._check_forward(part)
-        value.calls.append(module)
-        self._modules.add(id(module))
+        value.module = Skeleton(module, tensors)
 
     def _check_hooks(self, module: torch.nn.Module) -> None:
         values = self._interpreter.values
@@ -156,10 +163,17 @@ class Reader:
         if not kind.startswith("torch.nn.modules"):
             self._check_function(type(module).forward, module)
 
-    def comprehension(self, value: FunctionValue) -> None:
+    def comprehension(self, function: types.FunctionType, value: FunctionValue) -> None:
         """Read what the function of a comprehension reads of objects that its closure holds."""
-        names = value.function.__code__.co_freevars
-        self._check_function(value.function, None, dict(zip(names, value.closure, strict=True)))
+        names = function.__code__.co_freevars
+        self._check_function(function, None, dict(zip(names, value.closure, strict=True)))
+
+    def function(self, value: types.FunctionType) -> None:
+        """Refuse a function that does something else than compute, or whose closure holds something that can change."""
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        if not all(is_leaf_value(item) for item in cells):
+            raise RefusedError
+        self._check_function(value, None, dict(zip(value.__code__.co_freevars, map(Constant, cells), strict=True)))
 
     def called(self, value: ObjectValue) -> None:
         """Note that an object may be called: a module is given its tensors."""
@@ -176,7 +190,7 @@ class Reader:
         is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
         if not is_builtin and not self._computes(value, getattr(value, "__name__", "")):
             raise RefusedError
-        return self._given.constant(value)
+        return Constant(value)
 
     def _check_function(
         self, function: Any, owner: torch.nn.Module | None, closure: Mapping[str, Value] | None = None

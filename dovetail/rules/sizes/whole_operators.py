@@ -1,0 +1,208 @@
+"""Functions of torch whose C++ asks for plain sizes, as one call of the graph for all sizes.
+
+Traced as they are, they would hold the graph to the sizes of today's call. Each row of the table is one function, by its name; a
+function is also known as a method of tensors. How the sizes of its results follow is found by running it without values
+(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. What a
+row does not cover, and what its formula or a probe refuses, torch's own function does, for the sizes of this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import method_rule
+from dovetail.rules.sizes.probed_calls import ProbedCall
+from dovetail.rules.sizes.region_values import GivenTensors, RefusedError
+from dovetail.rules.sizes.size_probes import NoRuleError, are_plain
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import trees as private_trees
+from dovetail.whole_calls.whole import Whole
+
+Sizes = list[tuple[Sequence[Any], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a function is kept whole.
+
+    ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
+    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``always``:
+    with plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random
+    numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
+    """
+
+    sizes: Callable[..., Sizes] | None = None
+    always: bool = False
+    when_exact: bool = False
+    draws: bool = False
+    inner: Callable[..., Any] | None = None
+    outer: Callable[[TracingInterpreter, Any], Any] = lambda interpreter, result: result
+
+
+def keep_whole(
+    interpreter: TracingInterpreter, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], row: Row
+) -> Any:
+    """The result of a call that is one node of the graph; NotImplemented where torch's own function is to do it."""
+    args, kwargs = interpreter.values.for_native(tuple(args)), interpreter.values.for_native(kwargs)
+    leaves = private_trees.tree_leaves((args, kwargs))
+    sizes = [size for item in leaves for size in (item.shape if isinstance(item, torch.Tensor) else (item,))]
+    is_wanted = row.always or (row.when_exact and interpreter.trace.settings.exact)
+    if not is_wanted and not any(map(private_sizes.is_symbolic, sizes)):
+        return NotImplemented
+    is_out = isinstance(kwargs.get("out"), (torch.Tensor, tuple))
+    if is_out or private_state.is_any_autocast_on() or any(map(private_sizes.is_data_number, sizes)):
+        return NotImplemented
+    try:
+        call = _Call(interpreter, row, row.inner or function, tuple(args), kwargs)
+        result = call.by_probing() if row.sizes is None else call.by_formula()
+    except (RefusedError, NoRuleError, TypeError):
+        return NotImplemented
+    return row.outer(interpreter, interpreter.values.wrap(result))
+
+
+class _Call:
+    """One call, as a function of tensors."""
+
+    def __init__(
+        self, interpreter: TracingInterpreter, row: Row, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._interpreter = interpreter
+        self._row = row
+        self._function = function
+        given = GivenTensors(interpreter, kwargs.get("device") or torch.get_default_device())
+        self._args, self._kwargs = given.plain(args), {name: given.plain(item) for name, item in kwargs.items()}
+        self._tensors = given.tensors
+        self._structure: Any = None
+        if not are_plain(self._tensors):
+            raise RefusedError
+
+    def _arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._args.made(tensors), {name: item.made(tensors) for name, item in self._kwargs.items()}
+
+    def _run(self, *tensors: torch.Tensor) -> list[Any]:
+        args, kwargs = self._arguments(tensors)
+        results, self._structure = private_trees.tree_flatten(self._function(*args, **kwargs))
+        return results
+
+    def _sizes(self, *tensors: torch.Tensor) -> Sizes:
+        args, kwargs = self._arguments(tensors)
+        assert self._row.sizes is not None
+        return self._row.sizes(*args, **kwargs)
+
+    def by_probing(self) -> Any:
+        """The result, with sizes that a probe finds."""
+        call = ProbedCall(self._tensors, lambda tensors: self._run(*tensors))
+        return private_trees.tree_unflatten(call.record(self._interpreter, self._function.__name__), self._structure)
+
+    def by_formula(self) -> Any:
+        """The result, with sizes that the row says."""
+        self._sizes(*self._tensors)
+        found = Whole(self._run, self._sizes, draws=self._row.draws, name=self._function.__name__)(*self._tensors)
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _register(name: str, row: Row) -> None:
+    @method_rule(name)
+    def kept(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.Tensor):
+            function, args = getattr(torch.Tensor, name), (owner, *args)
+        return keep_whole(interpreter, function, args, kwargs, row)
+
+
+def _require(condition: Any) -> None:
+    if not condition:
+        raise NoRuleError
+
+
+def _kronecker(input: torch.Tensor, other: torch.Tensor) -> Sizes:
+    rank = max(input.dim(), other.dim())
+    shapes = ((1,) * (rank - item.dim()) + tuple(item.shape) for item in (input, other))
+    return [([one * two for one, two in zip(*shapes, strict=True)], torch.result_type(input, other))]
+
+
+def _blocks(*tensors: torch.Tensor) -> Sizes:
+    _require(all(item.dim() == 2 and item.dtype == tensors[0].dtype for item in tensors))
+    return [([sum(item.shape[dim] for item in tensors) for dim in (0, 1)], tensors[0].dtype)]
+
+
+def _line(start: float, end: float, steps: Any, *, base: float = 10.0, dtype: Any = None, device: Any = None) -> Sizes:
+    return [((steps,), dtype or torch.get_default_dtype())]
+
+
+def _transform(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> Sizes:
+    step = n_fft // 4 if hop_length is None else hop_length
+    border = n_fft // 2 if center else 0
+    _require(return_complex is True and not align_to_window and step > 0 and n_fft > 0)
+    _require(input.dim() in (1, 2) and input.is_floating_point())
+    _require(input.shape[-1] > max(border, n_fft - 2 * border - 1))
+    frames = 1 + (input.shape[-1] + 2 * border - n_fft) // step
+    bins = n_fft if onesided is False else n_fft // 2 + 1
+    return [((*input.shape[:-1], frames, bins), input.dtype.to_complex())]
+
+
+def _inverse(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: Any = None,
+    return_complex: bool = False,
+) -> Sizes:
+    step = n_fft // 4 if hop_length is None else hop_length
+    _require(not return_complex and step > 0 and input.dim() in (2, 3) and input.is_complex())
+    whole = n_fft + step * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
+    return [((*input.shape[:-2], whole if length is None else length), input.dtype.to_real())]
+
+
+def _transposed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Frames before bins, as they lie in memory."""
+
+    def transposed(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs).transpose(-1, -2)
+
+    transposed.__name__ = function.__name__
+    return transposed
+
+
+def _back(interpreter: TracingInterpreter, result: Any) -> Any:
+    return interpreter.call_torch(torch.transpose, (result, -1, -2), {})
+
+
+TABLE: dict[str, Row] = {
+    "affine_grid": Row(),
+    "block_diag": Row(_blocks),
+    "cosine_similarity": Row(),
+    "gradient": Row(),
+    "istft": Row(_inverse),
+    "kron": Row(_kronecker),
+    "linspace": Row(_line),
+    "logspace": Row(_line),
+    "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
+    "take_along_dim": Row(),
+}
+
+for _name, _row in TABLE.items():
+    _register(_name, _row)
