@@ -102,7 +102,7 @@ class EagerFromNowOn:
 class ProgramRaised:
     """The program raised while it was captured: eager decides whether that was the program's own error."""
 
-    error: Exception
+    error: BaseException
     guards: GuardSet
 
 
@@ -163,6 +163,10 @@ class Attempts:
         except DovetailError as error:
             return self._after_refusal(error)
         except Exception as error:  # noqa: BLE001  (capture is a transaction: any failure rolls back, then runs eagerly)
+            return self._after_exception(error)
+        except BaseException as error:
+            if error is not self._findings.raised:
+                raise
             return self._after_exception(error)
         else:
             return self._checked(entry)
@@ -295,7 +299,7 @@ class Attempts:
         # The state at this break cannot be built again; that of the calling frame may be.
         return self._end_graph_at(self._plan[:-1], Break(error.what, error.advice, error.where))
 
-    def _after_exception(self, error: Exception) -> Outcome | None:
+    def _after_exception(self, error: BaseException) -> Outcome | None:
         settings = self._settings
         if lacks_derivative(error) and not settings.math_attention:
             self._shared.events.note("attention by its parts", reason=str(error))

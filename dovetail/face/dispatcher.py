@@ -184,7 +184,12 @@ class Dispatcher:
         return result
 
     def _after_exception(
-        self, error: Exception, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        error: BaseException,
+        guards: GuardSet,
+        ambient: AmbientState,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """The program raised while it was captured: eager decides whether that was the user's own error."""
         reason = f"capture failed with {type(error).__name__}: {error}"

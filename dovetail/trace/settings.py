@@ -76,12 +76,14 @@ class Findings:
 
     ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
+    ``raised``: the last exception beside the ordinary ones (``KeyboardInterrupt``, ``SystemExit``) that a ``raise`` of the program raised.
     """
 
     asked_numbers: bool = False
     asked_is_compiling: bool = False
     observed: dict[Hashable, Any] = field(default_factory=dict)
     changing_numbers: set[str] = field(default_factory=set)
+    raised: BaseException | None = None
 
 
 class Retry(Interruption):

@@ -1,0 +1,113 @@
+"""Exceptions beside the ordinary ones: raised by the program they are eager's, and an interrupt of the capture undoes the call."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dovetail
+
+
+class StopNow(BaseException):
+    """Neither an error nor an interrupt."""
+
+
+class Task:
+    """Counts, and raises at the second call."""
+
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        self.error, self.calls, self.log, self.total = error, 0, [], torch.zeros(2)
+
+    def state(self) -> Any:
+        return self.calls, list(self.log), self.total.tolist()
+
+    def plain(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.total.add_(x)
+        self.log.append(self.calls)
+        if self.calls == 2:
+            raise self.error()
+        return x * 2
+
+    def in_a_called_function(self, x: Tensor) -> Tensor:
+        return self.plain(x) + 1
+
+    def with_finally(self, x: Tensor) -> Tensor:
+        try:
+            return self.plain(x)
+        finally:
+            self.total.mul_(2)
+            self.log.append("finally")
+
+    def handled(self, x: Tensor) -> Tensor:
+        try:
+            return self.plain(x)
+        except BaseException as error:  # noqa: BLE001  (the subject of the test)
+            self.log.append(type(error).__name__)
+            return x * 3
+
+    def raised_again(self, x: Tensor) -> Tensor:
+        try:
+            return self.plain(x)
+        except BaseException:
+            self.log.append("again")
+            raise
+
+    def after_a_graph_break(self, x: Tensor) -> Tensor:
+        y = x.sum().item() + x
+        return self.plain(y)
+
+
+PROGRAMS = ("plain", "in_a_called_function", "with_finally", "handled", "raised_again", "after_a_graph_break")
+
+
+def run(task: Task, call: Callable[[Tensor], Tensor]) -> list[Any]:
+    out: list[Any] = []
+    for _ in range(4):
+        try:
+            out.append(call(torch.ones(2)).tolist())
+        except BaseException as error:  # noqa: BLE001  (the subject of the test)
+            out.append(f"{type(error).__name__}: {error}")
+        out.append(task.state())
+    return out
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, StopNow, GeneratorExit])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_program_raises_keeps_its_writes(program: str, error: type[BaseException]) -> None:
+    eager, task = Task(lambda: error("now")), Task(lambda: error("now"))
+    expected = run(eager, getattr(eager, program))
+    assert run(task, dovetail.compile(getattr(task, program), backend="aten")) == expected
+
+
+def test_an_interrupt_while_capturing_goes_to_the_caller_and_to_no_handler_of_the_program() -> None:
+    log: list[str] = []
+
+    def interrupt(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    def program(x: Tensor) -> Tensor:
+        log.append("begun")
+        try:
+            return x.sin() + x.cos()
+        except KeyboardInterrupt:
+            log.append("handled")
+            return x
+
+    compiled = dovetail.compile(program, backend="aten")
+    original = torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__
+    torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__ = interrupt  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compiled(torch.ones(2))
+    finally:
+        torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__ = original  # type: ignore[method-assign]
+    assert log == []
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin() + torch.ones(2).cos())
+    assert log == ["begun"]
