@@ -51,8 +51,6 @@ def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instructi
             raise TypeError("exception causes must derive from BaseException")
         error.__cause__ = cause
     _set_context(error, handled)
-    if not isinstance(error, Exception):
-        interpreter.trace.findings.raised = error
     raise error
 
 

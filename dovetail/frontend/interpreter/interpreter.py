@@ -238,9 +238,12 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
-        if isinstance(error, KeyboardInterrupt) and error is not self.trace.findings.raised:
-            # It interrupts the capture; the program has not come to its handlers.
-            raise error
+        if not isinstance(error, Exception):
+            if frame.decoded.instructions[frame.position].opname == "RAISE_VARARGS":
+                self.trace.findings.raised = error
+            elif isinstance(error, KeyboardInterrupt) and error is not self.trace.findings.raised:
+                # It interrupts the capture; the program has not come to its handlers.
+                raise error
         if private_sizes.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
         if isinstance(error, private_tracing.DATA_DEPENDENT_ERRORS):
