@@ -19,13 +19,11 @@ from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.interpreter import builtin_rules, builtin_sequences  # noqa: F401  (their rules)
 from dovetail.frontend.interpreter.attributes import Attributes
 from dovetail.frontend.interpreter.calls import Calls
-from dovetail.frontend.interpreter.container_methods import ContainerMethods
+from dovetail.frontend.interpreter.containers import ContainerMethods, Items
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
-from dovetail.frontend.interpreter.items import Items
 from dovetail.frontend.interpreter.machine import RestoreGenerator
 from dovetail.frontend.interpreter.names import Names
-from dovetail.frontend.interpreter.native import NativeCode
-from dovetail.frontend.interpreter.native_calls import NativeCalls
+from dovetail.frontend.interpreter.native import NativeCalls, NativeCode
 from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.stores import Stores

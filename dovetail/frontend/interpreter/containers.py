@@ -1,4 +1,4 @@
-"""Items, iteration and the containers that instructions build."""
+"""Containers: items, iteration, membership, and the methods of lists, dictionaries and sets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import check_loading, runs_natively
-from dovetail.frontend.interpreter.class_lookup import class_attribute, python_method
+from dovetail.frontend.interpreter.call_tables import SEARCHES, WRITERS, check_loading, runs_natively
+from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
+from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.aliases import guard_key
+from dovetail.frontend.values.aliases import guard_equality, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import AttributeSource, HasNoKey, Length
 from dovetail.guards.reading import plain_keys, plain_length, read_item
@@ -252,3 +253,196 @@ def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
         return True
     methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
     return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
+
+
+_MOST_KEYS = 64
+
+
+class Containment(TracingInterpreter):
+    """The part of the interpreter that looks for items in containers."""
+
+    def ask(self, method: types.FunctionType, item: Any, *others: Any) -> Any:
+        """Call a special method of an object."""
+        return self.call(types.MethodType(method, item), others, {})
+
+    def equal(self, left: Any, right: Any) -> bool:
+        """Whether two objects are one, or equal."""
+        return left is right or self.truth(self.operate(operator.eq, left, right))
+
+    def equal_containers(self, left: Any, right: Any) -> bool | None:
+        """Whether two containers hold the same, item by item; None where no item has a say of its own."""
+        kind = type(left)
+        if kind is not type(right) or kind not in (list, tuple, dict):
+            return None
+        mine, other = (list(item.values()) if kind is dict else list(item) for item in (left, right))
+        if all(is_leaf_value(item) for item in (*mine, *other)):
+            return None
+        if len(mine) != len(other):
+            return False
+        if kind is dict:
+            if left.keys() != right.keys():
+                return False
+            other = [right[key] for key in left]
+        wrap = self.values.wrap
+        return all(self.equal(wrap(a), wrap(b)) for a, b in zip(mine, other, strict=True))
+
+    def contains(self, container: Any, item: Any) -> bool:
+        """``item in container``."""
+        method = python_method(container, "__contains__")
+        if method is not None:
+            return self.truth(self.ask(method, container, item))
+        if isinstance(container, (dict, set, frozenset)):
+            return self._is_key(container, item)
+        if isinstance(container, (list, tuple)):
+            return self._is_among(container, item)
+        kind = type(container)
+        found, _ = class_attribute(kind, "__contains__")
+        is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+        if not is_iterable or (found is not None and hasattr(kind, "__contains__")):
+            return bool(self.native(operator.contains, (container, item), {}))
+        # The search ends at the first item that fits.
+        iterator = self.iterate(container)
+        while True:
+            done, entry = self.advance(iterator)
+            if done or self.equal(entry, item):
+                return not done
+
+    def _is_key(self, container: Any, item: Any) -> bool:
+        """``item in`` a dictionary or set."""
+        if type(item) in (torch.SymInt, torch.SymFloat):
+            keys = list(container)
+            if len(keys) <= _MOST_KEYS and all(type(key) in (int, float, bool, str) for key in keys):
+                # Number by number: a hash would hold the entry to the number of today.
+                self.values.whole(container)
+                return any(type(key) is not str and self.equal(item, key) for key in keys)
+        if isinstance(container, dict):
+            return bool(self.call_container_method(container, container.__contains__, (item,), {}))
+        item = self.as_key(item, container)
+        self.values.whole(container)
+        if self.values.source_of(container) is None or isinstance(item, torch.Tensor):
+            # A tensor's hash is its identity: no two are ever compared.
+            return item in container
+        if not is_leaf_value(item):
+            for entry in container:
+                if entry is item or self.values.wrap(entry) is item:
+                    return True
+                if isinstance(entry, torch.Tensor):
+                    raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            return item in container
+        base: Any = set if isinstance(container, set) else frozenset
+        return bool(base.__contains__(container, item))
+
+    def _is_among(self, container: Any, item: Any) -> bool:
+        """``item in`` a list or tuple."""
+        guard_equality(self.values, item)
+        self.values.whole(container)
+        for entry in container:
+            if entry is item or self.values.wrap(entry) is item:
+                return True
+            if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
+                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            if not (is_leaf_value(entry) and is_leaf_value(item)) and self.equal(entry, item):
+                return True
+        # Among leaves, which compare natively; all others have been compared.
+        return is_leaf_value(item) and any(is_leaf_value(entry) and entry == item for entry in container)
+
+    def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
+        item, *bounds = (plain_numbers(given) for given in args)
+        self.values.whole(container)
+        kind: Any = list if isinstance(container, list) else tuple
+        entries = [self.values.wrap(entry) for entry in kind.__iter__(container)]
+        if all(map(is_leaf_value, (item, *entries))):
+            found = [entry == item for entry in entries]
+        else:
+            if any(isinstance(entry, torch.Tensor) and entry is not item for entry in (item, *entries)):
+                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            found = []
+            for entry in entries:
+                found.append(entry is item or self.equal(entry, item))
+                if found[-1] and name != "count" and not bounds:
+                    break
+        if name == "count":
+            return sum(found)
+        try:
+            place = found.index(True, *bounds)
+        except ValueError:
+            if kind is list and name == "index":
+                raise ValueError(f"{item!r} is not in list") from None
+            raise ValueError(f"{kind.__name__}.{name}(x): x not in {kind.__name__}") from None
+        if name == "remove":
+            self.effects.delete_item(container, place)
+        return place if name == "index" else None
+
+
+# Answers of these about a key are guarded (see :mod:`dovetail.frontend.values.aliases`).
+HASHING = frozenset({"__hash__", "__eq__"})
+_TAKE_INDEX = ("insert", "pop", "__getitem__", "__setitem__", "__delitem__")
+
+
+class ContainerMethods(TracingInterpreter):
+    """The part of the interpreter that calls methods of lists, dictionaries and sets."""
+
+    def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = function.__name__
+        if name in SEARCHES and isinstance(owner, list) and args and not kwargs:
+            return self.search(owner, name, args)
+        args = self._with_keys(owner, name, args)
+        if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__") and args:
+            return self._look_up(owner, name, args)
+        if name == "__setitem__" and isinstance(owner, (list, dict)):
+            if isinstance(owner, list):
+                self.values.whole(owner)
+            self.effects.set_item(owner, *args)
+            return None
+        if name == "append" and type(owner) is list and len(args) == 1:
+            self.effects.append(owner, args[0])
+            return None
+        if name == "pop" and isinstance(owner, set) and self.values.source_of(owner) is not None:
+            raise Break("set.pop takes whichever item comes first in memory", "take a certain item")
+        self.values.whole(owner)
+        writes = name in WRITERS
+        if writes:
+            self.effects.touch_all(owner)
+            if isinstance(owner, list):
+                for position, item in enumerate(owner):
+                    if isinstance(item, torch.Tensor):
+                        list.__setitem__(owner, position, self.values.wrap(item))
+        arguments = tuple(self._container_argument(owner, at, item) for at, item in enumerate(args))
+        keywords = {
+            key: self.called_argument(item) if key == "key" else self.native_argument(item)
+            for key, item in kwargs.items()
+        }
+        codes = callback_codes((*arguments, *keywords.values(), *(owner if isinstance(owner, list) else ())), HASHING)
+        with watched(function, codes):
+            result = function(*arguments, **keywords)
+        if writes and isinstance(owner, dict):
+            self.effects.touch_all(owner)
+        return self.values.wrap(result)
+
+    def _with_keys(self, owner: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, with those that are hashed or count places as the container has them."""
+        if isinstance(owner, set):
+            return tuple(self.as_key(item, owner) for item in args)
+        if isinstance(owner, dict) and args and name != "update":
+            return (self.as_key(args[0], owner), *args[1:])
+        if isinstance(owner, list) and args and name in _TAKE_INDEX:
+            return (plain_numbers(args[0]), *args[1:])
+        return args
+
+    def _container_argument(self, owner: Any, at: int, item: Any) -> Any:
+        if not isinstance(owner, (dict, set)):
+            return self.native_argument(item)
+        # A tensor is a key there, and the container has the real ones.
+        if isinstance(item, torch.Tensor) and at == 0:
+            return item
+        return self.values.keyed_for(owner, self.native_argument(item))
+
+    def _look_up(self, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+        key = args[0]
+        if dict.__contains__(owner, key):
+            value = self.values.read(dict.__getitem__(owner, key), self.values.item_source(owner, key))
+            return True if name == "__contains__" else value
+        self.guard_missing_key(owner, key)
+        if name == "__getitem__":
+            raise KeyError(key)
+        return False if name == "__contains__" else args[1] if len(args) > 1 else None
