@@ -57,15 +57,15 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
                     handler(interpreter, frame, instruction)   instructions/
                         load_global, load_cell, …              names.py
                         load_attribute, store_attribute, …     attributes.py, stores.py
-                        load_item, iterate, advance, …         items.py
-                        operate, truth                         operators.py, containment.py
+                        load_item, iterate, advance, …         containers.py
+                        operate, truth                         operators.py
                         call
                     _unwind                                    an exception: to its handler, or out of the frame
             call_module, call_class                            calls.py
-            call_torch                                         native_calls.py
-                native                                         native.py: run it under the trace's modes
+            call_torch                                         native.py
+                native                                         run it under the trace's modes
             call_native                                        a builtin
-                call_container_method                          container_methods.py: journalled, guarded
+                call_container_method                          containers.py: journalled, guarded
                 native
             Break                                              everything else
 
