@@ -67,7 +67,7 @@ def check_calls(
             if left.is_leaf and left.grad is not None:
                 differential.same_tensor(left.grad, right.grad, "gradient", exact)
     if replays:
-        assert recorder.replays > 0
+        assert recorder.replays > 0, "nothing was replayed"
     return recorder
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.backends.common.memory import is_dense, memory_of, span
 from dovetail.backends.cudagraphs import SimulatedRecorder
 from dovetail.backends.cudagraphs.obstacles import find_obstacle
 from dovetail.backends.cudagraphs.pieces import cut, run_pieces
-from dovetail.backends.cudagraphs.results import flat, is_dense, span
 from dovetail.backends.mutations import mutated_inputs
 from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL
 
@@ -277,5 +277,5 @@ def test_memory_of_a_strided_tensor() -> None:
     base = torch.arange(12.0).view(3, 4)
     assert is_dense(base) and is_dense(base.t()) and is_dense(base[:2])
     assert not is_dense(base[:, :2]) and not is_dense(base[0].expand(2, 4))
-    assert span(base[:, 1:3]) == 10 and torch.equal(flat(base[:, 1:3]), torch.arange(1.0, 11.0))
+    assert span(base[:, 1:3]) == 10 and torch.equal(memory_of(base[:, 1:3]), torch.arange(1.0, 11.0))
     assert span(torch.empty(0, 3)) == 0
