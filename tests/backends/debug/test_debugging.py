@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.backends.common.memory import memory_of
 from dovetail.backends.debug.float64 import PrecisionReport
 from dovetail.backends.debug.subgraphs import GraphRun
-from dovetail.backends.debug.values import memory_of
 from dovetail.errors import BackendError, OptionError
 from dovetail.testing import check_backend, compare_graph
 from dovetail.testing.models import ConvNet, Transformer
