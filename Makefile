@@ -97,7 +97,7 @@ conformance-models: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.model_runner $(CONFORMANCE_ARGS)
 
 backend-tables: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.backends.tables docs/backends.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

@@ -13,6 +13,8 @@ from tests import layout
 MODULES = layout.MODULES
 #: Imports against the direction that are still to go, by pair of rooms. Only ever shortened; empty when the house is built.
 LEFT: dict[str, int] = {}
+#: Folders of tests that cut across the rooms; all others are named as the room they test.
+OWN_FOLDERS_OF_TESTS = ("conformance", "core", "footguns", "fuzz", "gpu")
 
 
 def _name(path: Path) -> str:
@@ -86,6 +88,17 @@ def test_every_folder_is_a_package() -> None:
     for folder in layout.PACKAGE.rglob("*"):
         if folder.is_dir() and folder.name != "__pycache__":
             assert (folder / "__init__.py").exists(), f"{folder} has no __init__.py"
+
+
+def test_tests_lie_in_the_rooms_of_the_package() -> None:
+    tests = layout.ROOT / "tests"
+    folders = {path.parent.relative_to(tests) for path in tests.glob("*/**/test_*.py")}
+    strangers = [
+        str(folder)
+        for folder in folders
+        if not (layout.PACKAGE / folder).is_dir() and str(folder) not in OWN_FOLDERS_OF_TESTS
+    ]
+    assert strangers == [], "tests/README.md says where a test goes"
 
 
 def test_the_package_is_typed() -> None:

@@ -24,8 +24,8 @@ from dovetail.torch_private import tensors as private_tensors
 _counter = itertools.count()
 
 
-class _Writer:
-    """Writes the function's source and collects the objects that it names."""
+class SourceWriter:
+    """Writes Python source of a graph and collects the objects that it names."""
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.graph_module = graph
@@ -90,13 +90,13 @@ class _Writer:
         if node.op == "call_module":
             name = self.bind(self.graph_module.get_submodule(str(target)), "module")
         elif isinstance(target, private_operators.OpOverload):
-            name = self._operator(target)
+            name = self.operator(target)
         else:
             name = self.bind(target, "function")
         return f"{name}({', '.join(arguments)})"
 
-    def _operator(self, target: Any) -> str:
-        # The name is kept by overload: each look-up of an operator's C++ entry makes a new object.
+    def operator(self, target: Any) -> str:
+        """Return a global name for an operator; it is kept by overload, as each look-up of a C++ entry makes a new object."""
         name = self._bound.get(id(target))
         if name is None:
             name = self._bound[id(target)] = f"{target._schema.name.split('::')[-1]}_{len(self.names)}"
@@ -137,7 +137,7 @@ def _may_be_view(node: torch.fx.Node) -> bool:
 
 def generate_source(graph: torch.fx.GraphModule, kind: Kind = "inference") -> tuple[str, dict[str, Any]]:
     """Return the source of the straight-line function for ``graph``, and the objects that it names."""
-    writer = _Writer(graph)
+    writer = SourceWriter(graph)
     nodes = list(graph.graph.nodes)
     last_use = {argument: node for node in nodes for argument in node.all_input_nodes}
     placeholders = [writer.variable(node) for node in nodes if node.op == "placeholder"]

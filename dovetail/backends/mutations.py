@@ -11,7 +11,7 @@ frozenset({0})
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -122,6 +122,10 @@ class Memory:
         self._parent[node] = root
         return root
 
+    def groups(self, values: Iterable[Any]) -> set[torch.fx.Node]:
+        """Return the groups of those values that are nodes."""
+        return {self.group(value) for value in values if isinstance(value, torch.fx.Node)}
+
     def _join(self, one: torch.fx.Node, other: torch.fx.Node) -> None:
         first, second = self.group(one), self.group(other)
         if first is not second:
@@ -131,6 +135,6 @@ class Memory:
 def mutated_inputs(graph: torch.fx.GraphModule) -> frozenset[int]:
     """Return the indices of the placeholders that a run of the graph may write to."""
     memory = Memory(graph)
-    written = {memory.group(value) for node in graph.graph.nodes for value in written_arguments(node)}
+    written = memory.groups(value for node in graph.graph.nodes for value in written_arguments(node))
     placeholders = graph.graph.find_nodes(op="placeholder")
     return frozenset(index for index, node in enumerate(placeholders) if memory.group(node) in written)

@@ -19,9 +19,7 @@ def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.T
 
 
 def _obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
-    if variable.is_contiguous():
-        return gradient.is_contiguous()
-    if not private_engine.is_dense(variable):
+    if variable.is_contiguous() or not private_engine.is_dense(variable):
         return gradient.is_contiguous()
     return all(
         size == 1 or left == right

@@ -222,8 +222,13 @@ class GraphBuilder:
                 return
 
     def accumulate(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Record the sum of two gradients that meet at one input of a node."""
-        node = self._emit(accumulation.add_gradients, old, new)
+        """Record the sum of gradients that meet at one input of a node: one step, whichever the engine adds up first."""
+        first, last = self._reference([old, new])
+        if first is not None and first.target is accumulation.add_gradients:
+            node = self._step(accumulation.add_gradients, *first.args, last)
+            self.graph.erase_node(first)
+        else:
+            node = self._step(accumulation.add_gradients, first, last)
         self._arrived(node, old)
         return self._stand_in(node)
 
@@ -273,24 +278,12 @@ class GraphBuilder:
 
     def _copied(self, graph_module: fx.GraphModule, inputs: Sequence[fx.Node]) -> list[fx.Node | None]:
         """Add the nodes of a graph to this visit, on other inputs; returns its outputs."""
-        places = iter(inputs)
-        new: dict[fx.Node, fx.Node] = {}
-        for node in graph_module.graph.nodes:
-            if node.op == "placeholder":
-                new[node] = next(places)
-            elif node.op != "output":
-                copied = new[node] = self.graph.create_node(
-                    node.op,
-                    node.target,
-                    fx.map_arg(node.args, new.__getitem__),  # type: ignore[arg-type]
-                    fx.map_arg(node.kwargs, new.__getitem__),  # type: ignore[arg-type]
-                    name=node.name,
-                )
-                copied.meta["call"] = self.call
-                if "user_line" in node.meta:
-                    copied.meta["user_line"] = node.meta["user_line"]
-        outputs: Any = graph_module.graph.output_node().args[0]
-        return [None if node is None else new[node] for node in outputs]
+        new = dict(zip(graph_module.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        outputs: Any = self.graph.graph_copy(graph_module.graph, new)
+        for node, copied in new.items():
+            if node.op != "placeholder":
+                copied.meta = {"call": self.call, **{key: node.meta[key] for key in ("user_line",) if key in node.meta}}
+        return list(outputs)
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
         """Record the first half of an in-place write to a view, which splits the gradient of the base."""
@@ -318,31 +311,25 @@ class GraphBuilder:
         """Record a hook of ``Tensor.register_hook``."""
         inputs = list(inputs)
         node = self._hook(hooks.call_tensor_hook, hook_index, inputs[position])
-        if inputs[position] is None:
-            # A hook is called without a gradient too, where the node has other results; it cannot make one.
-            return inputs
-        self._arrived(node, inputs[position])
-        inputs[position] = self._stand_in(node)
+        # A hook is called without a gradient too, where the node has other results; it cannot make one.
+        if inputs[position] is not None:
+            self._arrived(node, inputs[position])
+            inputs[position] = self._stand_in(node)
         return inputs
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_index: int, position: int) -> list[Any]:
-        """Record the hooks of native code on a tensor; ``retain_grad`` is one."""
-        inputs = list(inputs)
-        node = self._emit(hooks.call_native_tensor_hooks, hook_index, inputs[position])
-        self._arrived(node, inputs[position])
-        inputs[position] = self._stand_in(node)
-        return inputs
+        """Refuse hooks of native code on a tensor."""
+        self.fail("a tensor has hooks of native code (retain_grad is one)")
+        return list(inputs)
 
     def pre_hook(self, inputs: Sequence[Any], hook_index: int) -> list[Any]:
         """Record a hook of ``Node.register_prehook``."""
         node = self._hook(hooks.call_node_pre_hook, hook_index, list(inputs))
         self._arrived(node, *inputs)
-        results = []
-        for index in range(len(inputs)):
-            item = self._item(node, index)
+        items = [self._item(node, index) for index in range(len(inputs))]
+        for item in items:
             item.meta.update(node.meta)
-            results.append(self._stand_in(item))
-        return results
+        return list(map(self._stand_in, items))
 
     def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_index: int) -> list[Any]:
         """Record a hook of ``Node.register_hook``."""

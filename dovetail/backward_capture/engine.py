@@ -9,11 +9,7 @@ thread is on its way into the engine.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import sys
 import threading
-import time
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,123 +18,67 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.torch_private import engine as private_engine
 
-#: How long a capture waits for other threads to get into the engine before its backward is left to eager, in seconds.
+#: How long a capture waits for other threads to leave the engine before its backward is left to eager, in seconds.
 PATIENCE = 30.0
-#: How often it looks where they are.
-_INTERVAL = 0.002
 
 
 class EngineGate:
     """Lets threads into torch's engine, and a compiler into the engine's hook, never both at once.
 
     - :meth:`run` enters the engine. It waits while another thread has the hook, or waits for it.
-    - :meth:`compiler` puts a compiler into the hook. It waits until each thread that has entered is past the place where the engine
-      reads the hook: its :meth:`run` has returned, or the engine has called Python code that is still running. So a hook of one
-      thread may wait for the captured backward of another one.
-    - :meth:`inside_hook` marks a captured backward that runs while the engine is still in the hook, which admits no second one.
+    - :meth:`compiler` puts a compiler into the hook. It waits until no other thread may still be in front of the place where the
+      engine reads the hook: its :meth:`run` has returned, or it has called :meth:`is_past_the_hook`, as captured backwards do. So
+      a hook in a captured backward may wait for the captured backward of another thread.
     """
 
     def __init__(self) -> None:
         #: torch's own function, while sessions are open and :mod:`dovetail.backward_capture.handover` stands in its place.
-        self.engine_run: Callable[..., Any] = private_engine.engine_run_backward()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self.engine_run: Callable[..., Any] = private_engine.EngineFunctions.present().run_backward
+        self._changed = threading.Condition()
         #: The thread that has the hook, or waits for it.
         self._holder: int | None = None
-        #: By thread: the frame of its innermost :meth:`run`. Its outer ones are past the hook, or it would not have come here.
-        self._entering: dict[int, types.FrameType] = {}
-        self._hook_is_set = False
-        self._runs_in_hook = 0
+        #: The threads that have entered the engine and may not have read the hook yet.
+        self._entering: set[int] = set()
 
     def run(self, *call: Any, **options: Any) -> Any:
         """Enter the engine; the arguments are those of ``run_backward``."""
         thread = threading.get_ident()
-        with self._lock:
+        # An outer call of this thread is, or it would not have come here.
+        self.is_past_the_hook()
+        with self._changed:
             self._changed.wait_for(lambda: self._holder in (None, thread))
-            self._entering[thread] = sys._getframe()
+            self._entering.add(thread)
         try:
             return self.engine_run(*call, **options)
         finally:
-            with self._lock:
-                self._entering.pop(thread, None)
-                self._changed.notify_all()
+            self.is_past_the_hook()
+
+    def is_past_the_hook(self) -> None:
+        """Note that the engine has read the hook for this thread."""
+        with self._changed:
+            self._entering.discard(threading.get_ident())
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def compiler(self, make: Callable[[], Any]) -> Iterator[None]:
         """A block in which the engine hands graphs to ``make()``. Raises :class:`CaptureError` where the hook cannot be had."""
-        with self._lock:
+        thread = threading.get_ident()
+        with self._changed:
             self._changed.wait_for(lambda: self._holder is None)
-            self._holder = threading.get_ident()
+            self._holder = thread
+            is_free = self._changed.wait_for(lambda: self._entering <= {thread}, PATIENCE)
         try:
-            with self._lock:
-                self._wait_for_entering_threads()
-            if self._runs_in_hook:
-                raise CaptureError(
-                    "another thread runs hooks of native code in a captured backward, and the engine is taken"
-                )
-            private_engine.set_engine_compiler(make)
-            self._hook_is_set = True
-            yield
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        """Clear the hook, if this thread has it."""
-        if self._holder != threading.get_ident():
-            return
-        if self._hook_is_set:
-            self._hook_is_set = False
-            private_engine.set_engine_compiler(None)
-        with self._lock:
-            self._holder = None
-            self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def inside_hook(self) -> Iterator[None]:
-        """A block in which the engine has called this thread from its hook; the hook itself is free again."""
-        with self._lock:
-            self._runs_in_hook += 1
-        self.release()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._runs_in_hook -= 1
-
-    def _wait_for_entering_threads(self) -> None:
-        """Wait until all other threads that have entered the engine are past its look at the hook."""
-        own = threading.get_ident()
-        give_up = time.monotonic() + PATIENCE
-        seen: dict[int, types.FrameType | None] = {}
-        while others := {thread: frame for thread, frame in self._entering.items() if thread != own}:
-            tops = sys._current_frames()
-            callees = {thread: _called_by_engine(frame, tops.get(thread)) for thread, frame in others.items()}
-            # Twice the same one: a finalizer, which may run at any moment, has returned by then.
-            if all(callee is not None and callee is seen.get(thread) for thread, callee in callees.items()):
-                return
-            if time.monotonic() > give_up:
+            if not is_free:
                 raise CaptureError("another thread's backward keeps torch's engine to itself")
-            seen = callees
-            self._changed.wait(_INTERVAL)
-
-
-def _called_by_engine(entry: types.FrameType, top: types.FrameType | None) -> types.FrameType | None:
-    """The Python function that the engine has called for the entry with the frame ``entry``; ``top`` is the thread's frame now.
-
-    None where no such call proves that the engine has read the hook. Before that it checks the first gradients, which a tensor
-    subclass sees by its ``__torch_dispatch__``, and torch's own module in front of the engine may call functions of its own.
-    """
-    chain = []
-    while top is not None and top is not entry:
-        chain.append(top)
-        top = top.f_back
-    for callee, caller in reversed(list(itertools.pairwise(chain))):
-        if caller.f_code is private_engine.ENGINE_CALLER:
-            is_early = callee.f_code.co_name == "__torch_dispatch__" or (
-                callee.f_code.co_filename == caller.f_code.co_filename
-            )
-            return None if top is None or is_early else callee
-    return None
+            private_engine.set_engine_compiler(make)
+            try:
+                yield
+            finally:
+                private_engine.set_engine_compiler(None)
+        finally:
+            with self._changed:
+                self._holder = None
+                self._changed.notify_all()
 
 
 #: The gate of the only engine that there is.

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private.autograd import is_leaf_node
+
 #: The folders of torch and Dovetail, whose lines are not the program's.
 _LIBRARIES = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
@@ -30,12 +32,8 @@ def forward_lines(nodes: Sequence[Any]) -> dict[int, str]:
 
     Leaves are left out: a leaf's node is made wherever the leaf was first used.
     """
-    lines = {index: _line(node) for index, node in enumerate(nodes) if node is not None and not _is_leaf(node)}
-    return {index: line for index, line in lines.items() if line}
-
-
-def _is_leaf(node: Any) -> bool:
-    return str(node.name()).endswith("AccumulateGrad")
+    own = {index: node for index, node in enumerate(nodes) if node is not None and not is_leaf_node(node)}
+    return {index: line for index, node in own.items() if (line := _line(node))}
 
 
 def _line(node: Any) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import fx
 
-from dovetail.backward_capture import accumulation, functions, hooks, operations
+from dovetail.backward_capture import accumulation, functions
 from dovetail.backward_capture.builder import ARGUMENTS, GraphBuilder
-from dovetail.backward_capture.forward_lines import forward_lines
 from dovetail.backward_capture.printer import render
+from dovetail.backward_capture.segments import EFFECTS, USER_CODE
 from dovetail.errors import CaptureError
 from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
 
@@ -30,23 +30,14 @@ class CapturedBackward:
         self.names = dict(builder.call_names)
         self.graphs: dict[tuple[tuple[int, ...], bool], fx.GraphModule] = {}
         nodes = hook_order(call)
-        self.lines = forward_lines(nodes)
         self._assign(nodes, builder.roots)
-        self._chains = self._find_chains()
+        #: For each place where gradients meet, the gradients.
+        self._sums = {node: node.args for node in self._steps.nodes if node.target is accumulation.add_gradients}
         #: Whether hooks or functions of the user run in it.
-        self.runs_user_code = any(node.target in operations.USER_CODE for node in self._steps.nodes)
-        #: Whether it has to run before the engine returns: hooks of native code are of no use afterwards.
-        self.needs_the_engine = any(node.target is hooks.call_native_tensor_hooks for node in self._steps.nodes)
-        #: For each value that went through saved-tensor hooks: the visit that unpacks it, and the places of its hook and of the
-        #: packed value.
-        self.unpacked: tuple[tuple[int, int, int], ...] = tuple(
-            (node.meta["call"], *(item.args[1] for item in node.args[:2]))  # type: ignore[union-attr, misc]
-            for node in self._steps.nodes
-            if node.target is hooks.unpack_saved
-        )
+        self.runs_user_code = any(node.target in USER_CODE for node in self._steps.nodes)
         self.results = tuple(builder.outputs)
         #: Whether a run can tell in which order the nodes run.
-        self.order_matters = self.runs_user_code or any(len(leaves) > 2 for leaves in self._chains.values())
+        self.order_matters = self.runs_user_code or any(len(terms) > 2 for terms in self._sums.values())
 
     def _assign(self, nodes: Sequence[Any], roots: Sequence[Any]) -> None:
         """Note at each step the visit that it belongs to; hooks and sums are recorded before their node is named."""
@@ -65,23 +56,6 @@ class CapturedBackward:
             arrival = node.meta.get("arrival_of_input")
             if arrival is not None:
                 node.meta["call"] = target_of(arrival)
-
-    def _find_chains(self) -> dict[fx.Node, list[fx.Node]]:
-        """For each place where gradients meet, its last sum and the gradients."""
-        sums = [node for node in self._steps.nodes if node.target is accumulation.add_gradients]
-        inner = {node.args[0] for node in sums if node.args[0].target is accumulation.add_gradients}
-        chains = {}
-        for node in sums:
-            if node in inner:
-                continue
-            leaves = []
-            at = node
-            while at.target is accumulation.add_gradients:
-                leaves.append(at.args[1])
-                at = at.args[0]
-            leaves.append(at)
-            chains[node] = leaves[::-1]
-        return chains
 
     def order(self, call: BackwardCall) -> tuple[int, ...]:
         """The numbers of the visits, in the order in which eager would run them now."""
@@ -109,15 +83,15 @@ class CapturedBackward:
         new: dict[fx.Node, fx.Node] = {}
         for name, node in zip(ARGUMENTS, self._steps.find_nodes(op="placeholder"), strict=True):
             new[node] = graph.placeholder(name)
-        sums = _Sums(self._chains, rank, graph, new)
+        sums = _Sums(self._sums, rank, graph, new)
         last_steps = {steps[index][-1] for index in order if steps[index]}
         for node in (*before_all, *(step for index in order for step in steps[index])):
             if node.target is functions.of_either_order:
                 new[node] = new[node.args[create_graph]]  # type: ignore[index]
-            elif node.target is not accumulation.add_gradients:
-                new[node] = graph.node_copy(node, lambda argument: new[argument])
-            elif node in self._chains:
+            elif node in self._sums:
                 new[node] = sums.total(node)
+            else:
+                new[node] = graph.node_copy(node, lambda argument: new[argument])
             if create_graph and node in last_steps:
                 # As in eager: the order in which sums are recorded decides the order of their derivatives.
                 sums.add_results_of(node.meta["call"])
@@ -126,7 +100,7 @@ class CapturedBackward:
         graph.eliminate_dead_code(
             lambda node: (
                 node.op in ("placeholder", "output")
-                or (node.target in operations.EFFECTS and node.meta.get("create_graph", create_graph) == create_graph)
+                or (node.target in EFFECTS and node.meta.get("create_graph", create_graph) == create_graph)
             )
         )
         graph.lint()
@@ -137,54 +111,46 @@ class CapturedBackward:
         return next(iter(self.graphs.values()))(*arguments)
 
     def __str__(self) -> str:
-        return self.shown(self.lines)
+        return self.shown({})
 
     def shown(self, lines: dict[int, str]) -> str:
         """The graph as text; ``lines`` are the forward's lines by visit, of one of its backwards."""
         graph = next(iter(self.graphs.values()), None)
-        if graph is None:
-            return "captured backward of " + " -> ".join(self.names.values())
-        return render(graph, self.names, lines)
+        return render(graph, self.names, lines) if graph is not None else f"captured backward of {self.names}"
 
 
 class _Sums:
     """Sums of gradients that meet, in the order in which eager adds them up."""
 
     def __init__(
-        self,
-        chains: dict[fx.Node, list[fx.Node]],
-        rank: dict[int, int],
-        graph: fx.Graph,
-        new: dict[fx.Node, fx.Node],
+        self, terms: dict[fx.Node, Any], rank: dict[int, int], graph: fx.Graph, new: dict[fx.Node, fx.Node]
     ) -> None:
         self._graph = graph
         self._new = new
-        self._waiting = {
-            chain: sorted(leaves, key=lambda leaf: _arrival_rank(leaf, rank)) for chain, leaves in chains.items()
-        }
+
+        def arrival(term: fx.Node) -> tuple[int, int]:
+            visit, output = term.meta["arrival"]
+            return rank[visit], output
+
+        self._waiting = {place: sorted(items, key=arrival) for place, items in terms.items()}
         self._totals: dict[fx.Node, fx.Node] = {}
 
-    def _add(self, chain: fx.Node) -> None:
-        leaf = self._new[self._waiting[chain].pop(0)]
-        if chain in self._totals:
-            leaf = self._graph.call_function(accumulation.add_gradients, (self._totals[chain], leaf))
-            leaf.meta.update(chain.meta)
-        self._totals[chain] = leaf
+    def _add(self, place: fx.Node) -> None:
+        term = self._new[self._waiting[place].pop(0)]
+        if place in self._totals:
+            term = self._graph.call_function(accumulation.add_gradients, (self._totals[place], term))
+            term.meta.update(place.meta)
+        self._totals[place] = term
 
     def add_results_of(self, visit: int) -> None:
         """Add the gradients that a node has just computed to the sums that wait for them."""
-        ready = [(leaves[0].meta["arrival"], chain) for chain, leaves in self._waiting.items() if leaves]
-        for (producer, _), chain in sorted(ready, key=lambda item: item[0]):
-            while producer == visit and self._waiting[chain] and self._waiting[chain][0].meta["arrival"][0] == visit:
-                self._add(chain)
+        ready = [(items[0].meta["arrival"], place) for place, items in self._waiting.items() if items]
+        for (producer, _), place in sorted(ready, key=lambda item: item[0]):
+            while producer == visit and self._waiting[place] and self._waiting[place][0].meta["arrival"][0] == visit:
+                self._add(place)
 
-    def total(self, chain: fx.Node) -> fx.Node:
-        """The whole sum; what still waits is added."""
-        while self._waiting[chain]:
-            self._add(chain)
-        return self._totals[chain]
-
-
-def _arrival_rank(leaf: fx.Node, rank: dict[int, int]) -> tuple[int, int]:
-    producer, output = leaf.meta["arrival"]
-    return rank[producer], output
+    def total(self, place: fx.Node) -> fx.Node:
+        """The whole sum, with the terms that are still waiting."""
+        while self._waiting[place]:
+            self._add(place)
+        return self._totals[place]

@@ -13,7 +13,6 @@ from dovetail.backward_capture.builder import Collected, GraphBuilder
 from dovetail.backward_capture.engine import gate
 from dovetail.backward_capture.forward_lines import lines_are_noted, noting_lines
 from dovetail.backward_capture.graph import CapturedBackward
-from dovetail.backward_capture.history import with_history
 from dovetail.backward_capture.reducers import replace_native_reducers
 from dovetail.backward_capture.session import BackwardSession
 from dovetail.errors import CaptureError
@@ -65,15 +64,13 @@ class Handover:
             +-- BackwardSession.run        runs the captured graph
 
     The captured graph runs after the engine has returned, because the engine admits one such call at a time, whichever thread it
-    is for. Hooks of native code are of no use by then; a graph that has some runs within ``_collect``.
+    is for.
     """
 
     def __init__(self, session: BackwardSession, arguments: EngineArguments, call: BackwardCall) -> None:
         self.session = session
         self.arguments = arguments
         self.call = call
-        #: Whether the captured graph runs. Backwards that its hooks and functions call are eager's.
-        self.running = False
         self._builder: GraphBuilder | None = None
         self._collected: tuple[CapturedBackward, Collected] | None = None
         #: The number by which torch knows the backward in which the captured graph runs.
@@ -88,7 +85,7 @@ class Handover:
                 if failure is None and self.call.create_graph and self.call.accumulate:
                     _warn_of_cycles()
                 if self._collected is not None:
-                    result = self._gradients(self._run_captured(*self._collected))
+                    result = self._gradients(self.session.run(self.call, *self._collected, self._note_task))
         finally:
             _thread.handover = None
         if failure is None:
@@ -116,12 +113,11 @@ class Handover:
         """Take over the values that the engine has collected from the nodes."""
         if self.call.create_graph and collected.packed:
             # The graph is kept, so eager can still run it.
-            collected = with_history(captured, self.call, collected)
-        if not captured.needs_the_engine:
-            self._collected = (captured, collected)
-            return [torch.empty(0) for _ in captured.results]
-        with gate.inside_hook():
-            return self._run_captured(captured, collected)
+            raise CaptureError(
+                "create_graph=True differentiates what saved-tensor hooks unpack, which has no history in a graph"
+            )
+        self._collected = (captured, collected)
+        return [torch.empty(0) for _ in captured.results]
 
     def _finish(self, builder: GraphBuilder) -> tuple[Callable[..., Any], CapturedBackward]:
         return _collect, CapturedBackward(builder, self.call)
@@ -134,7 +130,7 @@ class Handover:
                 # The engine refuses to hand over a graph that is to be differentiated again; how it runs is not its business here.
                 return None, gate.run(*self.arguments._replace(create_graph=False))
         except Exception as error:
-            if self.running or self._collected is not None:
+            if self._collected is not None:
                 raise  # the nodes have given their saved values away and cannot run again
             if self._builder is not None and self._builder.walking:
                 raise CaptureError(
@@ -144,12 +140,9 @@ class Handover:
                 ) from error
             return error, None
 
-    def _run_captured(self, captured: CapturedBackward, collected: Collected) -> list[Any]:
-        self.running = True
-        return self.session.run(captured, self.call, collected, self._note_task)
-
     def _note_task(self) -> None:
         self._task = private_autograd.current_backward()
+        gate.is_past_the_hook()
 
     def _gradients(self, found: list[Any]) -> tuple[Any, ...] | None:
         """The gradients that were asked for, in the form in which the engine returns them."""
@@ -170,9 +163,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 _sessions_lock = threading.Lock()
 _open_sessions = 0
-#: torch's functions that stand aside while sessions are open.
-_engine_will_execute = private_engine.will_execute()
-_engine_is_checkpoint_valid = private_engine.is_checkpoint_valid()
+#: torch's functions, which stand aside while sessions are open.
+_torchs = private_engine.EngineFunctions.present()
 #: The state of torch's own compiled autograd when the engine's memory of graphs was last cleared.
 _foreign = "count(0)"
 
@@ -225,7 +217,7 @@ def _collect(captured: CapturedBackward, *values: Any) -> list[Any]:
     if _thread.handover is not None:
         return _thread.handover.collect(captured, collected)
     # Torch's own compiled autograd has met a graph that was captured here: the engine has one memory for both.
-    with gate.inside_hook(), torch.no_grad():
+    with torch.no_grad():
         return list(captured(*collected))
 
 
@@ -242,7 +234,7 @@ def _will_execute(node: Any) -> bool:
     handover = _thread.handover
     if handover is not None and handover.is_current():
         return will_execute(handover.call, node)
-    return _engine_will_execute(node)
+    return _torchs.will_execute(node)
 
 
 def _is_checkpoint_valid() -> bool:
@@ -250,7 +242,7 @@ def _is_checkpoint_valid() -> bool:
     handover = _thread.handover
     if handover is not None and handover.is_current():
         return not handover.call.targets
-    return _engine_is_checkpoint_valid()
+    return _torchs.is_checkpoint_valid()
 
 
 def _warn_of_cycles() -> None:
@@ -283,14 +275,13 @@ def _reason(error: BaseException) -> str:
 @contextlib.contextmanager
 def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
     """Within the block, the backwards of this thread go through ``session``."""
-    global _open_sessions, _engine_will_execute, _engine_is_checkpoint_valid
+    global _open_sessions, _torchs
     private_engine.prepare_engine_hook()
     with _sessions_lock:
         if _open_sessions == 0:
-            gate.engine_run = private_engine.engine_run_backward()
-            _engine_will_execute = private_engine.will_execute()
-            _engine_is_checkpoint_valid = private_engine.is_checkpoint_valid()
-            _replace(run_backward, _will_execute, _is_checkpoint_valid)
+            _torchs = private_engine.EngineFunctions.present()
+            gate.engine_run = _torchs.run_backward
+            private_engine.EngineFunctions(run_backward, _will_execute, _is_checkpoint_valid).install()
         _open_sessions += 1
     before = _thread.sessions
     _thread.sessions = (*before, session)
@@ -302,10 +293,4 @@ def open_session(session: BackwardSession) -> Iterator[BackwardSession]:
         with _sessions_lock:
             _open_sessions -= 1
             if _open_sessions == 0:
-                _replace(gate.engine_run, _engine_will_execute, _engine_is_checkpoint_valid)
-
-
-def _replace(run: Callable[..., Any], executes: Callable[[Any], bool], is_valid: Callable[[], bool]) -> None:
-    private_engine.replace_engine_run_backward(run)
-    private_engine.replace_will_execute(executes)
-    private_engine.replace_is_checkpoint_valid(is_valid)
+                _torchs.install()

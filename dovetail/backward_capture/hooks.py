@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import engine as private_engine
-
 
 def is_traceable(hook: Any, create_graph: bool = False) -> bool:
     """Whether a hook, or the backward behind a context, is code of the user's that a graph can hold.
@@ -60,7 +58,11 @@ def _check_one(before: Any, after: Any, hook: Any) -> None:
         raise RuntimeError(f"hook '{_hook_name(hook)}' has changed the size of value")
 
 
-def _check_tuple(before: Sequence[Any], after: Any, hook: Any) -> None:
+def _call_with_tuple(hook: Any, before: tuple[Any, ...], *rest: Any) -> tuple[Any, ...]:
+    """Call the hook of a node, whose result takes the place of the tuple ``before`` if it is not None."""
+    after = hook(before, *rest)
+    if after is None or after is before:
+        return before
     if not isinstance(after, tuple):
         raise TypeError(f"expected tuple, but hook returned '{type(after).__name__}'")
     if len(before) != len(after):
@@ -70,6 +72,7 @@ def _check_tuple(before: Sequence[Any], after: Any, hook: Any) -> None:
         )
     for left, right in zip(before, after, strict=True):
         _check_one(left, right, hook)
+    return after
 
 
 def call_tensor_hook(hook: Callable[[Any], Any], gradient: Any) -> Any:
@@ -79,30 +82,14 @@ def call_tensor_hook(hook: Callable[[Any], Any], gradient: Any) -> Any:
     return gradient if result is None else result
 
 
-def call_native_tensor_hooks(identifier: int, gradient: Any) -> Any:
-    """Call the hooks that native code has registered on a tensor."""
-    # retain_grad, the only one in torch itself, does nothing without a gradient.
-    return None if gradient is None else private_engine.call_native_tensor_hooks(identifier, gradient)
-
-
 def call_node_pre_hook(hook: Callable[..., Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
     """Call a hook of ``Node.register_prehook``."""
-    before = tuple(gradients)
-    result = hook(before)
-    if result is None or result is before:
-        return before
-    _check_tuple(before, result, hook)
-    return tuple(result)
+    return _call_with_tuple(hook, tuple(gradients))
 
 
 def call_node_post_hook(hook: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Call a hook of ``Node.register_hook``."""
-    before = tuple(outputs)
-    result = hook(before, tuple(inputs))
-    if result is None or result is before:
-        return before
-    _check_tuple(before, result, hook)
-    return tuple(result)
+    return _call_with_tuple(hook, tuple(outputs), tuple(inputs))
 
 
 def call_post_accumulate_hook(hook: Callable[[Any], Any], variable: torch.Tensor, gradient: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-#: Arithmetic, by the names under which torch asks for it.
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+#: Arithmetic and comparisons, by the names under which torch asks for them.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -19,8 +19,6 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "neg": operator.neg,
-}
-_COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "gt": operator.gt,
@@ -33,17 +31,10 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 }
 #: Questions whose answers decide what torch does next.
 _LOOKS = frozenset(
-    {
-        "guard_int",
-        "guard_float",
-        "guard_bool",
-        "guard_size_oblivious",
-        "guard_or_false",
-        "guard_or_true",
-        "bool_",
-        "int_",
-    }
+    {*(f"guard_{kind}" for kind in ("int", "float", "bool", "size_oblivious", "or_false", "or_true")), "bool_", "int_"}
 )
+#: Methods that make a plain number one among lifted ones.
+_WRAPPERS = frozenset({"wrap_int", "wrap_float", "wrap_bool"})
 _KINDS = {"is_int": int, "is_float": float, "is_bool": bool}
 #: Plain answers, by the names of the questions.
 _ANSWERS: dict[str, bool | None] = {
@@ -94,20 +85,8 @@ class LiftedNumber:
     def _graph_repr(self) -> Any:
         return self.str()
 
-    def _plain(self, value: Any, kind: type) -> LiftedNumber:
-        return LiftedNumber(self.graph, value, kind, value, self.looked_at)
-
-    def wrap_int(self, value: int) -> LiftedNumber:
-        """A plain number among lifted ones."""
-        return self._plain(value, int)
-
-    def wrap_float(self, value: float) -> LiftedNumber:
-        """A plain number among lifted ones."""
-        return self._plain(value, float)
-
-    def wrap_bool(self, value: bool) -> LiftedNumber:
-        """A plain truth value among lifted ones."""
-        return self._plain(value, bool)
+    def _lift(self, node: Any, value: Any) -> LiftedNumber:
+        return LiftedNumber(self.graph, node, type(value), value, self.looked_at)
 
     def clone(self) -> LiftedNumber:
         """Itself: nothing changes it."""
@@ -124,7 +103,9 @@ class LiftedNumber:
         if name in _LOOKS:
             self.looked_at(name)
             return lambda *_: self.value
-        function = _ARITHMETIC.get(name) or _COMPARISONS.get(name)
+        if name in _WRAPPERS:
+            return lambda value: self._lift(value, value)
+        function = _FUNCTIONS.get(name)
         if function is None:
             if not name.startswith("_"):
                 self.looked_at(name)
@@ -132,7 +113,6 @@ class LiftedNumber:
 
         def apply(*others: LiftedNumber) -> LiftedNumber:
             value = function(self.value, *(other.value for other in others))
-            node = self.graph.call_function(function, (self.node, *(other.node for other in others)))
-            return LiftedNumber(self.graph, node, type(value), value, self.looked_at)
+            return self._lift(self.graph.call_function(function, tuple(item.node for item in (self, *others))), value)
 
         return apply

@@ -1,14 +1,17 @@
-"""A captured backward as text."""
+"""Captured backwards as text: the graph, and the segments in which it runs."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
 
 from dovetail.backward_capture import accumulation, hooks
 from dovetail.backward_capture.node_functions import OutputCheck
+from dovetail.backward_capture.segment_runner import SegmentRunner
+from dovetail.backward_capture.segments import Segment
 from dovetail.torch_private import operators as private_operators
 
 _WITHOUT_RESULT = frozenset({accumulation.accumulate_grad, hooks.call_post_accumulate_hook})
@@ -60,3 +63,33 @@ def _spell(value: Any, spelled: dict[fx.Node, str]) -> str:
         inside = ", ".join(_spell(item, spelled) for item in value)
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
     return repr(value)
+
+
+def explain_segments(number: int, names: dict[int, str], runners: Iterable[SegmentRunner]) -> list[str]:
+    """The lines about one captured backward: its segments, which of them are compiled, and why the others are not."""
+    lines = [f"captured backward {number}: {len(names)} nodes"]
+    for runner in runners:
+        for index, (segment, function) in enumerate(zip(runner.segments.segments, runner.functions, strict=True)):
+            lines.append(f"  segment {index}: {_kind(segment, function)}, {_contents(segment, names)}")
+            lines += [f"    {event}" for event in getattr(getattr(function, "events", None), "events", ())]
+    return lines
+
+
+def _kind(segment: Segment, function: Any) -> str:
+    if segment.reason:
+        return f"in eager ({segment.reason})"
+    entries = getattr(function, "entries", None)
+    if entries is None:
+        return "operator by operator"
+    eager = dict.fromkeys(entry.reason for entry in entries if entry.run is None)
+    return f"in eager ({'; '.join(eager)})" if eager else f"compiled, {len(entries)} entries"
+
+
+def _contents(segment: Segment, names: dict[int, str]) -> str:
+    visits = dict.fromkeys(
+        names[node.meta["call"]]
+        for node in segment.graph.graph.nodes
+        if node.op == "call_function" and node.meta.get("call") and not isinstance(node.target, OutputCheck)
+    )
+    leaves = sum(not write.tells_reducer for write in segment.writes)
+    return ", ".join([*visits, *([f"then {leaves} leaves' gradients"] if leaves else [])]) or "nothing to compute"

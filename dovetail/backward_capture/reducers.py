@@ -19,29 +19,27 @@ from dovetail.torch_private import engine as private_engine
 
 
 class Bucketing(NamedTuple):
-    """A gradient's model and bytes, and the bytes at which the model closes its first bucket and the others."""
+    """A gradient's bytes, and the bytes at which its model closes its first bucket and the others."""
 
-    model: int
     size: int
     first_limit: int
     limit: int
 
 
 def bucket_ends(hooks: Iterable[tuple[int, Bucketing]]) -> frozenset[int]:
-    """The hooks, given in the order in which they are called, that complete a bucket of their model.
+    """The hooks, given in the order in which they are called, that complete a bucket.
 
-    >>> small = Bucketing(0, 4, 8, 16)
+    >>> small = Bucketing(4, 8, 16)
     >>> sorted(bucket_ends((number, small) for number in range(8)))
     [1, 5]
     """
-    filled: dict[int, int] = {}
-    limits: dict[int, int] = {}
-    ends = []
+    ends: list[int] = []
+    filled = 0
     for number, item in hooks:
-        filled[item.model] = filled.get(item.model, 0) + item.size
-        if filled[item.model] >= limits.get(item.model, item.first_limit):
+        filled += item.size
+        if filled >= (item.limit if ends else item.first_limit):
             ends.append(number)
-            filled[item.model], limits[item.model] = 0, item.limit
+            filled = 0
     return frozenset(ends)
 
 
@@ -53,7 +51,7 @@ class ReducerHook:
         self._reducer = model.reducer
         self._place = place
         size = private_distributed.exchanged_parameters(model)[place].nbytes
-        self.bucketing = Bucketing(id(model), size, *private_distributed.bucket_bytes(model))
+        self.bucketing = Bucketing(size, *private_distributed.bucket_bytes(model))
 
     def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
         """Called by the node of a leaf after it has run."""
@@ -64,13 +62,8 @@ class ReducerHook:
 
 
 def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
-    """The places of hooks that tell reducers. Models are numbered in order, so that two of the same structure are the same here."""
-    numbers: dict[int, int] = {}
-    return tuple(
-        (place, hook.bucketing._replace(model=numbers.setdefault(hook.bucketing.model, len(numbers))))
-        for place, hook in enumerate(hooks)
-        if isinstance(hook, ReducerHook)
-    )
+    """The places of hooks that tell reducers, with their buckets: the same for two models of the same structure."""
+    return tuple((place, hook.bucketing) for place, hook in enumerate(hooks) if isinstance(hook, ReducerHook))
 
 
 #: The reducers whose hooks are replaced, by model.

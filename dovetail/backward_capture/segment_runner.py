@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any
 
 from torch import fx
 
-from dovetail.backward_capture import accumulation, hooks, operations
+from dovetail.backward_capture import accumulation, hooks
 from dovetail.backward_capture.builder import Collected
-from dovetail.backward_capture.segments import Segment, Segments, Write
+from dovetail.backward_capture.segments import USER_CODE, Segment, Segments, Write
+
+#: How many functions of the same code are kept.
+_MOST_HOOKS = 16
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,17 @@ class SegmentRunner:
             _step(segment, function, frozenset(number for number, last in last_use.items() if last == index))
             for index, (segment, function) in enumerate(zip(segments.segments, functions, strict=True))
         ]
+        #: Functions among the hooks of earlier runs, by code, and by globals, cells and defaults.
+        self._hooks: dict[types.CodeType, dict[tuple[int, ...], Any]] = {}
         # Only code of the user's could write to saved tensors.
         self._checks = any(
-            node.target in operations.USER_CODE for segment in segments.segments for node in segment.graph.graph.nodes
+            node.target in USER_CODE for segment in segments.segments for node in segment.graph.graph.nodes
         )
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run on collected values; returns the gradients that were asked for. The others are in ``.grad`` afterwards."""
         collected = Collected(*arguments)
+        arguments = collected._replace(hooks=[self._known(hook) for hook in collected.hooks])
         values: dict[int, Any] = {}
         versions = [tensor._version for tensor in collected.tensors] if self._checks else None
         for step in self._steps:
@@ -75,6 +82,17 @@ class SegmentRunner:
                 else:
                     accumulation.accumulate_grad(collected.tensors[place], values[gradient])
         return [None if number is None else values[number] for number in self.segments.results]
+
+    def _known(self, hook: Any) -> Any:
+        """The function of an earlier run that does the same as a hook made anew, which the segments would be compiled for again."""
+        if type(hook) is not types.FunctionType or hook.__dict__ or hook.__kwdefaults__:
+            return hook
+        # A function that is kept keeps its cells: as many are as there may be entries.
+        known = self._hooks.setdefault(hook.__code__, {})
+        key = tuple(map(id, (hook.__globals__, *(hook.__closure__ or ()), *(hook.__defaults__ or ()))))
+        if len(known) < _MOST_HOOKS:
+            known.setdefault(key, hook)
+        return known.get(key, hook)
 
 
 def _step(segment: Segment, function: Callable[..., Any], last_used: frozenset[int | None]) -> _Step:
@@ -105,7 +123,7 @@ def _saved_in(graph_module: fx.GraphModule) -> tuple[tuple[int, ...], tuple[int,
         for item in node.all_input_nodes:
             if item.target is operator.getitem and item.args[0].name == "tensors":  # type: ignore[union-attr]
                 (afterwards if user_code else used)[item.args[1]] = None  # type: ignore[index]
-        user_code = user_code or node.target in operations.USER_CODE
+        user_code = user_code or node.target in USER_CODE
     return tuple({**used, **afterwards}), tuple(afterwards)
 
 

@@ -13,12 +13,26 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from dovetail.backward_capture import accumulation, hooks, operations
+from dovetail.backward_capture import accumulation, functions, hooks
 from dovetail.backward_capture.builder import ARGUMENTS
 from dovetail.backward_capture.node_functions import NodeFunction
 from dovetail.quirks.gradient_formulas import FIRST_ORDER
 
 CARRIED = "carried"
+#: Steps that call the user's own code.
+USER_CODE = frozenset(
+    {
+        functions.call_backward,
+        functions.compiled_prologue,
+        hooks.call_tensor_hook,
+        hooks.call_node_pre_hook,
+        hooks.call_node_post_hook,
+        hooks.call_post_accumulate_hook,
+        hooks.unpack_saved,
+    }
+)
+#: These and the steps that write to something that the user can see; they keep their order.
+EFFECTS = USER_CODE | {accumulation.accumulate_grad}
 
 
 class Write(NamedTuple):
@@ -37,7 +51,7 @@ class Segment:
     """One segment: ``graph(tensors, sizes, scalars, hooks, packed, carried) -> values``, and the writes after it.
 
     ``carried`` are values of earlier segments with the numbers ``takes``; ``keeps`` has the numbers of this segment's own values.
-    ``reason`` is set for steps that cannot be traced: hooks of native code and of torch itself, which look at the engine.
+    ``reason`` is set for steps that cannot be traced: code of torch itself, which looks at the engine, and of C++ extensions.
     """
 
     graph: fx.GraphModule
@@ -55,18 +69,20 @@ class Segments:
     results: tuple[int | None, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draft:
     """A segment whose nodes are still those of the captured backward."""
 
     reason: str = ""
     steps: list[fx.Node] = field(default_factory=list)
     writes: list[fx.Node] = field(default_factory=list)
+    #: The values that a later segment, a write or the caller reads.
+    kept: dict[fx.Node, None] = field(default_factory=dict)
 
 
 def hook_index(node: fx.Node) -> int | None:
     """The number of the hook or context that a step calls; None for other steps."""
-    if node.target not in operations.USER_CODE or node.target is hooks.call_native_tensor_hooks:
+    if node.target not in USER_CODE:
         return None
     return node.args[0].args[1]  # type: ignore[union-attr,return-value]
 
@@ -77,8 +93,6 @@ def why_eager(node: fx.Node, traceable: Sequence[bool]) -> str:
         if node.target.is_custom:
             return "an operator of a C++ extension"
         return "torch computes it in another way while it is traced" if node.target.name in FIRST_ORDER else ""
-    if node.target is hooks.call_native_tensor_hooks:
-        return "hooks of native code"
     index = hook_index(node)
     if index is None or traceable[index]:
         return ""
@@ -115,7 +129,7 @@ def cut(
             reason = eager_values.get(node.args[0], "") if is_item else why_eager(node, traceable)
             if reason:
                 eager_values[node] = reason
-            could_look = draft.writes and node.target in operations.USER_CODE
+            could_look = draft.writes and node.target in USER_CODE
             changes = bool(reason) != bool(draft.reason) and draft.steps
             if could_look or changes or (exchange_begins and not is_item):
                 draft = _Draft(reason)
@@ -125,7 +139,7 @@ def cut(
                 draft.reason = reason
             draft.steps.append(node)
     asked: Any = graph_module.graph.output_node().args[0]
-    return _Assembly(drafts, arguments, asked).segments()
+    return _Assembly(drafts, arguments).segments(asked)
 
 
 def _is_write(node: fx.Node, reducers: frozenset[int]) -> bool:
@@ -142,39 +156,29 @@ def _gradient(write: fx.Node) -> fx.Node | None:
 class _Assembly:
     """Makes graphs of drafts, and numbers the values that pass between them."""
 
-    def __init__(
-        self, drafts: Sequence[_Draft], arguments: dict[fx.Node, fx.Node], asked: Sequence[fx.Node | None]
-    ) -> None:
+    def __init__(self, drafts: Sequence[_Draft], arguments: dict[fx.Node, fx.Node]) -> None:
         self._drafts = drafts
         self._arguments = arguments
-        self._asked = asked
-        self._made_in = {node: index for index, draft in enumerate(drafts) for node in draft.steps}
+        self._made_in = {node: draft for draft in drafts for node in draft.steps}
         self._number = {node: place for place, node in enumerate(self._made_in)}
-        #: Of each draft, the values that something behind it reads: a later draft, a write, the caller.
-        self._kept: list[dict[fx.Node, None]] = [{} for _ in drafts]
 
-    def segments(self) -> Segments:
-        """All of them."""
-        for index, draft in enumerate(self._drafts):
+    def segments(self, asked: Sequence[fx.Node | None]) -> Segments:
+        """All of them; the caller reads the values ``asked``."""
+        for draft in self._drafts:
             for node in draft.steps:
                 for item in node.all_input_nodes:
-                    self._keep(item, index)
+                    maker = self._made_in.get(item, draft)
+                    if maker is not draft:
+                        maker.kept[item] = None
         gradients = [_gradient(node) for draft in self._drafts for node in draft.writes]
-        for value in filter(None, (*gradients, *self._asked)):
-            if value in self._arguments:
-                # An argument of the whole backward that leaves it as it is: the first segment hands it on.
-                self._number.setdefault(value, len(self._number))
-                self._made_in.setdefault(value, 0)
-            self._keep(value)
-        segments = tuple(map(self._segment, self._drafts, self._kept))
-        return Segments(segments, tuple(None if item is None else self._number[item] for item in self._asked))
+        for value in filter(None, (*gradients, *asked)):
+            # The first segment hands on an argument of the whole backward that leaves it as it is.
+            self._number.setdefault(value, len(self._number))
+            self._made_in.get(value, self._drafts[0]).kept[value] = None
+        segments = tuple(map(self._segment, self._drafts))
+        return Segments(segments, tuple(None if item is None else self._number[item] for item in asked))
 
-    def _keep(self, item: fx.Node, reader: int | None = None) -> None:
-        made_in = self._made_in.get(item)
-        if made_in is not None and made_in != reader:
-            self._kept[made_in][item] = None
-
-    def _segment(self, draft: _Draft, kept: dict[fx.Node, None]) -> Segment:
+    def _segment(self, draft: _Draft) -> Segment:
         graph = fx.Graph()
         lists = {name: graph.placeholder(name) for name in (*ARGUMENTS, CARRIED)}
         takes: dict[fx.Node, None] = {}
@@ -191,13 +195,13 @@ class _Assembly:
 
         for node in draft.steps:
             new[node] = graph.node_copy(node, find)
-        graph.output([find(item) for item in kept])
+        graph.output([find(item) for item in draft.kept])
         graph.lint()
         return Segment(
-            named_module(graph),
+            _named_module(graph),
             draft.reason,
             tuple(self._number[item] for item in takes),
-            tuple(self._number[item] for item in kept),
+            tuple(self._number[item] for item in draft.kept),
             tuple(map(self._write, draft.writes)),
         )
 
@@ -208,7 +212,7 @@ class _Assembly:
         return Write(place, number, node.target is hooks.call_node_post_hook)
 
 
-def named_module(graph: fx.Graph) -> fx.GraphModule:
+def _named_module(graph: fx.Graph) -> fx.GraphModule:
     """A module of a graph, whose function has a name that warnings and reports can show."""
     module = fx.GraphModule({}, graph, "CapturedBackward")
     function = type(module).forward

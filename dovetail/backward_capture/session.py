@@ -11,10 +11,10 @@ import torch
 
 from dovetail.backward_capture.builder import Collected
 from dovetail.backward_capture.engine import call_in_backward
-from dovetail.backward_capture.explanation import explain_segments
 from dovetail.backward_capture.forward_lines import forward_lines
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.hooks import is_traceable
+from dovetail.backward_capture.printer import explain_segments
 from dovetail.backward_capture.reducers import Bucketing, bucket_ends, reducers_among
 from dovetail.backward_capture.segment_runner import SegmentRunner
 from dovetail.backward_capture.segments import Segment, cut, hook_index
@@ -60,11 +60,11 @@ class BackwardSession:
         lines = self._summary()
         for number, capture in enumerate(self.captures):
             runners = [runner for key, runner in self.compiled.items() if key[0] is capture]
-            lines += explain_segments(number, capture, runners)
+            lines += explain_segments(number, capture.names, runners)
         return "\n".join(lines)
 
     def run(
-        self, captured: CapturedBackward, call: BackwardCall, collected: Collected, entered: Callable[[], None]
+        self, call: BackwardCall, captured: CapturedBackward, collected: Collected, entered: Callable[[], None]
     ) -> list[Any]:
         """Run a captured backward on what the engine has collected; returns the gradients that were asked for.
 

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.errors import UserLocation
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import class_attribute
+from dovetail.frontend.interpreter.lookup import class_attribute
 
 
 def code_of(function: Any) -> types.CodeType | None:

@@ -25,7 +25,7 @@ import torch
 import dovetail
 from dovetail.backends import Backend
 from dovetail.backends.debug.processes import Lost
-from dovetail.backends.debug.values import difference, take_random_state
+from dovetail.backends.debug.values import difference, used_gpus
 from dovetail.errors import DovetailError, UnsupportedGraphError
 from dovetail.torch_private import state as private_state
 
@@ -106,9 +106,9 @@ def check_program(program: Program, fullgraph: bool, backend: Backend, options: 
     compiler = functools.partial(dovetail.compile, backend=backend, fullgraph=fullgraph, backend_options=dict(options))
     with torch.device(device) if device != "cpu" else contextlib.nullcontext():
         torch.manual_seed(0)
-        wanted = [program(lambda function=None, **_settings: function), take_random_state()]
+        wanted = [program(lambda function=None, **_settings: function), private_state.random_states(used_gpus())]
         torch.manual_seed(0)
-        found = [program(compiler), take_random_state()]
+        found = [program(compiler), private_state.random_states(used_gpus())]
     return deep_difference(found, wanted, backend.with_options(options))
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo import compiled_autograd as engine_hook
 
-EngineCall = Callable[..., Any]
-
 #: The attribute in which a context keeps the argument of ``set_materialize_grads``; torch's own note of it cannot be read.
 MATERIALIZE_NOTE = "_dovetail_materialize_grads"
-#: The code of the Python function of torch that calls the engine.
-ENGINE_CALLER = torch.autograd.graph._engine_run_backward.__code__
 
 
 @functools.cache
@@ -71,39 +67,29 @@ def clear_engine_cache() -> None:
     engine_hook.clear_cache()
 
 
-def call_native_tensor_hooks(identifier: int, gradient: torch.Tensor) -> torch.Tensor:
-    """Run the hooks that native code registered on a tensor (``retain_grad`` is one)."""
-    return engine_hook.call_cpp_tensor_pre_hooks(identifier, gradient)
+class EngineFunctions(NamedTuple):
+    """The functions of torch in front of the engine, which compiled autograd replaces.
 
+    ``run_backward`` is called by ``torch.autograd.backward`` and ``grad``. Torch asks ``will_execute`` whether the running backward
+    will come to a node, and a reentrant checkpoint ``is_checkpoint_valid`` whether it goes to all leaves.
+    """
 
-def engine_run_backward() -> EngineCall:
-    """The function that ``torch.autograd.backward`` and ``torch.autograd.grad`` call."""
-    return torch.autograd._engine_run_backward
+    run_backward: Callable[..., Any]
+    will_execute: Callable[[Any], bool]
+    is_checkpoint_valid: Callable[[], bool]
 
+    @classmethod
+    def present(cls) -> EngineFunctions:
+        """The functions that are in force now."""
+        return cls(
+            torch.autograd._engine_run_backward, torch._C._will_engine_execute_node, torch.autograd._is_checkpoint_valid
+        )
 
-def replace_engine_run_backward(function: EngineCall) -> None:
-    """Let ``torch.autograd.backward`` and ``torch.autograd.grad`` call ``function``."""
-    torch.autograd._engine_run_backward = function  # type: ignore[assignment]
-
-
-def will_execute() -> Callable[[Any], bool]:
-    """The function that torch asks whether the running backward will come to a node."""
-    return torch._C._will_engine_execute_node
-
-
-def replace_will_execute(function: Callable[[Any], bool]) -> None:
-    """Let torch ask ``function`` whether the running backward will come to a node."""
-    torch._C._will_engine_execute_node = function  # type: ignore[assignment]
-
-
-def is_checkpoint_valid() -> Callable[[], bool]:
-    """The function that reentrant checkpoints ask whether the running backward goes to all leaves."""
-    return torch.autograd._is_checkpoint_valid
-
-
-def replace_is_checkpoint_valid(function: Callable[[], bool]) -> None:
-    """Let reentrant checkpoints ask ``function``."""
-    torch.autograd._is_checkpoint_valid = function
+    def install(self) -> None:
+        """Let torch call these from now on."""
+        torch.autograd._engine_run_backward, torch._C._will_engine_execute_node, torch.autograd._is_checkpoint_valid = (
+            self  # type: ignore[assignment]
+        )
 
 
 def has_freed_its_saved_tensors(node: Any) -> bool:
@@ -115,25 +101,6 @@ def has_freed_its_saved_tensors(node: Any) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def saved_through_hooks(node: Any) -> list[tuple[Any, str, int | None]]:
-    """The tensors that a node has saved through saved-tensor hooks: the raw saved tensor, the attribute that gives it (or the
-    tuple that it is in) with its autograd history, and its position in the tuple.
-    """
-    if isinstance(node, torch.autograd.function.BackwardCFunction):
-        names = ["_raw_saved_tensors"]
-    else:
-        names = [name for name in dir(type(node)) if name.startswith("_raw_saved_")]
-    found: list[tuple[Any, str, int | None]] = []
-    for name in names:
-        raw = getattr(node, name)
-        attribute = "saved_tensors" if name == "_raw_saved_tensors" and len(names) == 1 else name.removeprefix("_raw")
-        items = [(raw, None)] if not isinstance(raw, tuple) else [(item, place) for place, item in enumerate(raw)]
-        found += [
-            (item, attribute, place) for item, place in items if item is not None and item.unpack_hook is not None
-        ]
-    return found
 
 
 def put_hook_first(node: Any, hook: Callable[..., Any]) -> None:

@@ -133,7 +133,7 @@ def reads_stay_behind_writes() -> Iterator[None]:
     A buffer that is written in place has a new name after the write. Where Inductor fuses kernels for the CPU, it may find out
     anew what one of them reads, under the old name: that kernel may then run before the write. ``dropout`` of a normalised
     tensor was not a number, ``scatter_add`` beside a reduction was wrong (torch 2.13, ``torch.compile`` as well;
-    ``tests/backends/test_order_of_writes.py``).
+    ``tests/backends/inductor/test_order_of_writes.py``).
     """
     from torch._inductor.scheduler import SchedulerNode
 

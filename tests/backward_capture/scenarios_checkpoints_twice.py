@@ -29,7 +29,7 @@ class Packed:
         self.value = value.detach()
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def hooks_of_the_users_twice(run: Run) -> Any:
     x = leaf(run.size)
     with saved_tensors_hooks(Packed, lambda packed: run.note("unpack") or packed.value * 1):
@@ -38,7 +38,7 @@ def hooks_of_the_users_twice(run: Run) -> Any:
     return twice(run, y, x)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def hooks_that_scale_twice(run: Run) -> Any:
     x = leaf(run.size)
     with saved_tensors_hooks(lambda value: value * 2, lambda packed: packed / 4):
@@ -61,7 +61,7 @@ class Product(torch.autograd.Function):
         return gradient * result, gradient * x.exp() * two / 2
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def functions_of_the_users_through_hooks_twice(run: Run) -> Any:
     x, y = leaf(run.size), leaf(run.size)
     with saved_tensors_hooks(Packed, lambda packed: run.note("unpack") or packed.value):
@@ -69,7 +69,7 @@ def functions_of_the_users_through_hooks_twice(run: Run) -> Any:
     return twice(run, z, x, y)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def lists_through_hooks_twice(run: Run) -> Any:
     x, where = leaf(run.size, 3), torch.tensor([0, 2])
     with saved_tensors_hooks(Packed, lambda packed: run.note("unpack") or packed.value):
@@ -78,7 +78,7 @@ def lists_through_hooks_twice(run: Run) -> Any:
     return twice(run, y, x)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def third_order_over_a_checkpoint(run: Run) -> Any:
     x = leaf(run.size, dtype=torch.float64)
     found = [checkpoint(lambda v: v.sin().exp(), x, use_reentrant=False).sum()]
@@ -87,7 +87,7 @@ def third_order_over_a_checkpoint(run: Run) -> Any:
     return [item.detach() for item in found]
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def checkpoints_in_checkpoints_twice(run: Run) -> Any:
     x = leaf(run.size)
 
@@ -100,7 +100,7 @@ def checkpoints_in_checkpoints_twice(run: Run) -> Any:
     return twice(run, checkpoint(outer, x, use_reentrant=False), x)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def checkpointed_layers_twice(run: Run) -> Any:
     layers = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.5)).double() for _ in range(3)]
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
@@ -113,7 +113,7 @@ def checkpointed_layers_twice(run: Run) -> Any:
     return [slope.detach(), *grads(x, *parameters)]
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def backward_over_a_checkpoint_twice(run: Run) -> Any:
     x, weight = leaf(run.size), leaf(run.size)
     y = checkpoint(lambda v: (v * weight).sin() * v, x, use_reentrant=False)
@@ -164,7 +164,7 @@ def selective_checkpoint_twice(run: Run) -> Any:
     return list(first)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def saved_on_cpu_twice(run: Run) -> Any:
     x = leaf(run.size, 3)
     with save_on_cpu():
@@ -172,7 +172,7 @@ def saved_on_cpu_twice(run: Run) -> Any:
     return twice(run, y, x)
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def kept_graph_over_a_checkpoint(run: Run) -> Any:
     x = leaf(run.size)
     y = checkpoint(lambda v: v.sin().exp() * v, x, use_reentrant=False).sum()
@@ -180,7 +180,7 @@ def kept_graph_over_a_checkpoint(run: Run) -> Any:
     return [*(item.detach() for item in found), *torch.autograd.grad((found[0] * found[1]).sum(), [x])]
 
 
-@scenario(eager="does not show it")
+@scenario(eager="saved-tensor hooks")
 def written_view_through_hooks_twice(run: Run) -> Any:
     x = leaf(run.size, 3)
     with saved_tensors_hooks(Packed, lambda packed: packed.value):

@@ -127,7 +127,7 @@ def hooks_with_create_graph(run: Run) -> Any:
     return [first, *torch.autograd.grad(first.sum(), [x])]
 
 
-@scenario
+@scenario(eager="hooks of native code")
 def retained_gradient_with_create_graph(run: Run) -> Any:
     x = leaf(run.size)
     h = x.exp()
@@ -155,7 +155,7 @@ def written_view_twice(run: Run) -> Any:
     return [*first, *torch.autograd.grad(first[0].sum() + first[1].square().sum(), [x, y])]
 
 
-@scenario
+@scenario(eager="saved-tensor hooks")
 def checkpoint_twice(run: Run) -> Any:
     x = leaf(run.size)
     y = checkpoint(lambda v: v.sin().exp(), x, use_reentrant=False)

@@ -127,7 +127,7 @@ def module_backward_hooks(run: Run) -> Any:
     return grads(*model.parameters())
 
 
-@scenario
+@scenario(eager="hooks of native code")
 def retained_gradients(run: Run) -> Any:
     x = leaf(run.size)
     h = x.sin()

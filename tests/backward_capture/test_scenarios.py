@@ -18,10 +18,14 @@ for _part in ("anomaly", "bad_input", "checkpoints_twice", "functions", "higher_
 
 #: Scenarios without a backward that could be captured.
 NEVER_CAPTURED = {
+    "backward_with_an_inner_input",
     "batched_gradients",
     "graph_not_kept_with_create_graph",
     "nothing_requires_grad",
+    "retained_gradient_with_create_graph",
+    "retained_gradients",
     "saved_value_was_written_to",
+    "third_order_over_a_checkpoint",
 }
 SIZES = (3, 5)
 

@@ -292,6 +292,22 @@ def test_the_option_of_compile() -> None:
     assert_same(*results)
 
 
+def test_a_hook_that_is_made_anew_for_each_step_compiles_once() -> None:
+    x, scale, counted = torch.randn(3, requires_grad=True), 1.5, []
+    session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
+    for step in range(4):
+        with open_session(session):
+            h = x.sin()
+            h.register_hook(lambda gradient, by=2.0: gradient * scale * by)
+            (h * h).sum().backward()
+        counted.append([len(function.entries) for runner in session.compiled.values() for function in runner.functions])
+        scale = 1.5 if step < 2 else 4.0
+    assert counted[1] == counted[2] == [1, 1]
+    expected = x.detach().clone().requires_grad_()
+    (expected.sin() ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, expected.grad * 2 * (1.5 + 1.5 + 1.5 + 4.0))
+
+
 def test_inductor_agrees_up_to_rounding() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2))
     x = torch.randn(5, 4)

@@ -124,40 +124,6 @@ def test_a_hook_that_waits_for_a_backward_of_another_thread() -> None:
     torch.testing.assert_close(y.grad, -3 * y.detach().sin())
 
 
-def test_hooks_of_native_code_keep_the_engine_to_themselves() -> None:
-    """They are of no use once the engine has returned, so another thread's backward is eager's meanwhile."""
-    x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
-    waiting, done = threading.Event(), threading.Event()
-    kept: list[Any] = []
-
-    def hook(gradient: torch.Tensor) -> None:
-        waiting.set()
-        assert done.wait(60)
-
-    def first() -> None:
-        with open_session(BackwardSession()) as session:
-            h = x.sin()
-            h.retain_grad()
-            h.register_hook(hook)
-            h.sum().backward()
-            kept.append(h.grad)
-        assert session.fallbacks == []
-
-    def second() -> None:
-        assert waiting.wait(60)
-        with warnings.catch_warnings(), open_session(BackwardSession()) as session:
-            warnings.simplefilter("ignore")
-            y.cos().sum().backward()
-        done.set()
-        assert session.runs == 0
-        assert "another thread" in session.fallbacks[0]
-
-    together(first, second)
-    assert torch.equal(kept[0], torch.ones(5))
-    assert torch.equal(x.grad, x.detach().cos())
-    assert torch.equal(y.grad, -y.detach().sin())
-
-
 @pytest.fixture
 def on_the_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Within a session: another thread's backward stops in front of torch's engine. Events: it is there, and it may go on."""
@@ -228,7 +194,11 @@ def test_a_capture_does_not_wait_forever(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_hook_of_an_eager_backward_may_wait_for_a_captured_one(nested: bool) -> None:
+def test_a_hook_of_an_eager_backward_may_wait_for_a_backward_in_a_block(
+    nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shows that its thread is past the engine's hook, unless it has entered the engine again."""
+    monkeypatch.setattr(engine_module, "PATIENCE", 0.1)
     x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     waiting, done = threading.Event(), threading.Event()
 
@@ -250,9 +220,11 @@ def test_a_hook_of_an_eager_backward_may_wait_for_a_captured_one(nested: bool) -
         with open_session(BackwardSession()) as session:
             y.cos().sum().backward()
         done.set()
-        assert (session.runs, session.fallbacks) == (1, [])
+        assert session.runs == nested
+        assert nested or "keeps torch's engine to itself" in session.fallbacks[0]
 
-    with open_session(BackwardSession()):
+    with open_session(BackwardSession()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         together(eager, captured)
     assert torch.equal(x.grad, 2 * x.detach().cos())
     assert torch.equal(y.grad, -y.detach().sin())

@@ -154,6 +154,39 @@ def function(x):
     def _(a): return a
     return x * g(7) + h(3) + h("s") + len(g.__name__)
 """,
+    "a cache that is made inside is kept on an object and asked later": """
+import functools
+class A: pass
+thing, later = A(), []
+def change(i):
+    if i: later.append(thing.times(4))
+def function(x):
+    @functools.lru_cache(maxsize=3)
+    def times(n): return n * 3
+    thing.times = times
+    return x * times(2) + sum(later)
+""",
+    "caches that are made inside go over a graph break": """
+import functools
+def top(n): return n + 1
+def change(i): pass
+def function(x):
+    @functools.cache
+    def inner(n): return n * 3
+    caches = {"inner": inner, "top": functools.lru_cache(top)}
+    k = inner(2)
+    if x.sum().item() < 0: return x
+    return x * caches["inner"](2) + caches["top"](k)
+""",
+    "a key for sorting that is made inside goes over a graph break": """
+import functools
+def change(i): pass
+def function(x):
+    key = functools.cmp_to_key(lambda a, b: b - a)
+    first = key(1)
+    if x.sum().item() < 0: return x
+    return x * sorted([1, 3, 2], key=key)[0] + (first < key(2))
+""",
     "errors have the text and the names of Python's": """
 def change(i): pass
 log = []

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dovetail
+from tests.calls import entries_of
 from tests.differential import same
-from tests.shapes.calls import entries_of
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ import pytest
 from dovetail.errors import UnsupportedVersionError
 from dovetail.face.loading import load_rules
 from dovetail.frontend.code.frame import Break, Frame
-from dovetail.frontend.instructions import instruction_set, refusals
+from dovetail.frontend.instructions import functions, instruction_set
 from tests.frontend.interpreters import VERSIONS, has_torch, interpreter
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 load_rules()
-REFUSED = {refusals.refuse_async, refusals.refuse_module_code, refusals.refuse_internal}
+REFUSED = {functions.refuse_async, functions.refuse_module_code, functions.refuse_internal}
 
 
 def run(version: tuple[int, int], *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:

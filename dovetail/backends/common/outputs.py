@@ -15,15 +15,11 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import fresh
+from dovetail.backends.common.memory import storage_address
 from dovetail.backends.protocol import CompiledCallable
 from dovetail.torch_private import operators as private_operators
 
 Strides = tuple[int, ...]
-
-
-def storage_address(value: torch.Tensor) -> int:
-    """Return the address of the tensor's storage; 0 for a tensor without memory."""
-    return value.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> l
         return []
     memory = Memory(graph)
     placeholders = graph.graph.find_nodes(op="placeholder")
-    inputs = {memory.group(node) for node in placeholders}
+    inputs = memory.groups(placeholders)
     output = graph.graph.find_nodes(op="output")[0]
     results = output_arguments(graph)
     written = []

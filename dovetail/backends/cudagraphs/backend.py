@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from dovetail.backends.aten import ATEN
-from dovetail.backends.common.outputs import own_copy, storage_address
+from dovetail.backends.common.memory import storage_address
+from dovetail.backends.common.outputs import own_copy
 from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
@@ -19,7 +20,7 @@ from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_f
 from dovetail.backends.cudagraphs.pieces import Piece, cut, run_pieces
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, RecordedPiece
-from dovetail.backends.cudagraphs.shared import Shared, shared_by, warn
+from dovetail.backends.cudagraphs.shared import shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.cudagraphs.slots import PieceSpec
 from dovetail.backends.inductor.backend import INDUCTOR
@@ -30,7 +31,6 @@ from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import sizes as private_sizes
 
 _KERNELS = {"aten": ATEN, "inductor": INDUCTOR}
-_LIMITS = {"warm_ups": "warm_ups", "max_shapes": "shapes", "max_in_flight": "in_flight", "max_moves": "moves"}
 _CUDA = CudaRecorder()
 #: The number of places that a warning names; the string of the compiled graph has them all.
 _LISTED = 20
@@ -54,7 +54,7 @@ class Settings:
 def make_settings(options: Mapping[str, Any]) -> Settings:
     """Check the options; raises :class:`OptionError` for a value that an option cannot take.
 
-    >>> make_settings({"kernels": "aten", "max_shapes": 2}).limits.shapes
+    >>> make_settings({"kernels": "aten", "max_shapes": 2}).limits.max_shapes
     2
     """
     rest = {key: value for key, value in options.items() if key not in PIPELINE_OPTIONS}
@@ -66,19 +66,16 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             advice='"aten" gives eager\'s numbers to the last bit, "inductor" compiles',
         )
     recorder = _find_recorder(rest.pop("recorder", "cuda"), name)
-    limits = {}
-    for option, attribute in _LIMITS.items():
-        if option not in rest:
-            continue
-        value = rest.pop(option)
+    names = [limit.name for limit in fields(Limits)]
+    limits = {option: rest.pop(option) for option in names if option in rest}
+    for option, value in limits.items():
         least = 0 if option == "warm_ups" else 1
         if type(value) is not int or value < least:
             raise OptionError(f"{option} must be a whole number of at least {least}, not {value!r}")
-        limits[attribute] = value
     if name == "aten" and rest:
         raise OptionError(
             f"backend 'cudagraphs' with kernels=\"aten\" has no option {next(iter(rest))!r}",
-            advice=f"its options are {', '.join(['kernels', 'recorder', *_LIMITS])}",
+            advice=f"its options are {', '.join(['kernels', 'recorder', *names])}",
         )
     return Settings(_KERNELS[name], recorder, Limits(**limits), rest)
 
@@ -149,45 +146,37 @@ def compile_cudagraphs(
     lost = [obstacle for node, obstacle in obstacles.items() if obstacle is not None and not is_float(node)]
     if lost:
         _warn_of(lost, pieces, kind)
-    static = frozenset(options.get("static_inputs", ()))
-    visible = _visible(own, options.get("user_visible_outputs"))
+    memory, results = Memory(own), output_arguments(own)
     placeholders = {node: index for index, node in enumerate(own.graph.find_nodes(op="placeholder"))}
+    chosen = options.get("user_visible_outputs", range(len(results)))
+    visible = memory.groups(results[index] for index in chosen)
     runs: list[CompiledCallable] = []
     for piece in pieces:
-        static_here = [index for index, node in enumerate(piece.inputs) if placeholders.get(node) in static]
+        places = enumerate(map(placeholders.get, piece.inputs))
+        static = [index for index, place in places if place in options.get("static_inputs", ())]
         numbers = read_from_memory(piece.graph, device) if piece.is_recordable else ()
-        kernels = _compile_piece(settings, piece, kind, static_here)
+        kernels = _compile_piece(settings, piece, kind, static)
         if piece.is_recordable:
-            spec = _spec(piece, kind, device, static_here, numbers, visible)
+            shown = frozenset(index for index, node in enumerate(piece.outputs) if memory.group(node) in visible)
+            spec = PieceSpec(
+                kind,
+                device,
+                names=tuple(str(node.meta.get("desc") or node.name) for node in piece.inputs),
+                static=frozenset(static),
+                pinned=frozenset(i for i in static if not private_sizes.has_symbols(piece.inputs[i].meta["val"])),
+                numbers=frozenset(numbers),
+                mutated=mutated_inputs(piece.graph),
+                visible=shown,
+                keeps=len(shown) < len(piece.outputs),
+            )
             kernels = RecordedPiece(kernels, spec, recorder, settings.limits)
         runs.append(kernels)
     run = run_pieces(own, pieces, runs)
     if kind == "backward":
-        run = _copied_out(run, _may_be_inputs(own), shared_by(recorder))
+        given = memory.groups(placeholders)
+        run = _copied_out(run, [i for i, node in enumerate(results) if memory.groups([node]) & given], recorder)
     recorded = tuple(item for item in runs if isinstance(item, RecordedPiece))
     return RecordedGraph(run, tuple(pieces), recorded, tuple(lost))
-
-
-def _spec(
-    piece: Piece,
-    kind: Kind,
-    device: torch.device,
-    static: Sequence[int],
-    numbers: Sequence[int],
-    visible: Callable[[torch.fx.Node], bool],
-) -> PieceSpec:
-    pinned = (index for index in static if not private_sizes.has_symbols(piece.inputs[index].meta["val"]))
-    return PieceSpec(
-        kind,
-        device,
-        names=tuple(str(node.meta.get("desc") or node.name) for node in piece.inputs),
-        static=frozenset(static),
-        pinned=frozenset(pinned),
-        numbers=frozenset(numbers),
-        mutated=mutated_inputs(piece.graph),
-        visible=frozenset(index for index, node in enumerate(piece.outputs) if visible(node)),
-        keeps=not all(map(visible, piece.outputs)),
-    )
 
 
 def _compile_piece(settings: Settings, piece: Piece, kind: Kind, static: list[int]) -> CompiledCallable:
@@ -241,18 +230,11 @@ def _find_obstacles(
     return found
 
 
-def _may_be_inputs(graph: torch.fx.GraphModule) -> list[int]:
-    """Return the indices of the outputs that may share memory with an input."""
-    memory = Memory(graph)
-    groups = {memory.group(node) for node in graph.graph.find_nodes(op="placeholder")}
-    results = enumerate(output_arguments(graph))
-    return [index for index, node in results if isinstance(node, torch.fx.Node) and memory.group(node) in groups]
-
-
-def _copied_out(run: CompiledCallable, indices: Sequence[int], shared: Shared) -> CompiledCallable:
+def _copied_out(run: CompiledCallable, indices: Sequence[int], recorder: Recorder) -> CompiledCallable:
     """Copy gradients that are values which the forward has kept in a recording's memory: ``.grad`` outlives the step."""
     if not indices:
         return run
+    shared = shared_by(recorder)
 
     def checked(inputs: list[Any]) -> list[Any]:
         outputs = run(inputs)
@@ -263,15 +245,6 @@ def _copied_out(run: CompiledCallable, indices: Sequence[int], shared: Shared) -
         return outputs
 
     return checked
-
-
-def _visible(graph: torch.fx.GraphModule, outputs: Sequence[int] | None) -> Callable[[torch.fx.Node], bool]:
-    """Return a test of nodes: whether one may share memory with an output that the user gets."""
-    memory = Memory(graph)
-    results = output_arguments(graph)
-    chosen = range(len(results)) if outputs is None else outputs
-    groups = {memory.group(results[index]) for index in chosen if isinstance(results[index], torch.fx.Node)}
-    return lambda node: memory.group(node) in groups
 
 
 def _warn_of(obstacles: Sequence[Obstacle], pieces: Sequence[Piece], kind: Kind) -> None:

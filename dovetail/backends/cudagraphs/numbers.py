@@ -6,19 +6,15 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.cudagraphs.obstacles import is_float
+from dovetail.backends.cudagraphs.obstacles import is_float, node_tensors
 from dovetail.torch_private import tensors as private_tensors
-from dovetail.torch_private import trees as private_trees
 
 _aten = torch.ops.aten
 #: Operators that give the same bits on CUDA for a number from memory as for one in the launch; a division does not.
 _EXACT: dict[Any, Any] = {
-    _aten.add.Tensor: _aten.add.Tensor,
-    _aten.sub.Tensor: _aten.sub.Tensor,
-    _aten.mul.Tensor: _aten.mul.Tensor,
-    _aten.add.Scalar: _aten.add.Tensor,
-    _aten.sub.Scalar: _aten.sub.Tensor,
-    _aten.mul.Scalar: _aten.mul.Tensor,
+    getattr(getattr(_aten, name), overload): getattr(_aten, name).Tensor
+    for name in ("add", "sub", "mul")
+    for overload in ("Tensor", "Scalar")
 }
 _ROUNDED: dict[Any, Any] = {
     **_EXACT,
@@ -50,19 +46,14 @@ def can_read_from_memory(node: torch.fx.Node, *, exact: bool) -> bool:
 
 def read_from_memory(graph: torch.fx.GraphModule, device: torch.device) -> tuple[int, ...]:
     """Turn every number that ``graph`` takes into a zero-dimensional tensor; return the indices of these inputs."""
-    changed: list[int] = []
-    for index, placeholder in enumerate(graph.graph.find_nodes(op="placeholder")):
-        if not is_float(placeholder):
-            continue
-        changed.append(index)
-        mode = next(
-            leaf.fake_mode
-            for node in graph.graph.nodes
-            for leaf in private_trees.tree_leaves(node.meta.get("val"))
-            if private_tensors.is_fake(leaf)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    numbers = {index: node for index, node in enumerate(placeholders) if is_float(node)}
+    for placeholder in numbers.values():
+        tensor = next(
+            leaf for node in graph.graph.nodes for leaf in node_tensors(node) if private_tensors.is_fake(leaf)
         )
-        with mode:
+        with tensor.fake_mode:  # type: ignore[attr-defined]
             placeholder.meta["val"] = torch.empty((), dtype=torch.float64, device=device)
         for user in placeholder.users:
             user.target = _ROUNDED[user.target]
-    return tuple(changed)
+    return tuple(numbers)

@@ -53,7 +53,7 @@ def _schedule(graph: torch.fx.GraphModule, can_record: Callable[[Node], bool]) -
     """Return the nodes of each piece in order, with whether it can be recorded."""
     work = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     memory = Memory(graph)
-    written = {memory.group(value) for node in work for value in written_arguments(node)}
+    written = memory.groups(value for node in work for value in written_arguments(node))
     before: dict[Node, set[Node]] = {}
     recordable: dict[Node, bool] = {}
     last: Node | None = None
@@ -111,67 +111,32 @@ def _piece(graph: torch.fx.GraphModule, nodes: Sequence[Node], later: set[Node],
     return Piece(torch.fx.GraphModule(graph, made), tuple(inputs), tuple(outputs), is_recordable)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The call of one piece: places of its inputs and outputs, and of values that nobody needs before or after it."""
-
-    run: CompiledCallable
-    inputs: list[int]
-    unneeded_before: list[int]
-    outputs: slice
-    unneeded_after: list[int]
-
-
 def run_pieces(
     graph: torch.fx.GraphModule, pieces: Sequence[Piece], runs: Sequence[CompiledCallable]
 ) -> CompiledCallable:
-    """Return a callable for the whole graph that runs the pieces, and drops every value after its last use."""
+    """Return a callable for the whole graph that runs the pieces, and drops every value before its last use."""
     placeholders = graph.graph.find_nodes(op="placeholder")
-    # Values lie in one list: inputs first, then the outputs of each piece, then constants among the results.
-    places: dict[Node, int] = {}
-    for node in (*placeholders, *(node for piece in pieces for node in piece.outputs)):
-        places.setdefault(node, len(places))
-    constants: list[Any] = []
-    results: list[int] = []
-    for entry in output_arguments(graph):
-        if isinstance(entry, Node) and entry in places:
-            results.append(places[entry])
-            continue
-        results.append(len(places) + len(constants))
-        constants.append(operator.attrgetter(str(entry.target))(graph) if isinstance(entry, Node) else entry)
-    last_use: dict[int, int] = {}
+    entries = output_arguments(graph)
+    results = [entry for entry in entries if isinstance(entry, Node)]
+    constants = {node: operator.attrgetter(str(node.target))(graph) for node in results if node.op == "get_attr"}
+    last_use = dict.fromkeys(placeholders, 0)
     for index, piece in enumerate(pieces):
-        for node in (*piece.outputs, *piece.inputs):
-            last_use[places[node]] = index
-    kept = set(results)
-    unused = [place for place in range(len(placeholders)) if place not in last_use and place not in kept]
-    calls = []
-    for index, (piece, run) in enumerate(zip(pieces, runs, strict=True)):
-        first = places[piece.outputs[0]] if piece.outputs else 0
-        gone = [place for place, last in last_use.items() if last == index and place not in kept]
-        calls.append(
-            _Call(
-                run,
-                [places[node] for node in piece.inputs],
-                [place for place in gone if place < first],
-                slice(first, first + len(piece.outputs)),
-                [place for place in gone if place >= first],
-            )
-        )
-    room = [None] * (len(places) - len(placeholders))
+        last_use.update(dict.fromkeys(piece.inputs, index))
+    gone: list[list[Node]] = [[] for _ in pieces]
+    for node, index in last_use.items():
+        if pieces and node not in results:
+            gone[index].append(node)
+    calls = [(run, piece.inputs, piece.outputs, nodes) for run, piece, nodes in zip(runs, pieces, gone, strict=True)]
 
     def run_all(inputs: list[Any]) -> list[Any]:
-        values = [*inputs, *room, *constants]
+        values: dict[Any, Any] = dict(zip(placeholders, inputs, strict=True))
         inputs.clear()
-        for place in unused:
-            values[place] = None
-        for call in calls:
-            given = [values[place] for place in call.inputs]
-            for place in call.unneeded_before:
-                values[place] = None
-            values[call.outputs] = call.run(given)
-            for place in call.unneeded_after:
-                values[place] = None
-        return [values[place] for place in results]
+        for run, needed, made, unneeded in calls:
+            given = [values[node] for node in needed]
+            for node in unneeded:
+                del values[node]
+            values.update(zip(made, run(given), strict=True))
+        values |= constants
+        return [values[entry] if isinstance(entry, Node) else entry for entry in entries]
 
     return run_all

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.common.outputs import storage_address
-from dovetail.backends.cudagraphs.recorder import Recorder, Recording
+from dovetail.backends.common.memory import storage_address
+from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.results import Results
-from dovetail.backends.cudagraphs.shared import Addresses, Shared, register_piece, shared_by, warn
-from dovetail.backends.cudagraphs.slots import Buffer, Key, PieceSpec, Shape, Slot
+from dovetail.backends.cudagraphs.shared import Shared, register_piece, shared_by, warn
+from dovetail.backends.cudagraphs.slots import Buffer, Key, PieceSpec, Reads, Shape, Slot
 from dovetail.backends.protocol import CompiledCallable
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import recordings as private_recordings
@@ -30,23 +30,24 @@ _REMEMBERED_SIZES = 256
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the recordings of a piece.
+    """Limits on the recordings of a piece; the names are those of the backend's options.
 
-    ``warm_ups``: calls of each shape that run before it is recorded. ``shapes``: how many shapes are recorded.
-    ``in_flight``: how many recordings of one shape there may be at a time, because earlier results are still needed.
-    ``moves``: how many addresses of inputs that are not copied one shape may see before these inputs are copied.
+    ``warm_ups``: calls of each shape that run before it is recorded. ``max_shapes``: how many shapes are recorded.
+    ``max_in_flight``: how many recordings of one shape there may be at a time, because earlier results are still needed.
+    ``max_moves``: how many addresses of inputs that are not copied one shape may see before these inputs are copied.
     """
 
     warm_ups: int = 1
-    shapes: int = 8
-    in_flight: int = 4
-    moves: int = 6
+    max_shapes: int = 8
+    max_in_flight: int = 4
+    max_moves: int = 6
 
 
 def _drop_all(shapes: dict[Key, Shape], shared: Shared) -> None:
     for shape in shapes.values():
-        for slot in shape.all_slots():
-            shared.drop(slot.recording, slot.addresses)
+        for slots in shape.slots.values():
+            for slot in slots:
+                shared.drop(slot)
     shapes.clear()
 
 
@@ -80,15 +81,9 @@ class RecordedPiece:
         self._moving: set[int] = set()
         #: The recordings of the last calls, which are likely to be those of the next.
         self._recent: deque[Slot] = deque(maxlen=4)
-        self._copied_last: frozenset[int] = frozenset()
         self._noticed: set[str] = set()
         weakref.finalize(self, _drop_all, self._shapes, self._shared)
         register_piece(self)
-
-    @property
-    def recordings(self) -> int:
-        """The number of recordings now."""
-        return sum(len(shape.all_slots()) for shape in self._shapes.values())
 
     def release(self) -> None:
         """Release all recordings; the next calls record again."""
@@ -110,26 +105,27 @@ class RecordedPiece:
             return self._call(inputs)
 
     def _call(self, inputs: list[Any]) -> list[Any]:
-        # Copied inputs that are written to, and may share memory with others, need the checks below.
-        if self.spec.mutated.isdisjoint(self._copied_last):
-            for recent in self._recent:
-                if recent.fits(inputs):
-                    return self._replay(recent, inputs)
+        spec, limits = self.spec, self.limits
+        for recent in self._recent:
+            # Copied inputs that are written to, and may share memory with others, need the checks below.
+            is_simple = spec.mutated.isdisjoint(recent.reads.copied)
+            if is_simple and self._key(inputs, recent.reads) == recent.key and recent.is_free(inputs):
+                return self._replay(recent, inputs)
         copied = self._copied(inputs)
-        sizes, addresses = self._key(inputs, copied)
-        if self.spec.mutated and self._overlaps(inputs, copied):
+        reads = Reads.of(spec, inputs, copied)
+        sizes, addresses = key = self._key(inputs, reads)
+        if spec.mutated and self._overlaps(inputs, copied):
             self._notice("inputs that the graph writes to share memory with each other", "pass tensors of their own")
             return self._run(inputs)
         slot = self._free_slot((sizes, copied), addresses)
         if slot is None:
-            if self._warm_ups[sizes] < self.limits.warm_ups and len(self._warm_ups) <= _REMEMBERED_SIZES:
+            if self._warm_ups[sizes] < limits.warm_ups and len(self._warm_ups) <= _REMEMBERED_SIZES:
                 self._warm_ups[sizes] += 1
-                return self._recorder.warm_up(self._run, inputs, self.spec.device)
-            slot = self._new_slot((sizes, copied), addresses, inputs, copied)
+                return self._recorder.warm_up(self._run, inputs, spec.device)
+            slot = self._new_slot(key, inputs, reads)
             if slot is None:
                 return self._run(inputs)
         self._recent.appendleft(slot)
-        self._copied_last = copied
         return self._replay(slot, inputs)
 
     def _copied(self, inputs: Sequence[Any]) -> frozenset[int]:
@@ -143,23 +139,14 @@ class RecordedPiece:
             and (index in self._moving or (index not in spec.static and not is_stable(storage_address(value))))
         )
 
-    def _key(self, inputs: Sequence[Any], copied: frozenset[int]) -> tuple[Key, Key]:
+    def _key(self, inputs: Sequence[Any], reads: Reads) -> tuple[Key, Key]:
         """Return sizes and whole numbers of this call, and the addresses of inputs that are not copied."""
-        shapes: list[Any] = []
-        addresses: list[Any] = []
-        numbers, pinned = self.spec.numbers, self.spec.pinned
-        for index, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor):
-                if index not in copied:
-                    addresses.append(value.data_ptr())
-                    if index in pinned:
-                        # The entry's guards have compared its sizes.
-                        continue
-                shapes.append((value.shape, value.stride()))
-            elif index not in numbers:
-                # True and 1 are equal, and so are 0.0 and -0.0: the text tells them apart.
-                shapes.append(value if type(value) is int else repr(value))
-        return tuple(shapes), tuple(addresses)
+        sizes: list[Any] = [(inputs[index].shape, inputs[index].stride()) for index in reads.sized]
+        for index in reads.others:
+            # True and 1 are equal, and so are 0.0 and -0.0: the text tells them apart.
+            value = inputs[index]
+            sizes.append(value if type(value) is int else repr(value))
+        return tuple(sizes), tuple([inputs[index].data_ptr() for index in reads.fixed])
 
     def _overlaps(self, inputs: Sequence[Any], copied: frozenset[int]) -> bool:
         """Return whether a written input shares memory with another, and one of the two is copied."""
@@ -178,40 +165,39 @@ class RecordedPiece:
         slots = shape.slots.get(addresses, []) if shape is not None else []
         for gone in [slot for slot in slots if slot.recording.is_released]:
             slots.remove(gone)
-            self._shared.drop(gone.recording, gone.addresses)
+            self._shared.drop(gone)
         return next((slot for slot in slots if not slot.results.in_use()), None)
 
-    def _new_slot(self, key: Key, addresses: Key, inputs: Sequence[Any], copied: frozenset[int]) -> Slot | None:
+    def _new_slot(self, key: tuple[Key, Key], inputs: Sequence[Any], reads: Reads) -> Slot | None:
         """Record for this key; None if a limit is reached, or if recording fails."""
-        limits = self.limits
-        shape = self._shapes.get(key)
+        limits, (sizes, addresses) = self.limits, key
+        shape = self._shapes.get((sizes, reads.copied))
         if shape is None:
-            if len(self._shapes) >= limits.shapes or len(self._warm_ups) > _REMEMBERED_SIZES:
-                sizes = [f"{self.spec.names[index]}: {tuple(inputs[index].shape)}" for index in sorted(copied)]
+            if len(self._shapes) >= limits.max_shapes or len(self._warm_ups) > _REMEMBERED_SIZES:
+                texts = [f"{self.spec.names[index]}: {tuple(inputs[index].shape)}" for index in sorted(reads.copied)]
                 self._notice(
-                    f"inputs have had more than {limits.shapes} different sizes, strides or whole numbers; calls "
-                    f"with others run without a recording ({', '.join(sizes[:3])})",
+                    f"inputs have had more than {limits.max_shapes} different sizes, strides or whole numbers; calls "
+                    f"with others run without a recording ({', '.join(texts[:3])})",
                     'pad to a few sizes, or raise backend_options={"max_shapes": ...}; each costs memory',
                 )
                 return None
-            shape = self._shapes[key] = Shape()
+            shape = self._shapes[sizes, reads.copied] = Shape()
         slots = shape.slots.get(addresses, [])
-        if len(slots) >= limits.in_flight:
+        if len(slots) >= limits.max_in_flight:
             self._notice(
                 f"results of the last {len(slots)} calls are all still needed (a backward that has not run)",
                 'raise backend_options={"max_in_flight": ...}, which costs memory for each, or run the backward earlier',
             )
             return None
-        if not slots and len(shape.slots) >= limits.moves:
+        if not slots and len(shape.slots) >= limits.max_moves:
             self._drop_stranded(shape)
-            if len(shape.slots) >= limits.moves:
-                self._copy_moving_inputs(key, addresses, inputs, copied)
+            if len(shape.slots) >= limits.max_moves:
+                self._copy_moving_inputs(key, reads)
                 return None
-        made = self._record(shape, inputs, copied)
-        if made is None:
-            return None
-        slot = Slot.of(made, shape, copied, inputs, self.spec)
-        shape.slots.setdefault(addresses, []).append(slot)
+        slot = self._record(shape, key, inputs, reads)
+        if slot is not None:
+            self._shared.remember(slot)
+            shape.slots.setdefault(addresses, []).append(slot)
         return slot
 
     def _drop_stranded(self, shape: Shape) -> None:
@@ -220,20 +206,17 @@ class RecordedPiece:
         for addresses, slots in list(shape.slots.items()):
             for slot in [item for item in slots if not all(map(self._shared.is_stable, item.relied))]:
                 slots.remove(slot)
-                self._shared.drop(slot.recording, slot.addresses)
+                self._shared.drop(slot)
             if not slots:
                 del shape.slots[addresses]
 
-    def _copy_moving_inputs(self, key: Key, addresses: Key, inputs: Sequence[Any], copied: frozenset[int]) -> None:
+    def _copy_moving_inputs(self, key: tuple[Key, Key], reads: Reads) -> None:
         """Copy the inputs that keep moving from now on."""
-        shape = self._shapes.pop(key)
-        fixed = [
-            index
-            for index, value in enumerate(inputs)
-            if isinstance(value, torch.Tensor) and index not in copied and index not in self.spec.numbers
-        ]
+        sizes, addresses = key
+        shape = self._shapes.pop((sizes, reads.copied))
         seen = [set(column) for column in zip(*shape.slots, addresses, strict=True)]
-        moving = [index for index, column in zip(fixed, seen, strict=True) if len(column) > 1]
+        columns = zip(reads.fixed, seen, strict=True)
+        moving = [index for index, column in columns if len(column) > 1 and index not in self.spec.numbers]
         self._moving.update(moving)
         names = ", ".join(self.spec.names[index] for index in moving[:3])
         self._notice(
@@ -242,15 +225,13 @@ class RecordedPiece:
             "keep parameters and buffers at one address: write to them in place instead of assigning new tensors",
         )
         self._recent.clear()
-        _drop_all({key: shape}, self._shared)
+        _drop_all({sizes: shape}, self._shared)
 
-    def _record(
-        self, shape: Shape, inputs: Sequence[Any], copied: frozenset[int]
-    ) -> tuple[Recording, Results, Addresses] | None:
+    def _record(self, shape: Shape, key: tuple[Key, Key], inputs: Sequence[Any], reads: Reads) -> Slot | None:
         spec, given = self.spec, list(inputs)
         try:
             if not shape.buffers and not shape.numbers:
-                shape.buffers = [Buffer.like(index, inputs[index], spec.device) for index in sorted(copied)]
+                shape.buffers = [Buffer.like(index, inputs[index], spec.device) for index in sorted(reads.copied)]
                 shape.numbers = {
                     index: torch.zeros((), dtype=torch.float64, device=spec.device) for index in spec.numbers
                 }
@@ -264,14 +245,18 @@ class RecordedPiece:
             self._give_up(error)
             return None
         results = Results(outputs, given, spec.visible)
-        static = tuple(
-            storage_address(inputs[index])
-            for index in sorted(spec.static - copied)
-            if isinstance(inputs[index], torch.Tensor)
+        fixed = {index: storage_address(inputs[index]) for index in reads.fixed if index not in spec.numbers}
+        return Slot(
+            recording,
+            results,
+            shape,
+            reads,
+            key,
+            kept=results.kept,
+            static=tuple(address for index, address in fixed.items() if index in spec.static),
+            relied=tuple(address for index, address in fixed.items() if index not in spec.static),
+            written=frozenset(storage_address(inputs[index]) for index in spec.mutated),
         )
-        addresses = Addresses(results.addresses, static)
-        self._shared.remember(addresses)
-        return recording, results, addresses
 
     def _fill(self, shape: Shape, inputs: Sequence[Any]) -> None:
         for buffer in shape.buffers:
@@ -282,7 +267,7 @@ class RecordedPiece:
     def _replay(self, slot: Slot, inputs: list[Any]) -> list[Any]:
         self._fill(slot.shape, inputs)
         slot.recording.replay()
-        for index in self.spec.mutated - slot.copied:
+        for index in self.spec.mutated - slot.reads.copied:
             torch.autograd.graph.increment_version(inputs[index])
         for buffer in slot.shape.buffers:
             if buffer.index in self.spec.mutated:

@@ -11,33 +11,13 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.common.outputs import storage_address
+from dovetail.backends.common.memory import is_dense, span, storage_address
 from dovetail.torch_private import tensors as private_tensors
 
 #: A tensor of the recording with the indices of the outputs that it is.
-Output = tuple[tuple[int, ...], torch.Tensor]
-
-
-def is_dense(value: torch.Tensor) -> bool:
-    """Return whether the tensor's elements fill a stretch of memory without gaps and overlaps."""
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(value.shape, value.stride(), strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def span(value: torch.Tensor) -> int:
-    """Return how many elements of memory lie between the tensor's first and its last, both included."""
-    if value.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
-
-
-def flat(value: torch.Tensor) -> torch.Tensor:
-    """Return all memory between the tensor's first and its last element, as one row."""
-    return value.as_strided((span(value),), (1,), value.storage_offset())
+Output = tuple[list[int], torch.Tensor]
+#: Shape, strides and offset of a view.
+View = tuple[torch.Size, tuple[int, ...], Any]
 
 
 class Results:
@@ -48,64 +28,63 @@ class Results:
 
     def __init__(self, outputs: Sequence[Any], given: Sequence[Any], visible: frozenset[int]) -> None:
         self._outputs: list[Any] = [None if isinstance(value, torch.Tensor) else value for value in outputs]
-        #: Outputs that are inputs, and views of inputs: output, input, shape, strides, distance of the first elements.
-        self._inputs: list[tuple[int, int]] = []
-        self._views: list[tuple[int, int, tuple[int, ...], tuple[int, ...], int]] = []
-        #: Dense tensors copied together, and stretches of memory copied whole, with the tensors that lie there.
-        self._dense: list[Output] = []
-        self._rows: list[tuple[torch.Tensor, list[Output]]] = []
+        #: Outputs that are inputs, or views of inputs (with the distance of the first elements): output, input, view.
+        self._inputs: list[tuple[int, int, View | None]] = []
+        #: Memory that is copied, and the outputs in it: the copy itself (None) or a view of it.
+        self._copied: list[torch.Tensor] = []
+        self._copied_outputs: list[list[tuple[list[int], View | None]]] = []
         #: Tensors handed out in place.
         self._kept: list[Output] = []
-        identities = {id(value): index for index, value in enumerate(given) if isinstance(value, torch.Tensor)}
+        sources = {id(value): index for index, value in enumerate(given) if isinstance(value, torch.Tensor)}
         owners: dict[int, int] = {}
         for index, value in enumerate(given):
             if isinstance(value, torch.Tensor) and storage_address(value):
                 owners.setdefault(storage_address(value), index)
-        groups: dict[int, dict[int, torch.Tensor]] = {}
-        places: dict[int, list[int]] = {}
+        groups: dict[int, dict[int, Output]] = {}
         for index, value in enumerate(outputs):
             if not isinstance(value, torch.Tensor):
                 continue
-            source = owners.get(storage_address(value))
-            if id(value) in identities:
-                self._inputs.append((index, identities[id(value)]))
-            elif source is None:
+            owner = owners.get(storage_address(value))
+            if id(value) in sources:
+                self._inputs.append((index, sources[id(value)], None))
+            elif owner is None:
                 # Tensors without memory share the address 0 with nobody.
-                groups.setdefault(storage_address(value) or -1 - id(value), {})[id(value)] = value
-                places.setdefault(id(value), []).append(index)
-            elif given[source].dtype == value.dtype:
-                delta = value.storage_offset() - given[source].storage_offset()
-                self._views.append((index, source, tuple(value.shape), tuple(value.stride()), delta))
+                group = groups.setdefault(storage_address(value) or -1 - id(value), {})
+                group.setdefault(id(value), ([], value))[0].append(index)
+            elif given[owner].dtype == value.dtype:
+                distance = value.storage_offset() - given[owner].storage_offset()
+                self._inputs.append((index, owner, (value.shape, value.stride(), distance)))
             else:
                 # An input seen as another dtype is copied: the next call's inputs will lie there.
-                self._add([((index,), value)], frozenset({index}))
-        for members in groups.values():
-            self._add([(tuple(places[key]), tensor) for key, tensor in members.items()], visible)
-        self._sources = [tensor for _, tensor in self._dense]
-        self._templates = [(item.shape, item.stride(), item.dtype, item.device) for item in self._sources]
+                self._copy([([index], value)])
+        for group in groups.values():
+            members = list(group.values())
+            if visible.isdisjoint(index for indices, _ in members for index in indices):
+                self._kept += members
+            else:
+                self._copy(members)
         # One tensor for each piece of memory.
-        own = {storage_address(tensor): tensor for _, tensor in self._kept}.values()
-        self._users = [(tensor, private_tensors.storage_references(tensor)) for tensor in own]
+        own = {storage_address(tensor): tensor for _, tensor in self._kept}
+        self._users = [(tensor, private_tensors.storage_references(tensor)) for tensor in own.values()]
+        self.kept = tuple(own)
+        self._templates = [(item.shape, item.stride(), item.dtype, item.device) for item in self._copied]
 
-    def _add(self, members: list[Output], visible: frozenset[int]) -> None:
-        """Sort in tensors that share one piece of memory."""
-        tensors = [tensor for _, tensor in members]
-        if visible.isdisjoint(index for indices, _ in members for index in indices):
-            self._kept += members
-        elif len(members) > 1 and any(tensor.dtype != tensors[0].dtype or tensor.numel() == 0 for tensor in tensors):
+    def _copy(self, members: list[Output]) -> None:
+        """Have tensors copied that share one piece of memory."""
+        first = members[0][1]
+        if len(members) > 1 and any(tensor.dtype != first.dtype or tensor.numel() == 0 for _, tensor in members):
             for member in members:
-                self._add([member], visible.union(member[0]))
-        elif len(members) == 1 and is_dense(tensors[0]) and not tensors[0].is_conj() and not tensors[0].is_neg():
-            self._dense += members
+                self._copy([member])
+        elif len(members) == 1 and is_dense(first):
+            self._copied.append(first)
+            self._copied_outputs.append([(members[0][0], None)])
         else:
-            start = min(tensor.storage_offset() for tensor in tensors)
-            end = max(tensor.storage_offset() + span(tensor) for tensor in tensors)
-            self._rows.append((tensors[0].as_strided((end - start,), (1,), start), members))
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        """The addresses of memory that is handed out in place."""
-        return tuple(storage_address(tensor) for _, tensor in self._kept)
+            start = min(tensor.storage_offset() for _, tensor in members)
+            end = max(tensor.storage_offset() + span(tensor) for _, tensor in members)
+            self._copied.append(first.as_strided((end - start,), (1,), start))
+            self._copied_outputs.append(
+                [(places, (item.shape, item.stride(), item.storage_offset() - start)) for places, item in members]
+            )
 
     def in_use(self) -> bool:
         """Return whether Python or autograd still refers to a tensor that was handed out in place."""
@@ -114,19 +93,16 @@ class Results:
     def hand_out(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the replay that has just run, for the caller's ``inputs``."""
         outputs = list(self._outputs)
-        for index, source in self._inputs:
-            outputs[index] = inputs[source]
-        for index, source, shape, strides, delta in self._views:
+        for index, source, view in self._inputs:
             owner = inputs[source]
-            outputs[index] = owner.as_strided(shape, strides, owner.storage_offset() + delta).detach()
+            if view is not None:
+                owner = owner.as_strided(view[0], view[1], owner.storage_offset() + view[2]).detach()
+            outputs[index] = owner
         handed = [(indices, tensor.detach()) for indices, tensor in self._kept]
-        copies = _copies(self._sources, self._templates)
-        handed += [(indices, copied) for (indices, _), copied in zip(self._dense, copies, strict=True)]
-        for row, members in self._rows:
-            copied, start = row.clone(), row.storage_offset()
-            for indices, tensor in members:
-                offset = tensor.storage_offset() - start
-                handed.append((indices, copied.as_strided(tensor.shape, tensor.stride(), offset).detach()))
+        for copied, members in zip(_copies(self._copied, self._templates), self._copied_outputs, strict=True):
+            handed += [
+                (places, copied if view is None else copied.as_strided(*view).detach()) for places, view in members
+            ]
         for indices, tensor in handed:
             for index in indices:
                 outputs[index] = tensor
@@ -134,7 +110,7 @@ class Results:
 
 
 def _copies(sources: list[torch.Tensor], templates: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-    """Copy dense tensors with few kernels."""
+    """Copy tensors with few kernels."""
     made = [torch.empty_strided(shape, steps, dtype=dtype, device=device) for shape, steps, dtype, device in templates]
     if made:
         torch.ops.aten._foreach_copy_.default(made, sources)

@@ -7,19 +7,11 @@ import threading
 import warnings
 import weakref
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.backends.cudagraphs.recorder import Recorder, Recording
+from dovetail.backends.cudagraphs.slots import Slot
 from dovetail.errors import RecordingWarning
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Addresses of memory that a recording relies on: ``kept`` is its own, ``static`` belongs to parameters and buffers."""
-
-    kept: tuple[int, ...] = ()
-    static: tuple[int, ...] = ()
 
 
 class Shared:
@@ -30,29 +22,30 @@ class Shared:
         #: Memory of results that are handed out in place, and of parameters and buffers: users by address.
         self.kept: Counter[int] = Counter()
         self.static: Counter[int] = Counter()
-        self._unused: deque[tuple[Recording, Addresses]] = deque()
+        self._unused: deque[tuple[Recording, tuple[int, ...], tuple[int, ...]]] = deque()
 
     def is_stable(self, address: int) -> bool:
         """Return whether the memory at this address stays there from call to call."""
         return address in self.kept or address in self.static
 
-    def remember(self, addresses: Addresses) -> None:
-        """Count a recording that relies on these addresses until it is dropped."""
-        self.kept.update(addresses.kept)
-        self.static.update(addresses.static)
+    def remember(self, slot: Slot) -> None:
+        """Count the addresses that a recording relies on until it is dropped."""
+        self.kept.update(slot.kept)
+        self.static.update(slot.static)
 
-    def drop(self, recording: Recording, addresses: Addresses) -> None:
+    def drop(self, slot: Slot) -> None:
         """Have a recording released by the next :meth:`collect`; finalizers may call this in any thread."""
-        self._unused.append((recording, addresses))
+        # Not the slot itself, which holds the buffers.
+        self._unused.append((slot.recording, slot.kept, slot.static))
 
     def collect(self) -> None:
         """Release dropped recordings. Never call this while recording: freeing a graph would end that."""
         while self._unused:
-            recording, addresses = self._unused.popleft()
+            recording, kept, static = self._unused.popleft()
             recording.release()
             # Subtraction of counters drops counts of zero.
-            self.kept -= Counter(addresses.kept)
-            self.static -= Counter(addresses.static)
+            self.kept -= Counter(kept)
+            self.static -= Counter(static)
 
 
 _by_recorder: weakref.WeakKeyDictionary[Any, Shared] = weakref.WeakKeyDictionary()

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from dovetail.backends.common.outputs import storage_address
+from dovetail.backends.common.memory import span, storage_address
 from dovetail.backends.cudagraphs.recorder import Recording
-from dovetail.backends.cudagraphs.results import Results, flat, is_dense, span
-from dovetail.backends.cudagraphs.shared import Addresses
+from dovetail.backends.cudagraphs.results import Results
 from dovetail.backends.protocol import Kind
 
 Key = tuple[Any, ...]
@@ -36,14 +35,35 @@ class PieceSpec:
     keeps: bool = False
 
 
+@dataclass(frozen=True)
+class Reads:
+    """The inputs of a call by what its key holds of them: addresses (``fixed``), sizes and strides, or the value."""
+
+    copied: frozenset[int]
+    fixed: list[int]
+    sized: list[int]
+    others: list[int]
+
+    @classmethod
+    def of(cls, spec: PieceSpec, inputs: Sequence[Any], copied: frozenset[int]) -> Reads:
+        """Sort the inputs. The guards of the entry have compared the sizes of those that are ``pinned``."""
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        known = {*tensors, *spec.numbers}
+        return cls(
+            copied,
+            fixed=[index for index in tensors if index not in copied],
+            sized=[index for index in tensors if index not in spec.pinned or index in copied],
+            others=[index for index in range(len(inputs)) if index not in known],
+        )
+
+
 @dataclass
 class Buffer:
-    """Memory at a fixed address into which one input is copied before each replay."""
+    """Memory at a fixed address (``row``, seen as ``value``) into which the memory of one input is copied."""
 
     index: int
+    row: torch.Tensor
     value: torch.Tensor
-    #: The memory as one row, for an input with gaps or overlaps: overlapping elements cannot be written one by one.
-    row: torch.Tensor | None
 
     @classmethod
     def like(cls, index: int, value: torch.Tensor, device: torch.device) -> Buffer:
@@ -51,23 +71,16 @@ class Buffer:
 
         Attention's seed lies on the host unless its forward was recorded, and a recording reads the host only once.
         """
-        made = torch.empty(span(value), dtype=value.dtype, device=device)
-        strided = made.as_strided(value.shape, value.stride(), 0).detach()
-        return cls(index, strided, None if is_dense(value) else made)
+        row = torch.empty(span(value), dtype=value.dtype, device=device)
+        return cls(index, row, row.as_strided(value.shape, value.stride(), 0).detach())
 
     def fill(self, value: torch.Tensor) -> None:
         """Copy the input in."""
-        if self.row is None:
-            self.value.copy_(value)
-        else:
-            self.row.copy_(flat(value))
+        self.row.copy_(value.as_strided(self.row.shape, (1,)))
 
     def write_back(self, value: torch.Tensor) -> None:
         """Copy the new value of a written input out."""
-        if self.row is None:
-            value.copy_(self.value)
-        else:
-            flat(value).copy_(self.row)
+        value.as_strided(self.row.shape, (1,)).copy_(self.row)
 
 
 @dataclass
@@ -78,63 +91,31 @@ class Shape:
     numbers: dict[int, torch.Tensor] = field(default_factory=dict)
     slots: dict[Key, list[Slot]] = field(default_factory=dict)
 
-    def all_slots(self) -> list[Slot]:
-        """Return the slots of all addresses."""
-        return [slot for slots in self.slots.values() for slot in slots]
-
 
 @dataclass(eq=False)
 class Slot:
-    """A recording with the inputs that it is for; ``others`` are neither tensors nor numbers that may change."""
+    """A recording with the inputs that it is for.
+
+    ``kept``: addresses of its own memory that is handed out in place; ``static``: addresses of parameters and buffers that it
+    reads; ``relied``: addresses of other inputs that it reads in place, where other recordings keep or rely on them;
+    ``written``: addresses of inputs that it writes to.
+    """
 
     recording: Recording
     results: Results
-    addresses: Addresses
     shape: Shape
-    copied: frozenset[int]
-    pointers: list[int]
-    fixed: list[int]
-    sized: list[int]
-    sizes: list[Any]
-    others: list[tuple[int, Any]]
-    written: frozenset[int]
-    #: Addresses of inputs that other recordings keep, or rely on, and that are read in place.
+    reads: Reads
+    key: tuple[Key, Key]
+    kept: tuple[int, ...]
+    static: tuple[int, ...]
     relied: tuple[int, ...]
+    written: frozenset[int]
 
-    @classmethod
-    def of(
-        cls,
-        made: tuple[Recording, Results, Addresses],
-        shape: Shape,
-        copied: frozenset[int],
-        inputs: Sequence[Any],
-        spec: PieceSpec,
-    ) -> Slot:
-        """Make the slot of a new recording from the inputs of its call."""
-        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-        fixed = [index for index in tensors if index not in copied]
-        sized = [index for index in tensors if index not in spec.pinned or index in copied]
-        known = {*tensors, *spec.numbers}
-        return cls(
-            *made,
-            shape,
-            copied,
-            pointers=[inputs[index].data_ptr() for index in fixed],
-            fixed=fixed,
-            sized=sized,
-            sizes=[(inputs[index].shape, inputs[index].stride()) for index in sized],
-            others=[(index, value) for index, value in enumerate(inputs) if index not in known],
-            written=frozenset(storage_address(inputs[index]) for index in spec.mutated),
-            relied=tuple(storage_address(inputs[index]) for index in fixed if index not in spec.static | spec.numbers),
-        )
-
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Return whether a call with these inputs may replay this recording. An unneeded copy does no harm."""
+    def is_free(self, inputs: Sequence[Any]) -> bool:
+        """Return whether a call with these inputs, which have the slot's key, may replay the recording."""
+        written = self.written
         return (
-            [inputs[index].data_ptr() for index in self.fixed] == self.pointers
-            and [(inputs[index].shape, inputs[index].stride()) for index in self.sized] == self.sizes
-            and all(inputs[index] is value for index, value in self.others)
-            and (not self.written or all(storage_address(inputs[index]) not in self.written for index in self.copied))
+            (not written or all(storage_address(inputs[index]) not in written for index in self.reads.copied))
             and not self.recording.is_released
             and not self.results.in_use()
         )

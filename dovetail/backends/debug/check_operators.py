@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
+from dovetail.backends.common.memory import copy_of
 from dovetail.backends.debug.subgraphs import (
     UNINITIALISED,
     GraphRun,
@@ -25,7 +26,6 @@ from dovetail.backends.debug.subgraphs import (
     outputs_difference,
     split_options,
 )
-from dovetail.backends.debug.values import copy_of
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, output_arguments
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError

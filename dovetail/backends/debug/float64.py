@@ -24,12 +24,15 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
+from dovetail.backends.common.memory import copy_of
 from dovetail.backends.debug.subgraphs import UNINITIALISED, line_of, split_options
-from dovetail.backends.debug.values import copy_of, put_random_state, take_random_state
+from dovetail.backends.debug.values import used_gpus
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with, output_arguments
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import OptionError, UserLocation
 from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import trees as private_trees
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -111,7 +114,7 @@ class _Widened(torch.fx.Interpreter):
             return _widen(plain)
         try:
             wide_args, wide_kwargs = self.fetch_args_kwargs_from_env(n)
-            wide = getattr(self, n.op)(n.target, _widen_dtypes(wide_args), _widen_dtypes(wide_kwargs))
+            wide = getattr(self, n.op)(n.target, *_widen((wide_args, wide_kwargs)))
         except (RuntimeError, NotImplementedError, TypeError):
             self.not_widened[str(n.target)] = None
             return _widen(plain)
@@ -125,31 +128,27 @@ class _Widened(torch.fx.Interpreter):
         return result
 
 
-def _widen(value: Any) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(map(_widen, value))
-    return value.to(_WIDER.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
+def _widen(values: Any) -> Any:
+    """Return the values with wider tensors, and wider dtypes in the place of dtypes."""
 
+    def wider(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(_WIDER.get(value.dtype, value.dtype))
+        return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
-def _widen_dtypes(value: Any) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(map(_widen_dtypes, value))
-    if isinstance(value, dict):
-        return {key: _widen_dtypes(item) for key, item in value.items()}
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return private_trees.tree_map(wider, values)
 
 
 def _wide_where_floating(wide: Any, plain: Any) -> Any:
     """Return the wide result where it is a floating-point tensor of the same shape, else the plain one."""
     if type(plain) in (tuple, list):
         return type(plain)(map(_wide_where_floating, wide, plain))
-    if not _is_floating(plain):
-        return plain
-    return wide if isinstance(wide, torch.Tensor) and wide.shape == plain.shape else _widen(plain)
+    fits = isinstance(wide, torch.Tensor) and _is_floating(plain) and wide.shape == plain.shape
+    return wide if fits else _widen(plain)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _relative_error(plain: Any, wide: Any) -> float | None:
@@ -186,15 +185,11 @@ def measure(graph: torch.fx.GraphModule, inputs: Sequence[Any], outputs: Sequenc
     )
 
 
-def _print(report: PrecisionReport) -> None:
-    print(report, file=sys.stderr)
-
-
 def _compile_twice(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
 ) -> CompiledCallable:
     mine, theirs = split_options(options, ("inner", "report", "calls"))
-    report = mine.get("report", _print)
+    report = mine.get("report", lambda found: print(found, file=sys.stderr))
     if not callable(report):
         raise OptionError(f"report must be callable, not {type(report).__name__}")
     inner = lookup_backend(mine.get("inner", "aten")).with_options(theirs)
@@ -213,14 +208,11 @@ def _compile_twice(
             return run_inner(inputs)
         left -= 1
         kept = [copy_of(value) for value in inputs]
-        state = take_random_state()
+        gpus = used_gpus()
+        before = private_state.random_states(gpus)
         outputs = run_inner(inputs)
-        after = take_random_state()
-        put_random_state(state)
-        try:
+        with private_state.random_states_set(before, gpus):
             report(measure(graph, kept, outputs[:count], kind))
-        finally:
-            put_random_state(after)
         return outputs
 
     return run

@@ -24,10 +24,11 @@ import torch
 
 from dovetail.backends.aten import compile_aten
 from dovetail.backends.debug.trial import try_apart, words
-from dovetail.backends.debug.values import put_random_state, take_random_state
+from dovetail.backends.debug.values import used_gpus
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import EagerFallbackWarning
+from dovetail.torch_private import state as private_state
 
 
 class _Guard:
@@ -63,13 +64,14 @@ class _Guard:
             nonlocal chosen
             if chosen is not None:
                 return chosen(inputs)
-            kept, state = list(inputs), take_random_state()
+            kept, gpus = list(inputs), used_gpus()
+            state = private_state.random_states(gpus)
             try:
                 outputs = compiled(inputs)
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
                 chosen = plain
                 self._give_up(words(error))
-                put_random_state(state)
+                private_state.set_random_states(state, gpus)
                 return plain(kept)
             chosen = compiled
             return outputs

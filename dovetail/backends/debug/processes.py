@@ -25,6 +25,8 @@ import torch
 
 Row = dict[str, Any]
 Write = Callable[[Row], None]
+#: Returns the exit status of a child, None as long as it runs.
+Poll = Callable[[], int | None]
 #: The time that a new interpreter may take to import torch on a busy machine, on top of the limit of the work itself.
 START_SECONDS = 90.0
 _PAUSE = 0.02
@@ -51,9 +53,8 @@ def rows_of_module(module: str, job: Row, seconds: float) -> Iterator[Row | Lost
 
     ``seconds`` is the time limit between two rows.
     """
-    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
-        output, errors = Path(folder, "rows"), Path(folder, "errors")
-        output.touch()
+
+    def start(output: Path, errors: Path) -> tuple[int, Poll]:
         # The child must import the package that this process runs, installed or not.
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with errors.open("wb") as stream:
@@ -65,24 +66,21 @@ def rows_of_module(module: str, job: Row, seconds: float) -> Iterator[Row | Lost
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,
             )
-        try:
-            yield from _follow(child.poll, output, errors, seconds, seconds + START_SECONDS)
-        finally:
-            _stop(child.pid, child.poll)
+        return child.pid, child.poll
+
+    return _rows(start, seconds, seconds + START_SECONDS)
 
 
 def rows_of_fork(work: Callable[[Write], None], seconds: float) -> Iterator[Row | Lost]:
     """Run ``work(write)`` in a fork of this process, as :func:`rows_of_module` does with a module."""
-    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
-        output, errors = Path(folder, "rows"), Path(folder, "errors")
-        output.touch()
+
+    def start(output: Path, errors: Path) -> tuple[int, Poll]:
         child = multiprocessing.get_context("fork").Process(target=_run_fork, args=(work, output, errors))
         child.start()
         assert child.pid is not None
-        try:
-            yield from _follow(lambda: child.exitcode, output, errors, seconds, seconds)
-        finally:
-            _stop(child.pid, lambda: child.exitcode)
+        return child.pid, lambda: child.exitcode
+
+    return _rows(start, seconds, seconds)
 
 
 def _run_fork(work: Callable[[Write], None], output: Path, errors: Path) -> None:
@@ -109,31 +107,36 @@ def writer(output: Path) -> Write:
     return write
 
 
-def _follow(
-    poll: Callable[[], int | None], output: Path, errors: Path, seconds: float, first_seconds: float
+def _rows(
+    start: Callable[[Path, Path], tuple[int, Poll]], seconds: float, first_seconds: float
 ) -> Iterator[Row | Lost]:
-    deadline = time.monotonic() + first_seconds
-    place = 0
-    while True:
-        # The status is read before the file, so that rows written just before the end are not missed.
-        status = poll()
-        text = output.read_bytes()[place:]
-        complete = text[: text.rfind(b"\n") + 1]
-        place += len(complete)
-        for line in complete.splitlines():
-            deadline = time.monotonic() + seconds
-            yield json.loads(line)
-        if status is not None:
+    """Start a child that writes to two files, and yield its rows; it is gone when the iterator ends."""
+    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+        output, errors = Path(folder, "rows"), Path(folder, "errors")
+        output.touch()
+        pid, poll = start(output, errors)
+        deadline = time.monotonic() + first_seconds
+        try:
+            with output.open("rb") as stream:
+                status, unfinished = None, b""
+                while status is None:
+                    time.sleep(_PAUSE)
+                    # The status is read before the file, so that rows written just before the end are not missed.
+                    status = poll()
+                    *complete, unfinished = (unfinished + stream.read()).split(b"\n")
+                    for line in complete:
+                        deadline = time.monotonic() + seconds
+                        yield json.loads(line)
+                    if status is None and time.monotonic() > deadline:
+                        yield Lost("timed out", f"took longer than {seconds:g} seconds and was stopped")
+                        return
             if status != 0:
                 yield Lost("crashed", _how_it_ended(status, errors))
-            return
-        if time.monotonic() > deadline:
-            yield Lost("timed out", f"took longer than {seconds:g} seconds and was stopped")
-            return
-        time.sleep(_PAUSE)
+        finally:
+            _stop(pid, poll)
 
 
-def _stop(pid: int, poll: Callable[[], int | None]) -> None:
+def _stop(pid: int, poll: Poll) -> None:
     """End a child and the compilers that it has started (they share its session)."""
     while poll() is None:
         try:

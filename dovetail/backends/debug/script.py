@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
-import operator
 import pprint
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from dovetail.backends.aten import SourceWriter
+from dovetail.backends.common.memory import memory_of
 from dovetail.backends.debug.subgraphs import Fault, Subgraph, line_of
-from dovetail.backends.debug.values import memory_of
-from dovetail.backends.protocol import Backend
+from dovetail.backends.protocol import Backend, output_arguments
 from dovetail.errors import BackendError
-from dovetail.torch_private import operators as private_operators
 
 #: Tensors with at most this many numbers are written out; larger ones that do not repeat one value go to a file.
 _WRITTEN_OUT = 64
@@ -70,7 +68,7 @@ def write_script(path: Path, subgraph: Subgraph, fault: Fault, backend: Backend,
         paths="from pathlib import Path\n\n" if tensors else "",
         load_file="from safetensors.torch import load_file\n" if tensors else "",
         registration=_registration(backend),
-        function="\n".join(_function(subgraph)),
+        function="\n".join(_function(subgraph.graph)),
         tensors=f'tensors = load_file(Path(__file__).with_name("{saved.name}"))\n' if tensors else "",
         inputs="\n".join(inputs),
         options=pprint.pformat(dict(options)),
@@ -90,47 +88,44 @@ def _registration(backend: Backend) -> str:
     return "" if name.startswith("dovetail.") else f"import {name}  # registers the backend\n"
 
 
-def _function(subgraph: Subgraph) -> list[str]:
-    graph = subgraph.graph.graph
-    names = [node.name for node in graph.nodes if node.op == "placeholder"]
+class _ScriptWriter(SourceWriter):
+    """Names everything as a reader would; objects without a name of their own cannot be written."""
+
+    def variable(self, node: torch.fx.Node) -> str:
+        return node.name
+
+    def operator(self, target: Any) -> str:
+        return f"torch.ops.{target}"
+
+    def bind(self, value: Any, prefix: str) -> str:
+        if prefix in ("function", "module"):
+            raise BackendError(f"{value} cannot be written into a script", advice="look at the graph with capture()")
+        if isinstance(value, float):
+            return f'float("{value}")'
+        return f'torch.device("{value}")' if isinstance(value, torch.device) else repr(value)
+
+
+def _function(graph: torch.fx.GraphModule) -> list[str]:
+    writer = _ScriptWriter(graph)
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     lines = [f"def graph({', '.join(names)}):"]
-    for node in graph.nodes:
+    for node in graph.graph.nodes:
         if node.op == "call_function":
             where = line_of(node)
-            lines.append(f"    {node.name} = {_call(node)}" + (f"  # {where}".replace("\n", " ") if where else ""))
-    entries: Any = graph.output_node().args[0]
-    lines.append(f"    return [{', '.join(_argument(entry) for entry in entries)}]")
-    return lines
-
-
-def _call(node: torch.fx.Node) -> str:
-    arguments = [_argument(value) for value in node.args]
-    if node.target is operator.getitem:
-        return f"{arguments[0]}[{arguments[1]}]"
-    if not isinstance(node.target, private_operators.OpOverload):
-        raise BackendError(f"{node.target} cannot be written into a script", advice="look at the graph with capture()")
-    arguments += [f"{name}={_argument(value)}" for name, value in node.kwargs.items()]
-    return f"torch.ops.{node.target}({', '.join(arguments)})"
-
-
-def _argument(value: Any) -> str:
-    if isinstance(value, torch.fx.Node):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_argument, value))}]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return f'torch.device("{value}")' if isinstance(value, torch.device) else repr(value)
+            lines.append(
+                f"    {node.name} = {writer.call(node)}" + (f"  # {where}".replace("\n", " ") if where else "")
+            )
+    return [*lines, f"    return {writer.expression(output_arguments(graph))}"]
 
 
 def _tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> str:
     """Return an expression for the tensor; a large one that does not repeat one value goes to ``tensors``."""
-    shape, dtype = tuple(value.shape), value.dtype
+    shape, dtype, writer = tuple(value.shape), value.dtype, _ScriptWriter(torch.fx.GraphModule({}, torch.fx.Graph()))
     if value.is_contiguous() and value.numel() and bool((value == value.flatten()[0]).all()):
-        text = f"torch.full({shape}, {_argument(value.flatten()[0].item())}, dtype={dtype})"
+        text = f"torch.full({shape}, {writer.expression(value.flatten()[0].item())}, dtype={dtype})"
     elif value.is_contiguous() and value.numel() <= _WRITTEN_OUT and not dtype.is_complex:
-        numbers = [_argument(number) for number in value.flatten().tolist()]
-        text = f"torch.tensor([{', '.join(numbers)}], dtype={dtype}).reshape({shape})"
+        numbers = writer.expression(value.flatten().tolist())
+        text = f"torch.tensor({numbers}, dtype={dtype}).reshape({shape})"
     else:
         tensors[name] = memory_of(value).clone().cpu() if value.numel() else value.detach().cpu()
         text = f'tensors["{name}"].as_strided({shape}, {value.stride()})'

@@ -27,7 +27,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.debug.values import copy_of, difference
+from dovetail.backends.common.memory import copy_of
+from dovetail.backends.debug.values import difference
 from dovetail.backends.protocol import (
     PIPELINE_OPTIONS,
     Backend,
@@ -43,18 +44,11 @@ from dovetail.torch_private import tracing as private_tracing
 
 #: An operator's node with the nodes that pick from its results.
 Operation = tuple[torch.fx.Node, ...]
-_aten = torch.ops.aten
 #: Operators whose result holds whatever was in memory.
 UNINITIALISED = frozenset(
-    {
-        _aten.empty.memory_format,
-        _aten.empty_like.default,
-        _aten.empty_strided.default,
-        _aten.empty_permuted.default,
-        _aten.new_empty.default,
-        _aten.new_empty_strided.default,
-    }
-)
+    getattr(torch.ops.aten, name).default
+    for name in ("empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+) | {torch.ops.aten.empty.memory_format}
 
 
 @dataclass(frozen=True)

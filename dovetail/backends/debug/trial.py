@@ -54,7 +54,10 @@ def try_apart(
     if processes.can_fork():
 
         def attempt() -> None:
-            compile_with(backend, graph, example_inputs, kind, options)([_example(value) for value in example_inputs])
+            zeros = [
+                _zeros(*_layout(item)) if isinstance(item, torch.Tensor) else _hint(item) for item in example_inputs
+            ]
+            compile_with(backend, graph, example_inputs, kind, options)(zeros)
 
         return _problem_in(processes.rows_of_fork(lambda write: write({"problem": _error_of(attempt)}), seconds))
     module = _module_that_registers(backend)
@@ -122,14 +125,10 @@ def _layout(value: torch.Tensor) -> tuple[Any, ...]:
 def _has_example(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.layout is torch.strided and all(map(_has_example, (*value.shape, *value.stride())))
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return value.node.hint is not None
-    return type(value) in (int, float, bool)
+    return type(_hint(value)) in (int, float, bool)
 
 
-def _example(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _zeros(*_layout(value))
+def _hint(value: Any) -> Any:
     return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 

@@ -1,4 +1,4 @@
-"""Values of graphs: copies, comparisons as far as a backend's promise goes, and the state of the random generators."""
+"""Comparison of values, as far as a backend's promise goes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,6 @@ from typing import Any
 import torch
 
 from dovetail.backends.protocol import Backend
-
-
-def copy_of(value: Any) -> Any:
-    """Return a copy in memory of its own, with the strides of the value."""
-    if type(value) in (tuple, list):
-        return type(value)(map(copy_of, value))
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.layout is not torch.strided or not value.numel():
-        return value.detach().clone()
-    return memory_of(value).clone().as_strided(value.shape, value.stride())
-
-
-def memory_of(value: torch.Tensor) -> torch.Tensor:
-    """Return the memory from the tensor's first element to its last, as a flat tensor.
-
-    >>> memory_of(torch.arange(6).reshape(2, 3).t()[1:]).tolist()
-    [1, 2, 3, 4, 5]
-    """
-    length = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
-    return value.detach().as_strided((length,), (1,), value.storage_offset())
 
 
 def values_agree(found: torch.Tensor, wanted: torch.Tensor, backend: Backend) -> bool:
@@ -74,21 +53,6 @@ def difference(
     return f"differs by up to {distance.max().item():.3g}: {one!r} instead of {other!r}"
 
 
-def take_random_state() -> list[torch.Tensor]:
-    """Return the states of torch's default generators: the CPU's, then one for each GPU if CUDA is in use.
-
-    >>> state = take_random_state()
-    >>> first = torch.rand(1)
-    >>> put_random_state(state)
-    >>> torch.equal(torch.rand(1), first)
-    True
-    """
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *gpus]
-
-
-def put_random_state(state: list[torch.Tensor]) -> None:
-    """Restore states that :func:`take_random_state` returned."""
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])
+def used_gpus() -> range:
+    """Return the devices whose random generators may have been used."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)

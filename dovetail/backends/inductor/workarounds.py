@@ -82,7 +82,7 @@ def give_sizes_as_inputs(job: Job) -> None:
     The cache keeps, beside a compiled graph, the conditions on its whole-number inputs. A size that comes in only as part of a
     tensor has no conditions there: code compiled for sizes up to 4096 was found again for 5000, with wrong results. Raises
     :class:`BackendError` for a symbol that is no size or stride of an input. No single program shows this fault:
-    ``tests/backends/test_workarounds.py`` does, over two compilations.
+    ``tests/backends/inductor/test_workarounds.py`` does, over two compilations.
     """
     known = {private_sizes.first_expression(item) for item in job.examples if isinstance(item, torch.SymInt)}
     places: dict[Any, tuple[Place, Any]] = {}

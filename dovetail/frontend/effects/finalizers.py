@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dovetail.frontend.code.frame import Break, LetGo
-from dovetail.frontend.interpreter.class_lookup import class_attribute
+from dovetail.frontend.interpreter.lookup import class_attribute
 
 
 def has_finalizer(kind: type) -> bool:

@@ -12,6 +12,7 @@ import sys
 
 from dovetail.errors import UnsupportedVersionError
 from dovetail.frontend.code.frame import Return, Yield
+from dovetail.frontend.instructions import control, exceptions, functions, operations  # noqa: F401  (their handlers)
 from dovetail.frontend.instructions.shared import TABLE, Handler
 
 _SETS: dict[tuple[int, int], dict[str, Handler]] = {}

@@ -1,12 +1,14 @@
-"""Functions, calls and imports."""
+"""Functions, calls, imports, intrinsic functions (3.12 on), and the instructions that no captured function has."""
 
 from __future__ import annotations
 
+import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.code.frame import Frame, Instruction
-from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.code.frame import Break, Frame, Instruction
+from dovetail.frontend.instructions.shared import Handler, handles, pop_many, unary
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -71,3 +73,50 @@ def import_from(interpreter: FrameRunner, frame: Frame, instruction: Instruction
     except AttributeError as error:
         raise ImportError(f"cannot import name {instruction.argval!r}") from error
     frame.stack.append(value)
+
+
+@handles("ASYNC_GEN_WRAP", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "GET_AITER", "GET_ANEXT", "GET_AWAITABLE")
+def refuse_async(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    raise Break(f"{frame.code.co_qualname} is async ({instruction.opname})", "keep async code outside of the function")
+
+
+@handles("IMPORT_STAR", "PRINT_EXPR")
+def refuse_module_code(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    raise Break(f"{instruction.opname} belongs to the code of a module", "call a function")
+
+
+@handles("ENTER_EXECUTOR", "EXIT_INIT_CHECK", "INTERPRETER_EXIT", "RESERVED")
+def refuse_internal(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    raise Break(f"{instruction.opname} is put into code by Python's own interpreter only", "call a function")
+
+
+def _stop_iteration_error(error: BaseException) -> BaseException:
+    """The error that leaves a generator in the place of a StopIteration."""
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError("generator raised StopIteration")
+    raised.__cause__ = raised.__context__ = error
+    return raised
+
+
+_OTHERS: dict[int, Handler] = {
+    1: refuse_module_code,
+    2: refuse_module_code,
+    4: refuse_async,
+    5: unary(operator.pos),
+}
+#: Functions of one and of two values, by number.
+ONE: dict[int, Callable[[Any], Any]] = {3: _stop_iteration_error, 6: tuple}
+TWO: dict[int, Callable[[Any, Any], Any]] = {}
+
+
+@handles("CALL_INTRINSIC_1", "CALL_INTRINSIC_2")
+def call_intrinsic(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
+    count = int(instruction.opname[-1])
+    if count == 1 and instruction.arg in _OTHERS:
+        return _OTHERS[instruction.arg](interpreter, frame, instruction)
+    table: dict[int, Callable[..., Any]] = ONE if count == 1 else TWO
+    if instruction.arg not in table:
+        raise Break(f"the intrinsic function {instruction.arg} is not known")
+    frame.stack.append(table[instruction.arg](*pop_many(frame, count)))
+    return None

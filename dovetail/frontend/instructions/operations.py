@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions.functions import function_name
-from dovetail.frontend.instructions.shared import TABLE, Handler, handles, pop_many, pushes
+from dovetail.frontend.instructions.shared import TABLE, Handler, handles, pop_many, pushes, unary
 from dovetail.frontend.protocol import FrameRunner
 
 # --- attributes and items ---------------------------------------------------------------------------------------------
@@ -82,11 +82,6 @@ def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction
     item, container = pop_many(frame, 2)
     found = interpreter.truth(interpreter.operate(operator.contains, container, item))
     frame.stack.append(found ^ bool(instruction.arg))
-
-
-def unary(function: Callable[[Any], Any]) -> Handler:
-    """A handler of an operator with one operand."""
-    return pushes(lambda interpreter, frame, item: interpreter.operate(function, frame.stack.pop()))
 
 
 TABLE |= {

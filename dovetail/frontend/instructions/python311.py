@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions import control, exceptions, functions, operations, refusals, shared
+from dovetail.frontend.instructions import functions, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many
 from dovetail.frontend.protocol import FrameRunner
-
-SHARED_WITH = (control, exceptions, functions, operations, refusals)
-"""The modules whose handlers are in ``shared.TABLE`` once they are imported."""
 
 TABLE: dict[str, Handler] = {}
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction, Return
-from dovetail.frontend.instructions import intrinsics, python311, shared
+from dovetail.frontend.instructions import python311, shared
 from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes
 from dovetail.frontend.protocol import FrameRunner
-
-SHARED_WITH = (*python311.SHARED_WITH, intrinsics)
 
 TABLE: dict[str, Handler] = {}
 

@@ -10,8 +10,6 @@ from dovetail.frontend.instructions.control import for_iter, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes, read_variable, write_variable
 from dovetail.frontend.protocol import FrameRunner
 
-SHARED_WITH = python312.SHARED_WITH
-
 TABLE: dict[str, Handler] = dict(python312.TABLE)
 
 

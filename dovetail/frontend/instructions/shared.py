@@ -46,6 +46,11 @@ def pop_many(frame: Frame, count: int) -> list[Any]:
     return values
 
 
+def unary(function: Callable[[Any], Any]) -> Handler:
+    """A handler of an operator with one operand."""
+    return pushes(lambda interpreter, frame, item: interpreter.operate(function, frame.stack.pop()))
+
+
 # --- the stack --------------------------------------------------------------------------------------------------------
 
 

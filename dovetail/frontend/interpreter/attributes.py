@@ -10,8 +10,13 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict, python_descriptor
-from dovetail.frontend.interpreter.lookup_guards import LookupGuards
+from dovetail.frontend.interpreter.lookup import (
+    MISSING,
+    LookupGuards,
+    class_attribute,
+    instance_dict,
+    python_descriptor,
+)
 from dovetail.frontend.rules import STAND_INS, attribute_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
 from dovetail.guards import (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.instructions.operations import BINARY
-from dovetail.frontend.interpreter.class_lookup import class_attribute, python_method
 from dovetail.frontend.interpreter.generator import shown_type
+from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, instance_rule, kind_of, rule
 from dovetail.torch_private import calls as private_calls

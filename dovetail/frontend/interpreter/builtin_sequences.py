@@ -11,7 +11,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
-from dovetail.frontend.interpreter.items import WrappingIterator
+from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
 from dovetail.torch_private import sizes as private_sizes

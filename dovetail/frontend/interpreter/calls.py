@@ -20,7 +20,7 @@ from dovetail.frontend.interpreter.call_tables import (
     check_loading,
     runs_natively,
 )
-from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict
+from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, instance_dict
 from dovetail.frontend.interpreter.opaque import check_opaque
 from dovetail.frontend.interpreter.user_code import (
     calls_user_code,

@@ -19,13 +19,11 @@ from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.interpreter import builtin_rules, builtin_sequences  # noqa: F401  (their rules)
 from dovetail.frontend.interpreter.attributes import Attributes
 from dovetail.frontend.interpreter.calls import Calls
-from dovetail.frontend.interpreter.container_methods import ContainerMethods
+from dovetail.frontend.interpreter.containers import ContainerMethods, Items
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
-from dovetail.frontend.interpreter.items import Items
 from dovetail.frontend.interpreter.machine import RestoreGenerator
 from dovetail.frontend.interpreter.names import Names
-from dovetail.frontend.interpreter.native import NativeCode
-from dovetail.frontend.interpreter.native_calls import NativeCalls
+from dovetail.frontend.interpreter.native import NativeCalls, NativeCode
 from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.stores import Stores
@@ -59,15 +57,15 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
                     handler(interpreter, frame, instruction)   instructions/
                         load_global, load_cell, …              names.py
                         load_attribute, store_attribute, …     attributes.py, stores.py
-                        load_item, iterate, advance, …         items.py
-                        operate, truth                         operators.py, containment.py
+                        load_item, iterate, advance, …         containers.py
+                        operate, truth                         operators.py
                         call
                     _unwind                                    an exception: to its handler, or out of the frame
             call_module, call_class                            calls.py
-            call_torch                                         native_calls.py
-                native                                         native.py: run it under the trace's modes
+            call_torch                                         native.py
+                native                                         run it under the trace's modes
             call_native                                        a builtin
-                call_container_method                          container_methods.py: journalled, guarded
+                call_container_method                          containers.py: journalled, guarded
                 native
             Break                                              everything else
 

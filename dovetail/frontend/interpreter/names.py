@@ -12,7 +12,7 @@ from dovetail.frontend.code.frame import Break, Frame, Unread
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.call_tables import is_library_module
-from dovetail.frontend.interpreter.class_lookup import MISSING
+from dovetail.frontend.interpreter.lookup import MISSING
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_trusted, may_be_switched
 from dovetail.guards import (

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
-from dovetail.frontend.interpreter.class_lookup import instance_dict
+from dovetail.frontend.interpreter.lookup import instance_dict
 from dovetail.frontend.values.leaves import is_array_number, is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import InstanceDictSource, ItemSource

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break, Frame
-from dovetail.frontend.interpreter.class_lookup import class_attribute, has_native_method, python_method
-from dovetail.frontend.interpreter.containment import Containment
-from dovetail.frontend.interpreter.items import CONTAINERS
+from dovetail.frontend.interpreter.containers import CONTAINERS, Containment
+from dovetail.frontend.interpreter.lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.rules import Jump, branch_rule, kind_among, number_rule, operator_rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers

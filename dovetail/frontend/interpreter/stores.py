@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import class_attribute, instance_dict, python_descriptor
-from dovetail.frontend.interpreter.lookup_guards import LookupGuards
+from dovetail.frontend.interpreter.lookup import LookupGuards, class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.rules import STAND_INS, setter_rule
 from dovetail.guards import AttributeSource, DictKeys, InstanceDictSource
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES, runs_natively
-from dovetail.frontend.interpreter.class_lookup import class_attribute
+from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.runtime.recipe_builder import interpreted_of
 
 _CALLED_BY_RULE = frozenset({types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial})

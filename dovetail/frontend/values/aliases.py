@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import class_attribute, instance_dict
+from dovetail.frontend.interpreter.lookup import class_attribute, instance_dict
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, LEAF_TYPES, is_leaf_value
 from dovetail.guards import AttributeSource, Distinct, Identity, InstanceDictSource, Source
 

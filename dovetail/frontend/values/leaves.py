@@ -33,6 +33,8 @@ LEAF_TYPES: frozenset[type] = frozenset(
         range,
     }
 )
+#: Native objects that keep a function where nobody can read it: one that the program makes leads to the interpreter.
+HOLDING_FUNCTIONS = (functools._lru_cache_wrapper, type(functools.cmp_to_key(operator.sub)))
 IDENTITY_TYPES = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -41,7 +43,7 @@ IDENTITY_TYPES = (
     types.MethodWrapperType,
     types.ModuleType,
     types.CodeType,
-    functools._lru_cache_wrapper,
+    *HOLDING_FUNCTIONS,
     type,
     private_operators.OpOverload,
     # Immutable, and what native code makes of them depends on all that they hold.
@@ -49,7 +51,6 @@ IDENTITY_TYPES = (
     re.Match,
     types.GenericAlias,
     types.UnionType,
-    type(functools.cmp_to_key(operator.sub)),
 )
 TRUSTED_PREFIXES = (
     "torch",

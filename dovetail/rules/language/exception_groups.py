@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.frontend.code.frame import Frame, Instruction
 from dovetail.frontend.instructions.exceptions import check_classes
-from dovetail.frontend.instructions.intrinsics import TWO
+from dovetail.frontend.instructions.functions import TWO
 from dovetail.frontend.instructions.shared import handles, pop_many
 from dovetail.frontend.protocol import FrameRunner
 

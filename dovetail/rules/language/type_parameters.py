@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-from dovetail.frontend.instructions.intrinsics import ONE, TWO
+from dovetail.frontend.instructions.functions import ONE, TWO
 
 
 def _type_parameter(parameter: str, name: str, compute: Any = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import python_method
+from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.frontend.values.aliases import guard_hash

@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import MISSING, class_attribute, instance_dict
+from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, instance_dict
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import instance_rule
 from dovetail.guards import Answers

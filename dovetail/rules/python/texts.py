@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.class_lookup import class_attribute, python_method
+from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.interpreter.class_lookup import class_attribute
+from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity

@@ -1,0 +1,137 @@
+"""What a graph with its own backward computes again in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.aot.nodes import BACKWARD_RUN
+from dovetail.backends.aten import compile_aten
+from dovetail.passes.whole_step import compute_again_in_backward, keep_memory_between_steps
+from tests.differential import same
+
+
+def waves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Between the products, a chain of which every link is needed again."""
+    return ((x @ weight).sin().cos().exp() @ weight).tanh()
+
+
+def one_backward(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    return torch.autograd.grad(waves(x, weight).square().sum(), (x, weight))
+
+
+def two_backwards(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    first = torch.autograd.grad(waves(x, weight).sum(), weight)[0]
+    second = torch.autograd.grad(waves(x * 2, weight - 0.1 * first).square().sum(), (x, weight))
+    return [first, *second]
+
+
+def second_order(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    (slope,) = torch.autograd.grad(waves(x, weight).sum(), x, create_graph=True)
+    return [slope.detach(), *torch.autograd.grad(slope.square().sum(), (x, weight))]
+
+
+def with_dropout(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    y = torch.nn.functional.dropout(waves(x, weight), 0.5)
+    return torch.autograd.grad((y @ weight).square().sum(), weight)
+
+
+def read_later(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    middle = (x @ weight).sin()
+    gradients = torch.autograd.grad((middle.cos() @ weight).sum(), weight)
+    return [*gradients, middle.detach() + 1]
+
+
+def with_a_number(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    y = (x @ weight).sin() * x.shape[0]
+    return torch.autograd.grad((y.exp() @ weight).sum() / x.shape[0], weight)
+
+
+FUNCTIONS = [one_backward, two_backwards, second_order, with_dropout, read_later, with_a_number]
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return tuple(torch.randn(6, 6, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_graph_computes_the_same(function: Any) -> None:
+    joint = dovetail.capture(function, inputs())
+    arguments = [item.detach() for item in inputs()]
+    torch.manual_seed(1)
+    expected = joint.graph_module(*arguments)
+    again = compute_again_in_backward(joint.graph_module.graph)
+    joint.graph_module.graph.lint()
+    joint.graph_module.recompile()
+    torch.manual_seed(1)
+    same(expected, joint.graph_module(*arguments))
+    assert all(node.meta[BACKWARD_RUN] >= 0 and node.users for node in again)
+    assert not any(torch.Tag.nondeterministic_seeded in node.target.tags for node in again)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_are_those_of_eager(function: Any, dynamic: bool) -> None:
+    # Anything that promises no eager's bits.
+    def backend(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Any:
+        return compile_aten(graph, inputs, kind=kind)
+
+    compiled = dovetail.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
+    for _ in range(2):
+        sides = []
+        for run in (function, compiled):
+            torch.manual_seed(5)
+            sides.append(run(*inputs()))
+        same(*sides, exact=False)
+
+
+def names_again(function: Any) -> list[str]:
+    joint = dovetail.capture(function, inputs())
+    return [str(node.target) for node in compute_again_in_backward(joint.graph_module.graph)]
+
+
+def test_a_chain_between_products_is_computed_from_the_product() -> None:
+    # The exponential is an operand of products on both sides, and lies in memory anyway.
+    again = names_again(one_backward)
+    assert "aten.sin.default" in again
+    assert not {"aten.mm.default", "aten.exp.default"} & set(again)
+
+
+def test_what_is_read_after_the_backward_is_not_computed_again() -> None:
+    assert "aten.sin.default" not in names_again(read_later)
+
+
+def test_nothing_is_computed_again_in_a_graph_that_writes_in_place() -> None:
+    joint = dovetail.capture(one_backward, inputs())
+    x = joint.graph_module.graph.find_nodes(op="placeholder")[0]
+    assert "aten.sin.default" in names_again(one_backward)
+    joint.call(torch.ops.aten.copy_.default, x, x)
+    assert compute_again_in_backward(joint.graph_module.graph) == []
+
+
+def test_each_backward_has_a_number_of_its_own() -> None:
+    for function, count in ((one_backward, 1), (two_backwards, 2), (second_order, 2)):
+        nodes = dovetail.capture(function, inputs()).graph_module.graph.nodes
+        numbers = [node.meta[BACKWARD_RUN] for node in nodes if BACKWARD_RUN in node.meta]
+        assert len(set(numbers)) == count
+        # Between its first and its last node there is nothing else.
+        assert numbers == sorted(numbers)
+
+
+def test_what_a_step_frees_is_kept_for_the_next_one() -> None:
+    model = torch.nn.Linear(64, 64)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.ones(32, 64)
+    graph = dovetail.capture(step, (x,)).graph
+    assert keep_memory_between_steps(graph) >= 2 * 64 * 64 * 4
+    with torch.no_grad():
+        assert keep_memory_between_steps(dovetail.capture(model, (x,)).graph) == 0

@@ -1,0 +1,158 @@
+"""Functions of torch whose C++ asks for plain sizes, as formulas or as one call: two graphs, and eager's numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import dovetail
+from tests.differential import same
+from tests.trace.test_shapes import run
+from tests.whole_calls.test_sized_calls import captures, step
+
+SIZES = ((3, 16), (4, 18), (6, 21))
+Make = Callable[[int, int], tuple[torch.Tensor, ...]]
+
+
+def table(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(rows, columns, requires_grad=True),)
+
+
+def spectrum(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(rows, 5, columns, 2, requires_grad=True),)
+
+
+def two_tables(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    return (*table(rows, columns), torch.randn(3, 2, requires_grad=True))
+
+
+def images(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(rows, 2, 3, requires_grad=True), torch.randn(rows, 1, columns, columns + 1)
+
+
+def transformed(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    window = torch.hann_window(8)
+    return torch.view_as_real(torch.stft(x, 8, window=window, return_complex=True, **options))
+
+
+def there_and_back(x: torch.Tensor) -> torch.Tensor:
+    window = torch.hann_window(8)
+    frames = torch.stft(x, 8, 2, window=window, return_complex=True)
+    return torch.istft(frames * 2, 8, 2, window=window, length=x.shape[-1])
+
+
+CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
+    "cov": (table, torch.cov),
+    "cov of one variable": (table, lambda x: x[0].cov(correction=0)),
+    "cov of complex numbers": (spectrum, lambda x: torch.view_as_real(torch.cov(torch.view_as_complex(x)[:, 0]))),
+    "corrcoef": (table, lambda x: x.corrcoef()),
+    "kron": (two_tables, torch.kron),
+    "kron of other ranks": (two_tables, lambda x, y: torch.kron(y, x[0])),
+    "block_diag": (two_tables, lambda x, y: torch.block_diag(x, y, x * 2)),
+    "affine_grid": (images, lambda x, y: functional.affine_grid(x, y.shape, align_corners=False)),
+    "affine_grid to the corners": (images, lambda x, y: functional.affine_grid(x, list(y.size()), align_corners=True)),
+    "gradient": (table, lambda x: torch.gradient(x, dim=-1)),
+    "gradient of two dimensions": (table, lambda x: torch.gradient(x, spacing=0.3)),
+    "gradient with better edges": (table, lambda x: torch.gradient(x, spacing=2.5, edge_order=2)),
+    "largest": (table, lambda x: x.max() * x + x.t().min()),
+    "median": (table, lambda x: torch.median(x) + x.nanmedian() * x),
+    "prod": (table, lambda x: x.prod() + x.prod(1)),
+    "masked_fill": (two_tables, lambda x, y: x.masked_fill(x > 0, y.sum())),
+    "hardshrink": (table, lambda x: functional.hardshrink(x.t()) * 2),
+    "softshrink": (table, functional.softshrink),
+    "multi_margin_loss": (table, lambda x: functional.multi_margin_loss(x, torch.arange(x.shape[0]) % 3)),
+    "multilabel_margin_loss": (
+        table,
+        lambda x: functional.multilabel_margin_loss(x, torch.arange(x.shape[0])[:, None].expand(x.shape) % 3),
+    ),
+    "nearest": (spectrum, lambda x: functional.interpolate(x[..., 0], size=7)),
+    "nearest in three dimensions": (spectrum, lambda x: functional.interpolate(x[None], scale_factor=2)),
+    "nearest-exact": (spectrum, lambda x: functional.interpolate(x[..., 0], size=7, mode="nearest-exact")),
+    "take_along_dim": (table, lambda x: torch.take_along_dim(x, x.detach()[:1, :2].argsort(1), 1)),
+    "take_along_dim of all": (table, lambda x: x.take_along_dim(x.detach().argmax(0))),
+    "tensor_split": (table, lambda x: torch.cat([part.cumsum(1) for part in x.tensor_split(3, -1)], 1)),
+    "sgn": (table, lambda x: x.sgn() * x),
+    "linspace": (table, lambda x: x * torch.linspace(0, 1, x.shape[1]) + torch.linspace(-1.0, 2, steps=x.shape[1])),
+    "logspace": (table, lambda x: x * torch.logspace(0, 1, x.shape[1], base=2.0, dtype=torch.float64)),
+    "stft": (table, transformed),
+    "stft of one signal": (table, lambda x: transformed(x[0], hop_length=3, normalized=True, pad_mode="constant")),
+    "stft without borders": (table, lambda x: transformed(x, center=False, onesided=False)),
+    "istft": (
+        spectrum,
+        lambda x: torch.istft(torch.view_as_complex(x), 8, window=torch.hann_window(8)),
+    ),
+    "stft and istft": (table, there_and_back),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_graph_for_all_sizes(name: str) -> None:
+    make, function = CALLS[name]
+    torch.manual_seed(0)
+
+    def program(*tensors: torch.Tensor) -> Any:
+        return function(*tensors)
+
+    assert run(program, [make(*size) for size in SIZES]) == 2
+
+
+class Steps(torch.nn.Module):
+    """Three steps of a recurrent cell."""
+
+    def __init__(self, cell: torch.nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: torch.Tensor) -> Any:
+        states = [self.cell(x[0])]
+        for at in range(1, 3):
+            states.append(self.cell(x[at], states[-1]))
+        return states
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.GRUCell(4, 5),
+        lambda: torch.nn.GRUCell(4, 5, bias=False),
+        lambda: torch.nn.GRUCell(4, 5, dtype=torch.float64),
+        lambda: torch.nn.LSTMCell(4, 5, dtype=torch.float64),
+        lambda: torch.nn.LSTMCell(4, 5),
+        lambda: torch.nn.LSTMCell(4, 5, bias=False),
+        lambda: torch.nn.RNNCell(4, 5),
+        lambda: torch.nn.RNNCell(4, 5, nonlinearity="relu"),
+    ],
+)
+def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = Steps(make())
+    twin = copy.deepcopy(module)
+    compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
+    for rows, _ in SIZES:
+        x = torch.randn(3, rows, 4, dtype=next(module.parameters()).dtype)
+        same(step(module, module, x), step(compiled, twin, x))
+    assert captures(compiled) == 2
+
+
+def test_masked_select_has_one_graph_for_all_sizes() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.masked_select(x, x > 0).square().sum() + x.masked_select(x[0] < 0.5).sum()
+
+    # The first capture is made again with sizes that the data decide.
+    assert run(program, [table(*size) for size in SIZES]) == 2
+
+
+def test_what_eager_refuses_is_refused_at_symbolic_sizes() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.stft(x, 8, return_complex=True)
+
+    compiled = dovetail.compile(program, backend="aten", dynamic=True)
+    same(program(x := torch.randn(2, 9)), compiled(x))
+    for function in (program, compiled):
+        with pytest.raises(RuntimeError, match=r"[Pp]adding size"):
+            function(torch.randn(2, 3))
