@@ -76,7 +76,7 @@ class Findings:
 
     ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
-    ``raised``: the last exception beside the ordinary ones (``KeyboardInterrupt``, ``SystemExit``) that a ``raise`` of the program raised.
+    ``raised``: the last ``KeyboardInterrupt``, ``SystemExit`` or other ``BaseException`` that the program itself raised.
     """
 
     asked_numbers: bool = False
