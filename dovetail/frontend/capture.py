@@ -208,9 +208,6 @@ class _Capture:
             if line is not None:
                 guards.note_use(item.index, line)
         program = trace.program(tuple(outputs.tensors))
-        with private_tracing.disable_current_modes():
-            for give in interpreter.messages:
-                give()
         return CaptureResult(
             self._function,
             tuple(outputs.tensors),

@@ -152,8 +152,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     values: Values
     #: Writes to objects that existed before the capture.
     effects: EffectJournal
-    #: Calls that give messages, to be made when the capture has succeeded.
-    messages: list[Callable[[], Any]]
     #: How many times each loop over a range has begun, by code and position.
     loops: collections.Counter[tuple[types.CodeType, int]]
 

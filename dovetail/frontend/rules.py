@@ -130,8 +130,8 @@ operator_rule: Chains[OperatorRule] = Chains()
 number_rule: Chain[OperatorRule] = Chain()
 #: ``isinstance`` with a class of this metaclass: guards all that decides whether a value counts as an instance.
 instance_rule: Table[Callable[[TracingInterpreter, Any, type], None]] = Table()
-#: A number that is symbolic and about to become a text by the instruction at which a frame stands: a plain one instead.
-format_rule: Chain[Callable[[TracingInterpreter, Frame, Any], Any]] = Chain()
+#: The text of a symbolic number that the instruction at which a frame stands formats by a specification.
+format_rule: Chain[Callable[[TracingInterpreter, Frame, Any, str], Any]] = Chain()
 #: An error that Python or torch has raised, with the operands of the call: its text may be mended.
 error_rule: Chain[Callable[[BaseException, Arguments], None]] = Chain()
 #: The end of the program: effects may be added, or :class:`Break` raised.

@@ -344,6 +344,7 @@ class EffectJournal:
 
     def defer(self, effects: Callable[[], list[Effect]]) -> None:
         """Have effects follow all others; ``effects`` is asked when the program has ended."""
+        self.writes += 1
         self._late.append(effects)
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -134,8 +134,10 @@ class Calls(TracingInterpreter):
 
     def formatted(self, frame: Frame, value: Any, specification: str) -> str:
         if private_sizes.is_symbolic(value):
-            found = (handler(self, frame, value) for handler in format_rule)
-            value = next((number for number in found if number is not NotImplemented), value)
+            for handler in format_rule:
+                text = handler(self, frame, value, specification)
+                if text is not NotImplemented:
+                    return text
         return self.call(format, (value, specification), {})  # type: ignore[no-any-return]
 
     # --- modules ------------------------------------------------------------------------------------------------------

@@ -83,7 +83,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self.effects = self.values.journal
         self.left_open = LeftOpen()
         self.loops: Counter[tuple[types.CodeType, int]] = Counter()
-        self.messages: list[Callable[[], Any]] = []
         self.generators: weakref.WeakSet[InterpretedGenerator] = weakref.WeakSet()
         #: The reason why a generator could not be closed when nothing referred to it any more.
         self.break_in_del: Break | None = None

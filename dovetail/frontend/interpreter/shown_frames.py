@@ -55,16 +55,9 @@ def _call_within(
 
 def call_for(interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
-    return call_later(interpreter, function, *args, **kwargs)()
-
-
-def call_later(
-    interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Callable[[], Any]:
-    """A call of ``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it where it is now."""
     call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
     handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
-    return call if handled is None else functools.partial(_call_while_handling, handled, call)
+    return call() if handled is None else _call_while_handling(handled, call)
 
 
 def _call_while_handling(error: BaseException, call: Callable[[], Any]) -> Any:

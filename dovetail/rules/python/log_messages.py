@@ -1,8 +1,10 @@
-"""Log messages that contain a size: ``logger.warning(f"padded from {length}")``.
+"""Messages: a log record or a warning is an effect, given at every call with that call's numbers, after the graph has run.
 
-Formatting a symbolic size would specialise it: a graph for each length, for the sake of a message. A message is given once, while
-the function is captured, with the numbers of that call. So a text that is only used in a message needs no guard; the instructions
-that follow say whether it is.
+The logger sees the program's own lines as its callers. A message whose arguments are tensors or objects breaks the graph, since
+these may change before the graph has run; a message that the logger's level drops is only a guard on that.
+
+Formatting a symbolic size would hold the graph to one size. A text that is used in a message alone (the instructions that follow
+say whether it is) keeps a mark for the number instead, which is replaced when the message is given.
 """
 
 from __future__ import annotations
@@ -10,31 +12,262 @@ from __future__ import annotations
 import dis
 import functools
 import logging
+import re
+import secrets
 import types
 import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from dovetail.frontend.code.frame import NULL, Frame
-from dovetail.frontend.interpreter.shown_frames import call_later
+from dovetail.frontend.code.frame import NULL, Break, Frame
+from dovetail.frontend.effects.journal import Effect
+from dovetail.frontend.interpreter.shown_frames import show_place
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import format_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, format_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value
+from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
+from dovetail.runtime.shown_frames import Place, calling_code
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace import Retry
 
-_LEVELS = ("debug", "info", "warning", "warn", "error", "critical", "exception")
-_LOGGING = frozenset(getattr(logging.Logger, name) for name in _LEVELS if hasattr(logging.Logger, name))
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "log": None,
+}
+_METHODS = {getattr(logging.Logger, name): level for name, level in _LEVELS.items() if hasattr(logging.Logger, name)}
+_FUNCTIONS = {getattr(logging, name): level for name, level in _LEVELS.items() if hasattr(logging, name)}
 _CALLS = ("CALL", "CALL_KW")
+NUMBERS_IN_MESSAGES = "numbers in messages"
 # How many values each instruction that may come before the call takes off the stack.
 _TAKES = {
     **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
     **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC"), 2),
 }
+# No text of a program has it by chance.
+_TOKEN = secrets.token_hex(8)
+_MARK = re.compile(f"\ue000{_TOKEN}:(\\d+)\ue001")
+
+
+# --- messages at every call --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Message:
+    """A call that only gives its arguments as a message, made in the name of the program's lines.
+
+    ``frames`` are the program's, outermost first. ``formats`` belong to the marks in texts among the arguments.
+
+    >>> message = Message(str.upper, (), ("03d",))
+    >>> message([f"\ue000{_TOKEN}:0\ue001 rows"], {}, [7])
+    '007 ROWS'
+    """
+
+    function: Callable[..., Any]
+    frames: tuple[tuple[types.CodeType, Place, dict[str, Any]], ...]
+    formats: tuple[str, ...] = ()
+
+    def __call__(self, args: list[Any], kwargs: dict[str, Any], numbers: list[Any]) -> Any:
+        """Give the message; ``numbers`` are those that texts among the arguments have marks for."""
+        if numbers:
+            args = [self._with_numbers(item, numbers) for item in args]
+        call: Callable[[], Any] = functools.partial(self.function, *args, **kwargs)
+        for code, place, variables in reversed(self.frames):
+            call = functools.partial(eval, calling_code(code, place, call), variables, {})
+        return call()
+
+    def __recipe__(self) -> tuple[Callable[[], Message], list[Any]]:
+        """It is the same object at every call."""
+        return self._itself, []
+
+    def _itself(self) -> Message:
+        return self
+
+    def _with_numbers(self, value: Any, numbers: list[Any]) -> Any:
+        def text(mark: re.Match[str]) -> str:
+            at = int(mark[1])
+            return format(numbers[at], self.formats[at])
+
+        return _MARK.sub(text, value) if type(value) is str else value
+
+
+class _Marks:
+    """The numbers of one capture that texts have marks for."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.numbers: list[Any] = []
+        self.formats: list[str] = []
+        #: Marks in texts that no message has been given with yet.
+        self.open: set[int] = set()
+
+    def mark(self, number: Any, specification: str) -> str:
+        self.numbers.append(number)
+        self.formats.append(specification)
+        self.open.add(len(self.formats) - 1)
+        return f"\ue000{_TOKEN}:{len(self.numbers) - 1}\ue001"
+
+    def found_in(self, values: Iterable[Any]) -> bool:
+        """Whether texts have marks; these belong to a message from now on."""
+        found = {int(mark[1]) for item in values if type(item) is str for mark in _MARK.finditer(item)}
+        self.open -= found
+        return bool(found)
+
+
+@end_rule
+def _check_marks(interpreter: TracingInterpreter) -> None:
+    """A text with a mark was given to no message, because of a graph break or an exception in between."""
+    if interpreter.state(_Marks).open:
+        raise Retry("a text for a message is used otherwise", without=NUMBERS_IN_MESSAGES)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return is_leaf_value(value) or isinstance(value, type) or private_sizes.is_symbolic(value)
+
+
+def _check(interpreter: TracingInterpreter, values: Arguments) -> None:
+    if interpreter.values.in_backward:
+        raise Break("a message is given in a backward", "give it in the forward")
+    if not all(map(_is_plain, values)):
+        raise Break("a message with an object in it", "give it outside of the function, or put numbers into it")
+
+
+def _give(interpreter: TracingInterpreter, function: Callable[..., Any], args: Arguments, kwargs: Keywords) -> None:
+    """Have a message given after the graph, at every call."""
+    marks = interpreter.state(_Marks)
+    has_marks = marks.found_in(args)
+    try:
+        _check(interpreter, (*args, *kwargs.values()))
+    except Break as stop:
+        if has_marks:
+            raise Retry(stop.reason, without=NUMBERS_IN_MESSAGES) from stop
+        raise
+    frames = tuple((frame.code, show_place(frame), frame.globals) for frame in interpreter.frames)
+    numbers = list(marks.numbers) if has_marks else []
+    message = Message(function, frames, tuple(marks.formats) if has_marks else ())
+    effect = Effect(CalleeSource(), "call", [message, [list(args), dict(kwargs), numbers], {}])
+    interpreter.effects.defer(lambda: [effect])
+
+
+@dataclass(frozen=True)
+class _Drops:
+    """Whether a logger drops messages of a level."""
+
+    level: int
+
+    def __call__(self, logger: logging.Logger) -> bool:
+        return not logger.isEnabledFor(self.level)
+
+
+def _is_dropped(interpreter: TracingInterpreter, logger: logging.Logger, level: int) -> bool:
+    if not _Drops(level)(logger):
+        return False
+    source = interpreter.values.pin(logger, f"logger {logger.name!r}")
+    what = f"whether {logger.name!r} drops messages of level {level}"
+    interpreter.values.guard(ComputedSource(_Drops(level), (source,), what), Equals(True), "a message was dropped")
+    return True
+
+
+def _log(function: Callable[..., Any], level: int | None) -> None:
+    is_method = function in _METHODS
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        logger = args[0] if is_method and args else logging.root
+        rest = args[1:] if is_method else args
+        asked = level if level is not None else rest[0] if rest else None
+        if not isinstance(logger, logging.Logger) or type(asked) is not int:
+            return interpreter.call_torch(function, args, kwargs)
+        if _is_dropped(interpreter, logger, asked):
+            interpreter.state(_Marks).found_in(rest)
+            return None
+        if function.__name__ == "exception" or kwargs.get("exc_info"):
+            raise Break("a message shows the exception that is handled", "give it outside of the function")
+        if not is_method and not logging.root.handlers:
+            raise Break("a message configures the logging module", "call logging.basicConfig first")
+        source = interpreter.values.source_of(logger) if is_method else None
+        if source is not None:
+            interpreter.values.guard(source, Identity(logger), f"{source.name} gives a message")
+        bound = types.MethodType(function, logger) if is_method else function
+        _give(interpreter, bound, rest, kwargs)
+        return None
+
+
+for _table in (_METHODS, _FUNCTIONS):
+    for _function, _level in _table.items():
+        _log(_function, _level)
+
+
+def _interpret(function: types.FunctionType) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        return interpreter.run_function(function, args, kwargs)
+
+
+def _refuse(function: Callable[..., Any]) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        raise Break(f"logging's {function.__name__} is called", "call it outside of the function")
+
+
+for _name, _function in vars(logging.LoggerAdapter).items():
+    if _name in _LEVELS or _name in ("isEnabledFor", "process"):
+        _interpret(_function)
+for _function in (
+    *(getattr(logging.Logger, name) for name in ("setLevel", "addHandler", "removeHandler", "handle", "callHandlers")),
+    *(logging.Filterer.addFilter, logging.Filterer.removeFilter, logging.Handler.setLevel, logging.Handler.handle),
+    *(logging.basicConfig, logging.disable, logging.captureWarnings, logging.setLoggerClass),
+):
+    _refuse(_function)
+
+
+@rule(logging.Logger.isEnabledFor)
+def _is_enabled(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if len(args) != 2 or type(args[1]) is not int or not isinstance(args[0], logging.Logger):
+        return interpreter.call_torch(logging.Logger.isEnabledFor, args, kwargs)
+    logger, level = args
+    source = interpreter.values.pin(logger, f"logger {logger.name!r}")
+    drops = _Drops(level)(logger)
+    what = f"whether {logger.name!r} drops messages of level {level}"
+    interpreter.values.guard(ComputedSource(_Drops(level), (source,), what), Equals(drops), "isEnabledFor was asked")
+    return not drops
+
+
+# --- warnings ----------------------------------------------------------------------------------------------------------
+
+
+def _may_raise(module: types.ModuleType) -> bool:
+    return any(item[0] == "error" for item in module.filters)
+
+
+@rule(warnings.warn)
+def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
+    if _may_raise(warnings):
+        raise Break("a warning may raise an error", "warn outside of the function, or do not make warnings errors")
+    level = kwargs.get("stacklevel", args[2] if len(args) > 2 else 1)
+    if type(level) is int and level > len(interpreter.frames):
+        raise Break("a warning is given in the name of a caller of the compiled function", "use a smaller stacklevel")
+    source = ComputedSource(
+        _may_raise, (interpreter.values.pin(warnings, "warnings"),), "whether warnings raise errors"
+    )
+    interpreter.values.guard(source, Equals(False), "a warning was given")
+    _give(interpreter, warnings.warn, args, kwargs)
+
+
+# --- numbers in texts --------------------------------------------------------------------------------------------------
 
 
 def gives_message(function: Any) -> bool:
-    """Whether a function only gives its arguments as a message: ``warnings.warn``, a logger's methods, and functions that hand
-    their arguments on to these.
+    """Whether a function only gives its arguments as a message: ``warnings.warn``, a logger's methods, and methods of loggers
+    that hand their arguments on to these.
 
     >>> gives_message(warnings.warn), gives_message(logging.getLogger("x").info), gives_message(print)
     (True, True, False)
@@ -44,11 +277,7 @@ def gives_message(function: Any) -> bool:
     if type(function) is not types.MethodType or not isinstance(function.__self__, logging.Logger):
         return False
     inner = function.__func__
-    # One that gives each message once, as libraries have it.
-    inner = inner.__wrapped__ if isinstance(inner, functools._lru_cache_wrapper) else inner
-    if type(inner) is not types.FunctionType:
-        return False
-    return inner in _LOGGING or _hands_on(inner.__code__)
+    return type(inner) is types.FunctionType and (inner in _METHODS or _hands_on(inner.__code__))
 
 
 def _hands_on(code: types.CodeType) -> bool:
@@ -91,29 +320,10 @@ def is_only_in_message(frame: Frame, pushed: int) -> bool:
 
 
 @format_rule
-def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any) -> Any:
-    """A symbolic number as it is in this call, where the text is for a message alone."""
-    number = _as_it_is(value)
-    return number if number is not value and is_only_in_message(frame, len(frame.stack) + 1) else NotImplemented
-
-
-def _as_it_is(value: Any) -> Any:
-    is_known = private_sizes.is_symbolic(value) and not private_sizes.is_data_number(value)
-    return value.node.hint if is_known else value
-
-
-def _message(function: Any) -> Any:
-    def handler(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = tuple(map(_as_it_is, args))
-        given = (*args[1:], *kwargs.values())
-        if not isinstance(args[0], logging.Logger) or not all(map(is_leaf_value, given)):
-            return interpreter.call_torch(function, args, kwargs)
-        # Once the capture has succeeded: one that ends at a graph break is made anew, and eager gives its messages itself.
-        interpreter.messages.append(call_later(interpreter, function, *args, **kwargs))
-        return None
-
-    return handler
-
-
-for _function in _LOGGING:
-    rule(_function)(_message(_function))
+def _number_of_a_message(interpreter: TracingInterpreter, frame: Frame, value: Any, specification: str) -> Any:
+    """A mark for a symbolic number where the text is for a message alone."""
+    if not interpreter.trace.settings.allows(NUMBERS_IN_MESSAGES) or not is_only_in_message(
+        frame, len(frame.stack) + 1
+    ):
+        return NotImplemented
+    return interpreter.state(_Marks).mark(value, specification)

@@ -15,7 +15,6 @@ import sys
 import traceback
 import types
 import typing
-import warnings
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
@@ -134,29 +133,6 @@ def _process_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
 @rule(typing.cast)
 def _cast(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     return args[1] if len(args) > 1 else kwargs["val"]
-
-
-@rule(warnings.warn)
-def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
-    """Warn once, while the function is captured, in the name of the user's line."""
-    message, category, level, source = _warn_arguments(*args, **kwargs)
-    if isinstance(message, Warning):
-        category = type(message)
-    frames = interpreter.frames
-    if level > len(frames):
-        raise Break("a warning is given in the name of a caller of the compiled function", "use a smaller stacklevel")
-    frame = frames[-max(level, 1)]
-    registry = frame.globals.setdefault("__warningregistry__", {})
-    module = frame.globals.get("__name__") or "<unknown>"
-    warnings.warn_explicit(message, category, frame.code.co_filename, frame.line(), module, registry, None, source)
-
-
-def _warn_arguments(
-    message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **kwargs: Any
-) -> tuple[Any, Any, int, Any]:
-    if kwargs:
-        raise Break(f"warnings.warn is called with {', '.join(kwargs)}", "use stacklevel")
-    return message, category or UserWarning, stacklevel, source
 
 
 @rule(collections.namedtuple)
