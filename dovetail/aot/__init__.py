@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from dovetail.aot import passes
 from dovetail.aot.capture_joint import capture_joint
 from dovetail.aot.compile_joint import compile_joint
 from dovetail.aot.compiled_graph import CompiledGraph
@@ -23,11 +22,11 @@ __all__ = [
     "passes",
 ]
 
-_ELSEWHERE = {"export_joint": "dovetail.artefacts.export"}
-"""Stages of wings, by the module that is loaded when they are first asked for."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    """Wings, loaded when they are first asked for."""
+    if name == "export_joint":
+        return importlib.import_module("dovetail.artefacts.export").export_joint
+    if name == "passes":
+        return importlib.import_module("dovetail.passes")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

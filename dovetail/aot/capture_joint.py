@@ -24,7 +24,7 @@ from dovetail.aot.descriptors import Descriptor, Gradient, Tangent
 from dovetail.aot.independence import freed_by_backward
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.aot.nodes import checks_assumption, must_stay
-from dovetail.aot.output_dependencies import find_dependencies, outputs_behind_outputs
+from dovetail.aot.output_dependencies import find_dependencies
 from dovetail.aot.outputs import DescribedOutputs, describe_outputs, is_new_leaf
 from dovetail.aot.state import AOTState
 from dovetail.aot.tangents import overlaps_itself
@@ -306,7 +306,6 @@ def _runtime_spec(trace: Trace, forward: _Forward, backward: _Backward) -> Runti
         output_differentiable=forward.differentiable,
         outputs=forward.outputs,
         mutations=forward.described.mutations,
-        outputs_behind_outputs=outputs_behind_outputs(forward.described.values, forward.differentiable),
         dependencies=forward.dependencies,
         metadata_changes=tuple(trace.metadata_changes),
         freed_by_backward=backward.freed_by_backward,

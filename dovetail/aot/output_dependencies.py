@@ -37,19 +37,6 @@ def edges_behind(roots: Sequence[Any]) -> Iterator[Edge]:
                     stack.append(edge[0])
 
 
-def outputs_behind_outputs(values: Sequence[torch.Tensor], differentiable: Sequence[bool]) -> tuple[int, ...]:
-    """The differentiable outputs that autograd passes on its way back from other ones."""
-    positions = {
-        _edge_of(value): position
-        for position, (value, flag) in enumerate(zip(values, differentiable, strict=True))
-        if flag and value.grad_fn is not None
-    }
-    if len(positions) < 2:
-        return ()
-    passed = edges_behind([node for node, _ in positions])
-    return tuple(sorted({positions[edge] for edge in passed if edge in positions}))
-
-
 def find_dependencies(
     described: DescribedOutputs,
     differentiable: Sequence[bool],

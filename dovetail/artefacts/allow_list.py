@@ -46,26 +46,11 @@ _ARGUMENT_TYPES = re.compile(
     r"(Optional\[|List\[)*(Tensor|int|float|bool|complex|number|Scalar|SymInt|str|Device|Layout|MemoryFormat|ScalarType"
     r"|Generator|NoneType)\]*"
 )
+_OPERATORS = ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge")
 _PYTHON: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
-    "operator.add": operator.add,
-    "operator.sub": operator.sub,
-    "operator.mul": operator.mul,
-    "operator.floordiv": operator.floordiv,
-    "operator.truediv": operator.truediv,
-    "operator.mod": operator.mod,
-    "operator.neg": operator.neg,
-    "operator.eq": operator.eq,
-    "operator.ne": operator.ne,
-    "operator.lt": operator.lt,
-    "operator.le": operator.le,
-    "operator.gt": operator.gt,
-    "operator.ge": operator.ge,
-    "torch.sym_max": torch.sym_max,
-    "torch.sym_min": torch.sym_min,
-    "torch.sym_not": torch.sym_not,
-    "torch.sym_int": torch.sym_int,
-    "torch.sym_float": torch.sym_float,
+    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS},
+    **{f"torch.sym_{name}": getattr(torch, f"sym_{name}") for name in ("max", "min", "not", "int", "float")},
 }
 
 

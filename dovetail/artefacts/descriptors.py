@@ -18,36 +18,32 @@ from dovetail.aot.descriptors import (
 )
 from dovetail.errors import ArtefactError
 
-_NAMED: dict[str, type[Any]] = {
-    "parameter": ParamInput,
-    "buffer": BufferInput,
-    "input": UserInput,
-    "output": UserOutput,
+#: For each kind: the class, its field, and the name of the field in a file.
+_KINDS: dict[str, tuple[type[Any], str, str]] = {
+    "parameter": (ParamInput, "fqn", "name"),
+    "buffer": (BufferInput, "fqn", "name"),
+    "input": (UserInput, "path", "name"),
+    "output": (UserOutput, "path", "name"),
+    "base": (AliasBase, "index", "index"),
+    "mutated": (MutatedInput, "of", "of"),
+    "tangent": (Tangent, "of", "of"),
+    "gradient": (Gradient, "of", "of"),
 }
-_WRAPPING: dict[str, type[Any]] = {"mutated": MutatedInput, "tangent": Tangent, "gradient": Gradient}
 
 
 def encode_descriptor(descriptor: Descriptor) -> dict[str, Any]:
     """A descriptor as data; raises :class:`ArtefactError` for a kind that no artefact has."""
-    for kind, cls in _NAMED.items():
+    for kind, (cls, attribute, field) in _KINDS.items():
         if type(descriptor) is cls:
-            return {"kind": kind, "name": getattr(descriptor, "fqn", None) or getattr(descriptor, "path", "")}
-    for kind, cls in _WRAPPING.items():
-        if type(descriptor) is cls:
-            return {"kind": kind, "of": encode_descriptor(descriptor.of)}  # type: ignore[attr-defined]
-    if isinstance(descriptor, AliasBase):
-        return {"kind": "base", "index": descriptor.index}
+            value = getattr(descriptor, attribute)
+            return {"kind": kind, field: encode_descriptor(value) if field == "of" else value}
     raise ArtefactError(f"{descriptor} cannot be written to an artefact", advice="export a graph of plain tensors")
 
 
 def decode_descriptor(data: Mapping[str, Any]) -> Descriptor:
     """The descriptor in data that has the form of the schema."""
-    kind = data["kind"]
-    if kind in _NAMED:
-        return _NAMED[kind](data["name"])  # type: ignore[no-any-return]
-    if kind in _WRAPPING:
-        return _WRAPPING[kind](decode_descriptor(data["of"]))  # type: ignore[no-any-return]
-    return AliasBase(data["index"])
+    cls, _, field = _KINDS[data["kind"]]
+    return cls(decode_descriptor(data["of"]) if field == "of" else data[field])  # type: ignore[no-any-return]
 
 
 def name_of_input(descriptor: Descriptor) -> str:

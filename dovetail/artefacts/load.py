@@ -20,7 +20,7 @@ from dovetail.artefacts.export import derivative_order
 from dovetail.artefacts.files import read_artefact
 from dovetail.artefacts.graph_reader import GraphReader
 from dovetail.artefacts.loaded_graph import LoadedGraph
-from dovetail.artefacts.results import StoredResult, highest_tensor
+from dovetail.artefacts.results import StoredResult, build_result
 from dovetail.artefacts.schema import make_schema, validate
 from dovetail.artefacts.size_expressions import evaluate
 from dovetail.artefacts.specs import decode_spec
@@ -75,8 +75,10 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
     for entry in payload["nodes"]:
         reader.add(entry)
     joint = _joint_graph(payload, reader, fake_mode)
-    if highest_tensor(payload["result"]) >= len(joint.spec.outputs):
-        raise ArtefactError("the result in the artefact names an output that does not exist")
+    try:
+        build_result(payload["result"], joint.spec.outputs)
+    except IndexError as error:
+        raise ArtefactError("the result in the artefact names an output that does not exist") from error
     for item in payload["guards"]:
         if not bool(evaluate(item, symbols)):
             raise ArtefactError("the artefact's guards do not hold for its own sizes")

@@ -54,7 +54,7 @@ def _encode(recipe: Recipe | None) -> Any:
 
 
 def build_result(data: Any, tensors: Sequence[Any]) -> Any:
-    """A call's result from its data and the graph's tensors."""
+    """A call's result from its data and the graph's tensors. Raises ValueError or IndexError where the data is wrong."""
     if not isinstance(data, dict):
         return data
     ((kind, content),) = data.items()
@@ -63,23 +63,8 @@ def build_result(data: Any, tensors: Sequence[Any]) -> Any:
     if kind == "float":
         return float.fromhex(content)
     if kind == "dict":
+        if any(not isinstance(key, (str, int)) for key, _ in content):
+            raise ValueError("a dictionary has a key that is no constant")
         return {key: build_result(item, tensors) for key, item in content}
     items = [build_result(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items
-
-
-def highest_tensor(data: Any) -> int:
-    """The highest number of a tensor in a result; -1 if there is none. Raises ValueError for a bad number or key."""
-    if not isinstance(data, dict):
-        return -1
-    ((kind, content),) = data.items()
-    if kind == "tensor":
-        return int(content)
-    if kind == "float":
-        float.fromhex(content)
-        return -1
-    if kind == "dict":
-        if any(not isinstance(key, (str, int)) for key, _ in content):
-            raise ValueError("a dictionary has a key that is no constant")
-        content = [item for _, item in content]
-    return max(map(highest_tensor, content), default=-1)

@@ -172,9 +172,10 @@ def _problem(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, An
     if kind == "integer" and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
         return f"{where} is out of range"
     if kind == "string":
-        if len(value) > schema.get("maxLength", len(value)) or not re.search(schema.get("pattern", ""), value):
-            return f"{where} is not a text of the right form"
-        if "pattern" in schema and value.endswith("\n"):
+        pattern = schema.get("pattern")
+        # The end of a pattern is also in front of a last line break.
+        fits = pattern is None or (re.search(pattern, value) and not value.endswith("\n"))
+        if not fits or len(value) > schema.get("maxLength", len(value)):
             return f"{where} is not a text of the right form"
     if kind == "array":
         if len(value) != schema.get("length", len(value)):

@@ -1,7 +1,7 @@
 """The runtime's description of a graph's inputs and outputs as data, and back.
 
-The file has older names for some of its fields: ``feeding`` are ``outputs_behind_outputs``, ``ties`` are ``dependencies``,
-``freed_together`` is ``freed_by_backward``, and ``arrangement`` is ``leaf_order``.
+The file has older names for some of its fields: ``ties`` are ``dependencies``, ``freed_together`` is ``freed_by_backward``, and
+``arrangement`` is ``leaf_order``. ``feeding`` is no longer read: ``ties`` say all of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def encode_spec(spec: RuntimeSpec) -> dict[str, Any]:
         "output_differentiable": list(spec.output_differentiable),
         "outputs": list(map(_encode_output, spec.outputs)),
         "mutations": list(map(dataclasses.asdict, spec.mutations)),
-        "feeding": list(spec.outputs_behind_outputs),
+        "feeding": [],
         "ties": [
             {"output": item.output, "results": list(item.results), "inputs": list(item.inputs)}
             for item in spec.dependencies
@@ -106,8 +106,7 @@ def decode_spec(data: Mapping[str, Any], primals: int, forward: int) -> RuntimeS
         differentiable,
         tuple(outputs),
         mutations,
-        tuple(_check_index(item, forward) for item in data["feeding"]),
-        _decode_dependencies(data["ties"], outputs, mutations, differentiable),
+        dependencies=_decode_dependencies(data["ties"], outputs, mutations, differentiable),
         freed_by_backward=_decode_freed(data["freed_together"], sum(differentiable)),
         leaf_order=tuple(data["arrangement"]),
     )

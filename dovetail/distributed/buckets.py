@@ -1,156 +1,175 @@
-"""Gradients that are exchanged together, and the exchanges of one phase of a graph."""
+"""Tensors that are exchanged together, and the exchanges of one phase of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.tangents import MEMBER, PACK
-from dovetail.distributed.exchange import (
-    Agreement,
-    Call,
-    Inserter,
-    Team,
-    collectives,
-    describe,
-    element_bytes,
-    pack,
-    places,
-    real_dtype,
-    unpack,
-)
-from dovetail.distributed.gradients import GradientSite
+from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
+from dovetail.distributed.exchange import Call, Inserter, Site, Team, collectives, places
 from dovetail.distributed.operators import shard_rows
-from dovetail.distributed.plan import Plan
+from dovetail.distributed.plan import Plan, agree, fingerprint, register
 
 aten = torch.ops.aten
+#: The operator of each collective, and its arguments behind the tensor.
+_COLLECTIVES: dict[str, tuple[Any, Callable[[Team], tuple[Any, ...]]]] = {
+    "all_reduce": (collectives.all_reduce.default, lambda team: ("sum", team.name)),
+    "reduce_scatter": (collectives.reduce_scatter_tensor.default, lambda team: ("sum", team.size, team.name)),
+    "all_gather": (collectives.all_gather_into_tensor.default, lambda team: (team.size, team.name)),
+    "broadcast": (collectives.broadcast.default, lambda team: (0, team.name)),
+}
 
 
 @dataclass
 class Bucket:
-    """Gradients that one collective, "all_reduce" or "reduce_scatter", exchanges."""
+    """Tensors that one collective exchanges."""
 
     collective: str
-    sites: list[GradientSite] = field(default_factory=list)
+    #: The first node that reads one of them.
+    reader: torch.fx.Node
+    sites: list[Site] = field(default_factory=list)
     size: int = 0
 
-    @property
-    def nodes(self) -> list[torch.fx.Node]:
-        """The nodes that compute the gradients."""
-        return [site.node for site in self.sites]
-
-    @property
-    def readers(self) -> list[torch.fx.Node]:
-        """The nodes that read a gradient of the bucket."""
-        return [reader for site in self.sites for reader in site.readers]
+    def last(self, order: dict[torch.fx.Node, int]) -> torch.fx.Node:
+        """The node that computes the last of the tensors."""
+        return max((site.node for site in self.sites), key=order.__getitem__)
 
     def __str__(self) -> str:
-        tensors = [":".join(filter(None, (site.name, describe(site.node.meta["val"])))) for site in self.sites]
-        return f"{self.collective} {', '.join(tensors)}"
+        return f"{self.collective} {', '.join(map(str, self.sites))}"
 
 
 def make_buckets(
-    joint: JointGraph, sites: list[GradientSite], bucket_bytes: int, collective: str = "all_reduce"
+    joint: JointGraph, sites: Iterable[Site], bucket_bytes: int, collective: str = "all_reduce"
 ) -> list[Bucket]:
-    """Put gradients together, in order: at most ``bucket_bytes`` each (a larger gradient by itself), of one dtype and device.
+    """Put tensors together, in order: at most ``bucket_bytes`` each (a larger one by itself), of one dtype and device.
 
-    No bucket waits for a gradient that is computed behind the first reader of another one in it.
+    No bucket waits for a tensor that is computed behind the first reader of another one in it.
     """
     order = places(joint)
+    buckets: list[Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
-    closed: list[Bucket] = []
     for site in sites:
-        value = site.node.meta["val"]
-        key = (value.dtype, value.device)
+        reader = min(site.readers, key=order.__getitem__)
+        key = site.value.dtype, site.value.device
         bucket = open_buckets.get(key)
-        if bucket is not None:
-            first_reader = min(map(order.__getitem__, bucket.readers), default=len(order))
-            if bucket.size + element_bytes(value) > bucket_bytes or first_reader <= order[site.node]:
-                closed.append(open_buckets.pop(key))
-                bucket = None
-        if bucket is None:
-            bucket = open_buckets[key] = Bucket(collective)
+        if bucket is None or bucket.size + site.size > bucket_bytes or order[bucket.reader] <= order[site.node]:
+            bucket = open_buckets[key] = Bucket(collective, reader)
+            buckets.append(bucket)
+        bucket.reader = min(bucket.reader, reader, key=order.__getitem__)
         bucket.sites.append(site)
-        bucket.size += element_bytes(value)
-    closed += open_buckets.values()
-    return sorted(closed, key=lambda item: max(map(order.__getitem__, item.nodes)))
+        bucket.size += site.size
+    return buckets
 
 
 class Phase:
     """Puts the exchanges of one phase ("forward", "backward", or "step" for a graph that is both) into a graph.
 
-    With a plan the phase begins by asking whether all ranks have it. That takes as long as there is no gradient to exchange.
+    With a plan the phase begins by asking whether all ranks have it. That takes as long as there is nothing to exchange.
     """
 
     def __init__(
         self, joint: JointGraph, name: str, team: Team, reduction: str, plan: Plan | None, device: torch.device
     ) -> None:
         self._joint = joint
-        self.team = team
+        self._team = team
         self._reduction = reduction
+        self._plan = plan
         self.insert = Inserter(joint, name)
         #: Behind this node the exchange of an input may begin.
         self.start = joint.graph.find_nodes(op="placeholder")[-1]
-        self._agreement: Agreement | None = None
+        self._asked: torch.fx.Node | None = None
         if plan is not None and plan.steps:
-            self._agreement = Agreement.ask(self.insert.after(self.start), team, plan, device)
-            self.start = self._agreement.asked
+            call = self.insert.after(self.start)
+            own = call(fingerprint, register(plan), device)
+            own.meta[FOR_PATTERN] = lambda args, defined: (register(plan.for_tangents(defined)), *args[1:])
+            self.start = self._asked = call(collectives.all_reduce.default, own, "max", team.name)
 
-    def tokens(self, call: Call, dtype: torch.dtype) -> list[torch.fx.Node]:
-        """Tensors to be packed with the others of an exchange, so that it waits for the check of the plan."""
-        return [] if self._agreement is None else [self._agreement.token(call, dtype)]
+    def _tokens(self, call: Call, dtype: torch.dtype) -> list[torch.fx.Node]:
+        """An empty tensor that exists only if all ranks have the plan: what is packed with it is exchanged after the check.
+
+        Each bucket has a token of its own: a backward for some of the outputs leaves buckets out.
+        """
+        asked, plan = self._asked, self._plan
+        if asked is None or plan is None:
+            return []
+        greatest = next((user for user in asked.users if user.target is collectives.wait_tensor.default), None)
+        if greatest is None:
+            greatest = call(collectives.wait_tensor.default, asked)
+        token = call(agree, greatest, plan.fingerprint, self._team.size, self._team.name, dtype)
+        token.meta[FOR_PATTERN] = lambda args, defined: (args[0], plan.for_tangents(defined).fingerprint, *args[2:])
+        return [token]
 
     def exchange(self, buckets: Iterable[Bucket]) -> None:
-        """Begin each bucket behind its last gradient, and wait for it in front of the first reader."""
+        """Begin each bucket behind its last tensor, and wait for it in front of the first reader."""
         order = places(self._joint)
-        for bucket in sorted(buckets, key=lambda item: max(map(order.__getitem__, item.nodes))):
-            last = max(bucket.nodes, key=order.__getitem__)
-            behind = self.insert.after(last if last.op != "placeholder" else self.start)
-            ahead = self.insert.before(min(bucket.readers, key=order.__getitem__))
-            reduce = self._all_reduce if bucket.collective == "all_reduce" else self._reduce_scatter
-            for site, piece in zip(bucket.sites, reduce(behind, ahead, bucket.nodes), strict=True):
-                site.replace(piece)
+        for bucket in sorted(buckets, key=lambda item: order[item.last(order)]):
+            last = bucket.last(order)
+            is_input = last.op == "placeholder"
+            begun = self.put(bucket, self.insert.after(self.start if is_input else last))
+            if is_input:
+                self.start = begun
 
-    def _mean(self, call: Call, flat: torch.fx.Node) -> torch.fx.Node:
-        return call(aten.div.Tensor, flat, self.team.size) if self._reduction == "mean" else flat
+    def put(self, bucket: Bucket, behind: Call) -> torch.fx.Node:
+        """Add the exchange of a bucket: packed and begun by ``behind``, awaited in front of the first reader.
 
-    def _all_reduce(self, behind: Call, ahead: Call, gradients: list[torch.fx.Node]) -> list[torch.fx.Node]:
-        flat = pack(behind, gradients, self.tokens(behind, real_dtype(gradients[0].meta["val"])))
-        begun = behind(collectives.all_reduce.default, self._mean(behind, flat), "sum", self.team.name)
-        return unpack(ahead, ahead(collectives.wait_tensor.default, begun), gradients)
-
-    def _reduce_scatter(self, behind: Call, ahead: Call, gradients: list[torch.fx.Node]) -> list[torch.fx.Node]:
-        """Each gradient is a table with a row for each rank; the tables are packed side by side."""
-        size = self.team.size
-        tables = [_table(behind, gradient, size) for gradient in gradients]
-        tokens = self.tokens(behind, gradients[0].meta["val"].dtype)
-        packed = behind(aten.cat.default, [*tables, *tokens], 1)
+        What is scattered or gathered is a table with a row for each rank; the tables are packed side by side. Returns the node
+        that begins the exchange.
+        """
+        ahead = self.insert.before(bucket.reader)
+        size = self._team.size
+        rows = size if bucket.collective == "reduce_scatter" else 1
+        tables = [_table(behind, site.node, rows) for site in bucket.sites]
+        packed = behind(aten.cat.default, [*tables, *self._tokens(behind, tables[0].meta["val"].dtype)], 1)
         packed.meta[PACK] = True
         flat = behind(aten.view.default, packed, [packed.meta["val"].numel()])
-        begun = behind(collectives.reduce_scatter_tensor.default, self._mean(behind, flat), "sum", size, self.team.name)
+        if self._reduction == "mean" and "reduce" in bucket.collective:
+            flat = behind(aten.div.Tensor, flat, size)
+        operator, arguments = _COLLECTIVES[bucket.collective]
+        begun = behind(operator, flat, *arguments(self._team))
         done = ahead(collectives.wait_tensor.default, begun)
-        pieces, start = [], 0
-        for gradient, table in zip(gradients, tables, strict=True):
-            value = gradient.meta["val"]
+        rows = size if bucket.collective == "all_gather" else 1
+        done = ahead(aten.view.default, done, [rows, done.meta["val"].numel() // rows])
+        start = 0
+        for number, (site, table) in enumerate(zip(bucket.sites, tables, strict=True)):
             length = table.meta["val"].shape[1]
-            piece = ahead(aten.slice.Tensor, done, 0, start, start + length)
-            pieces.append(ahead(aten.view.default, piece, [shard_rows(value.shape[0], size), *value.shape[1:]]))
-            if len(gradients) > 1:
-                pieces[-1] = ahead(aten.clone.default, pieces[-1])
-            pieces[-1].meta[MEMBER] = len(pieces) - 1
+            piece = ahead(aten.slice.Tensor, done, 1, start, start + length)
             start += length
-        return pieces
+            if len(tables) > 1:
+                # It may become a .grad, which is written to by itself.
+                piece = ahead(aten.clone.default, piece, memory_format=torch.contiguous_format)
+            piece = self._shaped(ahead, piece, bucket.collective, site.value)
+            piece.meta[MEMBER] = number
+            site.replace(piece)
+        return begun
+
+    def _shaped(self, call: Call, piece: torch.fx.Node, collective: str, value: torch.Tensor) -> torch.fx.Node:
+        """A piece of what has been exchanged, with the shape in which it is read."""
+        shape = list(value.shape)
+        if collective in ("reduce_scatter", "all_gather"):
+            shape[0] = shard_rows(shape[0], self._team.size)
+        if collective == "all_gather":
+            shape[0] *= self._team.size
+        whole = call(aten.view.default, piece, [*shape, 2] if value.is_complex() else shape)
+        if value.is_complex():
+            whole = call(aten.view_as_complex.default, whole)
+        if collective == "all_gather" and shape[0] != value.shape[0]:
+            whole = call(aten.slice.Tensor, whole, 0, 0, value.shape[0])
+        return whole
 
 
-def _table(call: Call, gradient: torch.fx.Node, size: int) -> torch.fx.Node:
-    """A gradient with as many rows as there are ranks, filled up with zeros."""
-    value = gradient.meta["val"]
-    missing = shard_rows(value.shape[0], size) * size - value.shape[0]
+def _table(call: Call, tensor: torch.fx.Node, rows: int) -> torch.fx.Node:
+    """The real numbers of a tensor as a table; where it has more than one row, zeros fill it up."""
+    value = tensor.meta["val"]
+    if value.is_complex():
+        tensor = call(aten.view_as_real.default, tensor)
+    missing = shard_rows(value.shape[0], rows) * rows - value.shape[0] if rows > 1 else 0
     if missing:
-        gradient = call(aten.constant_pad_nd.default, gradient, [0, 0] * (value.dim() - 1) + [0, missing])
-    if not gradient.meta["val"].is_contiguous():
-        gradient = call(aten.clone.default, gradient, memory_format=torch.contiguous_format)
-    return call(aten.view.default, gradient, [size, gradient.meta["val"].numel() // size])
+        dims = tensor.meta["val"].dim()
+        tensor = call(aten.constant_pad_nd.default, tensor, [0, 0] * (dims - 1) + [0, missing])
+    if not tensor.meta["val"].is_contiguous():
+        tensor = call(aten.clone.default, tensor, memory_format=torch.contiguous_format)
+    return call(aten.view.default, tensor, [rows, tensor.meta["val"].numel() // rows])

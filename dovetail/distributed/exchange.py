@@ -1,8 +1,8 @@
-"""Exchanges as nodes of a graph: tensors packed into a flat one, the collective, and the tensors again."""
+"""Tensors of a graph that ranks exchange, and the insertion of nodes that do it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,9 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import IN_BACKWARD
-from dovetail.aot.tangents import FOR_PATTERN, MEMBER, PACK
-from dovetail.distributed.plan import Plan, agree, fingerprint, register
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import tracing as private_tracing
 
-aten = torch.ops.aten
 collectives = private_distributed.functional_collectives()
 #: ``call(target, *args, **kwargs)`` puts a node into a graph, see :class:`Inserter`.
 Call = Callable[..., torch.fx.Node]
@@ -80,84 +77,36 @@ def places(joint: JointGraph) -> dict[torch.fx.Node, int]:
     return {node: place for place, node in enumerate(joint.graph.nodes)}
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """A check that all ranks have the same plan: asked at the beginning of a phase, answered in front of its exchanges."""
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A tensor in a graph that is exchanged: ``node`` computes what this rank gives, ``readers`` read what comes back.
 
-    team: Team
-    plan: Plan
-    asked: torch.fx.Node
+    ``replace(new)`` makes them read another node. ``value`` is the tensor before it is scattered, or after it is gathered. ``mark``
+    is the node whose place the exchange takes, where that is not ``node``.
+    """
+
+    name: str
+    node: torch.fx.Node
+    value: torch.Tensor
+    readers: tuple[torch.fx.Node, ...]
+    replace: Callable[[torch.fx.Node], None]
+    mark: torch.fx.Node | None = None
 
     @classmethod
-    def ask(cls, call: Call, team: Team, plan: Plan, device: torch.device) -> Agreement:
-        """Add nodes that tell the other ranks the plan."""
-        own = call(fingerprint, register(plan), device)
-        own.meta[FOR_PATTERN] = lambda args, defined: (register(plan.for_tangents(defined)), *args[1:])
-        return cls(team, plan, call(collectives.all_reduce.default, own, "max", team.name))
+    def of_readers(cls, name: str, node: torch.fx.Node, value: torch.Tensor, read: torch.fx.Node) -> Site:
+        """The site of a tensor that all present users of the node ``read`` will read."""
+        readers = tuple(read.users)
 
-    def token(self, call: Call, dtype: torch.dtype) -> torch.fx.Node:
-        """Add an empty tensor that exists only if all ranks have the plan; what is packed with it is exchanged after the check.
+        def replace(new: torch.fx.Node) -> None:
+            read.replace_all_uses_with(new, delete_user_cb=readers.__contains__)
 
-        Each bucket has a token of its own: a backward for some of the outputs leaves buckets out.
-        """
-        greatest = next((user for user in self.asked.users if user.target is collectives.wait_tensor.default), None)
-        if greatest is None:
-            greatest = call(collectives.wait_tensor.default, self.asked)
-        plan = self.plan
-        token = call(agree, greatest, plan.fingerprint, self.team.size, self.team.name, dtype)
-        token.meta[FOR_PATTERN] = lambda args, defined: (args[0], plan.for_tangents(defined).fingerprint, *args[2:])
-        return token
+        return cls(name, node, value, readers, replace, read)
 
+    @property
+    def size(self) -> int:
+        """The bytes of the tensor's elements."""
+        return int(self.value.numel()) * self.value.element_size()
 
-def pack(call: Call, tensors: Sequence[torch.fx.Node], tokens: Sequence[torch.fx.Node]) -> torch.fx.Node:
-    """All elements of the tensors in one flat tensor, which exists only if the tokens do."""
-    packed = call(aten.cat.default, [*(_flat(call, tensor) for tensor in tensors), *tokens])
-    packed.meta[PACK] = True
-    return packed
-
-
-def _flat(call: Call, tensor: torch.fx.Node) -> torch.fx.Node:
-    value = tensor.meta["val"]
-    if value.is_complex():
-        return _flat(call, call(aten.view_as_real.default, tensor))
-    if not value.is_contiguous():
-        tensor = call(aten.clone.default, tensor, memory_format=torch.contiguous_format)
-    return call(aten.view.default, tensor, [value.numel()])
-
-
-def unpack(call: Call, flat: torch.fx.Node, tensors: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The tensors in a flat tensor, each with the shape of the node that was packed."""
-    found: list[torch.fx.Node] = []
-    tensors = list(tensors)
-    start = 0
-    for tensor in tensors:
-        value = tensor.meta["val"]
-        shape = [*value.shape, 2] if value.is_complex() else list(value.shape)
-        length = value.numel() * (2 if value.is_complex() else 1)
-        piece = call(aten.view.default, call(aten.slice.Tensor, flat, 0, start, start + length), shape)
-        if len(tensors) > 1:
-            # It may become a .grad, which is written to by itself.
-            piece = call(aten.clone.default, piece)
-        found.append(call(aten.view_as_complex.default, piece) if value.is_complex() else piece)
-        found[-1].meta[MEMBER] = len(found) - 1
-        start += length
-    return found
-
-
-def element_bytes(value: torch.Tensor) -> int:
-    """The bytes of a tensor's elements."""
-    return int(value.numel()) * value.element_size()
-
-
-def real_dtype(value: torch.Tensor) -> torch.dtype:
-    """The dtype in which a tensor is exchanged: a complex number is two real ones."""
-    return value.dtype.to_real() if value.is_complex() else value.dtype
-
-
-def describe(value: torch.Tensor) -> str:
-    """A tensor in a line of a plan.
-
-    >>> describe(torch.ones(2, 3))
-    'float32[2, 3]'
-    """
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    def __str__(self) -> str:
+        tensor = f"{str(self.value.dtype).removeprefix('torch.')}{list(self.value.shape)}"
+        return f"{self.name}:{tensor}" if self.name else tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,63 +11,39 @@ import torch
 from dovetail.aot.descriptors import BufferInput, Descriptor, Gradient, ParamInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import must_stay
+from dovetail.distributed.exchange import Site, places
 from dovetail.distributed.placement import is_data
 from dovetail.trace.gradient_marks import GRADIENT_OF
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, eq=False)
-class GradientSite:
-    """A gradient of the parameter ``name`` that ``node`` computes; ``readers`` read it as the parameter's gradient.
+def gradient_sites(joint: JointGraph) -> list[Site]:
+    """All gradients of parameters, in the order in which they are computed.
 
-    ``replace(new)`` makes them read another node. ``is_inside``: the graph itself reads it, after a ``backward()`` in it; ``mark``
-    is then the node that the trace has marked.
+    Those that the graph itself reads, after a ``backward()`` in it, have the node that the trace has marked for their ``mark``.
     """
-
-    name: str
-    node: torch.fx.Node
-    readers: tuple[torch.fx.Node, ...]
-    replace: Callable[[torch.fx.Node], None]
-    is_inside: bool = False
-    mark: torch.fx.Node | None = None
-
-
-def gradient_sites(joint: JointGraph) -> list[GradientSite]:
-    """All gradients of parameters, in the order in which they are computed."""
     sites = [
         _marked_site(joint, node)
         for node in joint.graph.nodes
         if GRADIENT_OF in node.meta and node.users and not is_data(joint.input_descriptors[node.meta[GRADIENT_OF]])
     ]
-    output = joint.graph.output_node()
+    readers = (joint.graph.output_node(),)
     for node, descriptor in zip(joint.results, joint.output_descriptors, strict=True):
         if node is not None and isinstance(descriptor, Gradient) and not is_data(descriptor.of):
-            sites.append(
-                GradientSite(
-                    name_of(descriptor.of),
-                    node,
-                    (output,),
-                    lambda new, of=descriptor: joint.replace_output(of, new),  # type: ignore[misc]
-                )
-            )
-    order = {node: place for place, node in enumerate(joint.graph.nodes)}
+            replace = functools.partial(joint.replace_output, descriptor)
+            sites.append(Site(name_of(descriptor.of), node, node.meta["val"], readers, replace))
+    order = places(joint)
     return sorted(sites, key=lambda site: order[site.node])
 
 
-def _marked_site(joint: JointGraph, node: torch.fx.Node) -> GradientSite:
-    descriptor = joint.input_descriptors[node.meta[GRADIENT_OF]]
-
-    def replace(new: torch.fx.Node) -> None:
-        readers = {reader for reader in node.users if reader in site.readers}
-        node.replace_all_uses_with(new, delete_user_cb=lambda user: user in readers)
-
+def _marked_site(joint: JointGraph, node: torch.fx.Node) -> Site:
     source = node
     if node.target is aten.clone.default and not node.kwargs:
         # The trace's own copy; the bucket is a second one.
         (source,) = node.all_input_nodes
-    site = GradientSite(name_of(descriptor), source, tuple(node.users), replace, is_inside=True, mark=node)
-    return site
+    name = name_of(joint.input_descriptors[node.meta[GRADIENT_OF]])
+    return Site.of_readers(name, source, source.meta["val"], node)
 
 
 def name_of(descriptor: Descriptor) -> str:

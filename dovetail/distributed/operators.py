@@ -13,6 +13,7 @@ length; the last ones are filled up with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +21,21 @@ import torch
 from dovetail.errors import HigherOrderGradientError
 from dovetail.torch_private import distributed as private_distributed
 
-_library = torch.library.Library("dovetail_distributed", "FRAGMENT")
-_library.define("gather(Tensor shard, int rows, bool leaves, int size, str group, str reduction) -> Tensor")
-_library.define("scatter(Tensor gradient, int size, str group, str reduction) -> Tensor")
-_library.define("replica(Tensor whole, bool leaves, int size, str group, str reduction) -> Tensor")
-_library.define("reduce(Tensor gradient, int size, str group, str reduction) -> Tensor")
+_library = torch.library.Library("dovetail_distributed", "DEF")
 collectives = private_distributed.functional_collectives()
+
+
+def operator(arguments: str, fake: Callable[..., torch.Tensor]) -> Callable[[Callable[..., torch.Tensor]], Any]:
+    """A decorator: the operator with these arguments that returns a new tensor; ``fake`` computes on tensors without data."""
+
+    def define(kernel: Callable[..., torch.Tensor]) -> Any:
+        name = kernel.__name__
+        _library.define(f"{name}({arguments}) -> Tensor")
+        _library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"dovetail_distributed::{name}", fake, lib=_library)
+        return getattr(torch.ops.dovetail_distributed, name).default
+
+    return define
 
 
 def shard_rows(rows: int, size: int) -> int:
@@ -45,70 +55,49 @@ def filled_up(whole: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat([whole, whole.new_zeros((missing, *whole.shape[1:]))])
 
 
-def _gather(shard: torch.Tensor, rows: int, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+@operator(
+    "Tensor shard, int rows, bool leaves, int size, str group, str reduction",
+    lambda shard, rows, *_: shard.new_empty((rows, *shard.shape[1:])),
+)
+def gather(shard: torch.Tensor, rows: int, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+    """The whole, from the shards of all ranks."""
     begun = collectives.all_gather_into_tensor(shard.contiguous(), size, group)
     whole: torch.Tensor = collectives.wait_tensor(begun)
     return whole if whole.shape[0] == rows else whole[:rows].clone()
 
 
-def _scatter(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+@operator(
+    "Tensor gradient, int size, str group, str reduction",
+    lambda gradient, size, *_: gradient.new_empty((shard_rows(gradient.shape[0], size), *gradient.shape[1:])),
+)
+def scatter(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+    """This rank's shard of the mean or sum of all ranks' gradients."""
     given = filled_up(gradient, size)
-    found: torch.Tensor = collectives.wait_tensor(
-        collectives.reduce_scatter_tensor(given / size if reduction == "mean" else given, "sum", size, group)
-    )
-    return found
+    begun = collectives.reduce_scatter_tensor(given / size if reduction == "mean" else given, "sum", size, group)
+    return collectives.wait_tensor(begun)  # type: ignore[no-any-return]
 
 
-def _replica(whole: torch.Tensor, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+@operator("Tensor whole, bool leaves, int size, str group, str reduction", lambda whole, *_: whole.clone())
+def replica(whole: torch.Tensor, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+    """A parameter that all ranks have whole."""
     return whole.clone()
 
 
-def _reduce(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+@operator(
+    "Tensor gradient, int size, str group, str reduction", lambda gradient, *_: gradient.new_empty(gradient.shape)
+)
+def reduce(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+    """The mean or sum of all ranks' gradients."""
     given = gradient / size if reduction == "mean" else gradient
-    found: torch.Tensor = collectives.wait_tensor(collectives.all_reduce(given.contiguous(), "sum", group))
-    return found
-
-
-for _name, _kernel in (("gather", _gather), ("scatter", _scatter), ("replica", _replica), ("reduce", _reduce)):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("dovetail_distributed::gather", lib=_library)
-def _(shard: torch.Tensor, rows: int, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
-    return shard.new_empty((rows, *shard.shape[1:]))
-
-
-@torch.library.register_fake("dovetail_distributed::scatter", lib=_library)
-def _(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
-    return gradient.new_empty((shard_rows(gradient.shape[0], size), *gradient.shape[1:]))
-
-
-@torch.library.register_fake("dovetail_distributed::replica", lib=_library)
-def _(whole: torch.Tensor, leaves: bool, size: int, group: str, reduction: str) -> torch.Tensor:
-    return whole.clone()
-
-
-@torch.library.register_fake("dovetail_distributed::reduce", lib=_library)
-def _(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
-    return gradient.new_empty(gradient.shape)
-
-
-gather = torch.ops.dovetail_distributed.gather.default
-scatter = torch.ops.dovetail_distributed.scatter.default
-replica = torch.ops.dovetail_distributed.replica.default
-reduce = torch.ops.dovetail_distributed.reduce.default
+    return collectives.wait_tensor(collectives.all_reduce(given.contiguous(), "sum", group))  # type: ignore[no-any-return]
 
 
 def _note(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.settings = inputs[-3:]
 
 
-def _gather_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return scatter(gradient, *ctx.settings), None, None, None, None, None
-
-
-def _replica_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return reduce(gradient, *ctx.settings), None, None, None, None
+def _first(backward: Any, others: int) -> Callable[..., tuple[Any, ...]]:
+    return lambda ctx, gradient: (backward(gradient, *ctx.settings), *[None] * others)
 
 
 def _no_second(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -118,7 +107,10 @@ def _no_second(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-torch.library.register_autograd("dovetail_distributed::gather", _gather_backward, setup_context=_note, lib=_library)
-torch.library.register_autograd("dovetail_distributed::replica", _replica_backward, setup_context=_note, lib=_library)
-for _name in ("scatter", "reduce"):
-    torch.library.register_autograd(f"dovetail_distributed::{_name}", _no_second, setup_context=_note, lib=_library)
+for _operator, _backward in (
+    (gather, _first(scatter, 5)),
+    (replica, _first(reduce, 4)),
+    (scatter, _no_second),
+    (reduce, _no_second),
+):
+    torch.library.register_autograd(_operator.name(), _backward, setup_context=_note, lib=_library)

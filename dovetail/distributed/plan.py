@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from dovetail.distributed.operators import operator
 from dovetail.errors import RanksDifferError
 from dovetail.torch_private import distributed as private_distributed
 
@@ -62,16 +63,18 @@ def register(plan: Plan) -> int:
     return plan.fingerprint
 
 
-_library = torch.library.Library("dovetail_distributed", "DEF")
-_library.define("fingerprint(int number, Device device) -> Tensor")
-_library.define("agree(Tensor greatest, int number, int size, str group, ScalarType dtype) -> Tensor")
-
-
-def _fingerprint(number: int, device: torch.device) -> torch.Tensor:
+@operator("int number, Device device", lambda number, device: torch.empty(2, dtype=torch.int64, device=device))
+def fingerprint(number: int, device: torch.device) -> torch.Tensor:
+    """The two numbers of which the ranks take the maximum."""
     return torch.tensor([number, -number], dtype=torch.int64, device=device)
 
 
-def _agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+@operator(
+    "Tensor greatest, int number, int size, str group, ScalarType dtype",
+    lambda greatest, number, size, group, dtype: torch.empty(0, dtype=dtype, device=greatest.device),
+)
+def agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor, if the maximum over the ranks is this rank's own plan."""
     now = torch.distributed.get_world_size(private_distributed.process_group(group))
     if now != size:
         raise RanksDifferError(
@@ -85,24 +88,6 @@ def _agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: to
             advice="let all ranks take the same way through the program: the same branches, the same parameters in use",
         )
     return torch.empty(0, dtype=dtype, device=greatest.device)
-
-
-_library.impl("fingerprint", _fingerprint, "CompositeExplicitAutograd")
-_library.impl("agree", _agree, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("dovetail_distributed::fingerprint", lib=_library)
-def _(number: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(2, dtype=torch.int64, device=device)
-
-
-@torch.library.register_fake("dovetail_distributed::agree", lib=_library)
-def _(greatest: torch.Tensor, number: int, size: int, group: str, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype, device=greatest.device)
-
-
-fingerprint = torch.ops.dovetail_distributed.fingerprint.default
-agree = torch.ops.dovetail_distributed.agree.default
 
 
 def _difference(number: int, group: str) -> str:

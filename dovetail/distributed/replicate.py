@@ -6,17 +6,15 @@ last gradient, and is awaited right in front of the first operator that reads on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-
-import torch
 
 from dovetail.aot.descriptors import BufferInput, MutatedInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import checks_assumption
 from dovetail.distributed.buckets import Phase, make_buckets
-from dovetail.distributed.exchange import Team, collectives, describe, pack, real_dtype, unpack
-from dovetail.distributed.gradients import GradientSite, defer_readers, gradient_sites, is_marked, merge_accumulated
+from dovetail.distributed.exchange import Site, Team
+from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked, merge_accumulated
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
@@ -52,7 +50,7 @@ def replicate(
                 advice="hand over the module itself, or use dovetail.compile",
             )
         if buffers:
-            _broadcast_buffers(joint, settings)
+            reduce_sites(joint, list(_written_buffers(joint)), "buffers", settings, "broadcast")
         if any(GRADIENT_OF in node.meta for node in joint.graph.nodes):
             merge_accumulated(joint)
             defer_readers(joint, is_marked)
@@ -62,8 +60,8 @@ def replicate(
                 raise DistributedError(
                     f"the gradient of {site.name} has no fixed size", advice="keep the sizes of parameters fixed"
                 )
-        reduce_sites(joint, [site for site in sites if site.is_inside], "step", settings)
-        reduce_sites(joint, [site for site in sites if not site.is_inside], "backward", settings)
+        reduce_sites(joint, [site for site in sites if site.mark is not None], "step", settings)
+        reduce_sites(joint, [site for site in sites if site.mark is None], "backward", settings)
         check_parameters(joint)
 
     reduce_gradients.marks_gradients = True  # type: ignore[attr-defined]
@@ -82,37 +80,20 @@ def refuse_assumptions(joint: JointGraph) -> None:
         )
 
 
-def reduce_sites(joint: JointGraph, sites: list[GradientSite], phase: str, settings: Reduction) -> None:
-    """Put the exchange of these gradients into a graph."""
-    buckets = make_buckets(joint, sites, settings.bucket_bytes)
+def reduce_sites(
+    joint: JointGraph, sites: Iterable[Site], phase: str, settings: Reduction, collective: str = "all_reduce"
+) -> None:
+    """Put the exchange of these tensors into a graph."""
+    buckets = make_buckets(joint, sites, settings.bucket_bytes, collective)
     if buckets:
         plan = Plan(phase, tuple(map(str, buckets))) if settings.check else None
-        device = buckets[0].nodes[0].meta["val"].device
+        device = buckets[0].sites[0].value.device
         Phase(joint, phase, settings.team, settings.kind, plan, device).exchange(buckets)
 
 
-def _broadcast_buffers(joint: JointGraph, settings: Reduction) -> None:
-    """Give buffers that are written to the first rank's value, in front of everything that reads them."""
+def _written_buffers(joint: JointGraph) -> Iterator[Site]:
+    """The buffers that a graph reads and writes to."""
     placeholders = joint.graph.find_nodes(op="placeholder")
-    buffers = [
-        (node, descriptor.fqn)
-        for node, descriptor in zip(placeholders, joint.input_descriptors, strict=True)
-        if isinstance(descriptor, BufferInput) and MutatedInput(descriptor) in joint.output_descriptors
-    ]
-    if not buffers:
-        return
-    steps = tuple(f"broadcast {name}:{describe(node.meta['val'])}" for node, name in buffers)
-    plan = Plan("buffers", steps) if settings.check else None
-    phase = Phase(joint, "forward", settings.team, "", plan, placeholders[-1].meta["val"].device)
-    call = phase.insert.after(phase.start)
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.fx.Node]] = {}
-    for node, _ in buffers:
-        value = node.meta["val"]
-        groups.setdefault((real_dtype(value), value.device), []).append(node)
-    for (dtype, _), nodes in groups.items():
-        readers = {node: set(node.users) for node in nodes}
-        packed = pack(call, nodes, phase.tokens(call, dtype))
-        begun = call(collectives.broadcast.default, packed, 0, settings.team.name)
-        pieces = unpack(call, call(collectives.wait_tensor.default, begun), nodes)
-        for node, piece in zip(nodes, pieces, strict=True):
-            node.replace_all_uses_with(piece, delete_user_cb=readers[node].__contains__)
+    for node, descriptor in zip(placeholders, joint.input_descriptors, strict=True):
+        if isinstance(descriptor, BufferInput) and MutatedInput(descriptor) in joint.output_descriptors and node.users:
+            yield Site.of_readers(descriptor.fqn, node, node.meta["val"], node)

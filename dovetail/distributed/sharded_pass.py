@@ -6,7 +6,7 @@ A graph gets this pass by itself where it holds the operators of :mod:`dovetail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.nodes import IN_BACKWARD, must_stay
 from dovetail.aot.steps import required_passes
 from dovetail.distributed.buckets import Bucket, Phase, make_buckets
-from dovetail.distributed.exchange import Call, Team, collectives, describe, element_bytes, places
-from dovetail.distributed.gradients import GradientSite, defer_readers, merge_exchanges
+from dovetail.distributed.exchange import Site, Team, places
+from dovetail.distributed.gradients import defer_readers, merge_exchanges
 from dovetail.distributed.operators import gather, reduce, replica, scatter
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.plan import Plan
@@ -93,23 +93,6 @@ def _exchange_shards(joint: JointGraph) -> Pass | None:
     return exchange_shards() if is_sharded(joint) else None
 
 
-@dataclass
-class _Gathering:
-    """Parameters that are gathered together; ``reader`` is the first node that reads one of them."""
-
-    reader: torch.fx.Node
-    wholes: list[torch.fx.Node] = field(default_factory=list)
-    size: int = 0
-
-    @property
-    def shards(self) -> list[torch.fx.Node]:
-        """This rank's shards of them."""
-        return [node.args[0] for node in self.wholes]  # type: ignore[misc]
-
-    def __str__(self) -> str:
-        return "all_gather " + ", ".join(describe(node.meta["val"]) for node in self.wholes)
-
-
 class _Lowering:
     """One run of the pass. The calling tree::
 
@@ -117,7 +100,7 @@ class _Lowering:
     +-- merge_exchanges, reduce_wholes     fewer exchanges of gradients; norms and sums of the whole
     +-- _gathers                           buckets of parameters for the forward, and again for the backward
     |   +-- _gather_again
-    +-- _sites                             buckets of gradients
+    +-- _scattered                           buckets of gradients
     +-- _phase                             asks whether all ranks have the plan
     +-- _gather                            each bucket begins when the one before is first read
     +-- Phase.exchange                     gradients
@@ -141,17 +124,18 @@ class _Lowering:
         if not self.has_backward:
             defer_readers(joint, lambda node: node.target in (scatter, reduce))
         norms = reduce_wholes(joint, self.team)
-        forward, backward = self._gathers()
-        gradients = [*self._sites(scatter, "reduce_scatter"), *self._sites(reduce, "all_reduce")]
+        forward, again = self._gathers()
+        backward = self._bucketed(again)
+        gradients = [*self._scattered(scatter, "reduce_scatter"), *self._scattered(reduce, "all_reduce")]
         if self.has_backward:
             self._gather(forward, self._phase("forward", [*forward, *norms]))
             phase = self._phase("backward", [*backward, *gradients])
-            self._gather(self._bucketed(node for item in backward for node in item.wholes), phase)
+            self._gather(self._bucketed(again), phase)
         else:
             last_forward = forward[-1].reader if forward else None
             phase = self._phase("step", [*forward, *backward, *gradients, *norms])
             self._gather(forward, phase)
-            self._gather(self._bucketed(node for item in backward for node in item.wholes), phase, last_forward)
+            self._gather(self._bucketed(again), phase, last_forward)
         phase.exchange(gradients)
 
     def _phase(self, name: str, steps: Iterable[Any]) -> Phase:
@@ -161,8 +145,8 @@ class _Lowering:
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
-    def _gathers(self) -> tuple[list[_Gathering], list[_Gathering]]:
-        """The parameters that are gathered for the forward, and those that are gathered again for the backward."""
+    def _gathers(self) -> tuple[list[Bucket], list[torch.fx.Node]]:
+        """The parameters that are gathered for the forward, and the gathers that are added for the backward."""
         first: dict[Any, torch.fx.Node] = {}
         for node in self.joint.graph.find_nodes(op="call_function", target=gather):
             same = first.setdefault(node.args, node)
@@ -175,13 +159,13 @@ class _Lowering:
         order = places(self.joint)
         boundary = order[forward[-1].reader] if forward else 0
         dependent = self._dependent()
-        again = []
+        again: list[torch.fx.Node] = []
         for bucket in forward[:-1]:
-            for whole in bucket.wholes:
+            for whole in (site.mark for site in bucket.sites if site.mark is not None):
                 is_late = dependent.__contains__ if self.has_backward else lambda node: order.get(node, -1) > boundary
                 copy = self._gather_again(whole, is_late)
                 again += [copy] if copy is not None else []
-        return forward, self._bucketed(again)
+        return forward, again
 
     def _dependent(self) -> set[torch.fx.Node]:
         """The nodes of the backward."""
@@ -227,69 +211,36 @@ class _Lowering:
                     reader.replace_input_with(argument, copy(argument))
         return second
 
-    def _bucketed(self, nodes: Iterable[torch.fx.Node]) -> list[_Gathering]:
-        """Put gathers together by their first readers; no shard may be computed behind the first reader of its bucket."""
+    def _bucketed(self, wholes: Iterable[torch.fx.Node]) -> list[Bucket]:
+        """Put gathers together by their first readers."""
         order = places(self.joint)
-        firsts = {node: min(node.users, key=order.__getitem__) for node in nodes}
-        buckets: list[_Gathering] = []
-        last: dict[Any, _Gathering] = {}
-        for node in sorted(firsts, key=lambda node: order[firsts[node]]):
-            value = node.meta["val"]
-            shard: Any = node.args[0]
-            key = value.dtype, value.device
-            bucket = last.get(key)
-            too_late = bucket is not None and shard.op != "placeholder" and order[shard] >= order[bucket.reader]
-            if bucket is None or too_late or bucket.size + element_bytes(value) > self.options.bucket_bytes:
-                bucket = last[key] = _Gathering(firsts[node])
-                buckets.append(bucket)
-            bucket.wholes.append(node)
-            bucket.size += element_bytes(value)
-        return buckets
+        sites = [Site.of_readers("", node.args[0], node.meta["val"], node) for node in wholes]  # type: ignore[arg-type]
+        sites.sort(key=lambda site: min(map(order.__getitem__, site.readers)))
+        return make_buckets(self.joint, sites, self.options.bucket_bytes, "all_gather")
 
-    def _gather(self, buckets: list[_Gathering], phase: Phase, earliest: torch.fx.Node | None = None) -> None:
-        """Begin each bucket when the one before is first read, and wait where it is first read itself."""
+    def _gather(self, buckets: list[Bucket], phase: Phase, earliest: torch.fx.Node | None = None) -> None:
+        """Begin each bucket when the one before is first read."""
         order = places(self.joint)
         for place, bucket in enumerate(buckets):
             start = buckets[place - 1].reader if place else earliest
-            newest = max(bucket.shards, key=order.__getitem__)
+            newest = bucket.last(order)
             if newest.op != "placeholder" and (start is None or order[newest] >= order[start]):
                 begin = phase.insert.after(newest)
             elif start is not None:
                 begin = phase.insert.before(start)
             else:
                 begin = phase.insert.after(phase.start)
-            self._gather_bucket(bucket, phase, begin, phase.insert.before(bucket.reader))
-
-    def _gather_bucket(self, bucket: _Gathering, phase: Phase, begin: Call, ahead: Call) -> None:
-        shards = bucket.shards
-        flat_shards = [begin(aten.view.default, shard, [shard.meta["val"].numel()]) for shard in shards]
-        tokens = phase.tokens(begin, shards[0].meta["val"].dtype)
-        flat = begin(aten.cat.default, [*flat_shards, *tokens])
-        begun = begin(collectives.all_gather_into_tensor.default, flat, self.team.size, self.team.name)
-        done = ahead(collectives.wait_tensor.default, begun)
-        table = ahead(aten.view.default, done, [self.team.size, flat.meta["val"].numel()])
-        start = 0
-        for node, shard in zip(bucket.wholes, shards, strict=True):
-            value = node.meta["val"]
-            length = shard.meta["val"].numel()
-            piece = ahead(aten.slice.Tensor, table, 1, start, start + length)
-            start += length
-            if len(shards) > 1:
-                piece = ahead(aten.clone.default, piece, memory_format=torch.contiguous_format)
-            rows = shard.meta["val"].shape[0] * self.team.size
-            whole = ahead(aten.view.default, piece, [rows, *value.shape[1:]])
-            if rows != value.shape[0]:
-                whole = ahead(aten.slice.Tensor, whole, 0, 0, value.shape[0])
-            node.replace_all_uses_with(whole)
+            phase.put(bucket, begin)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
-    def _sites(self, target: Any, collective: str) -> list[Bucket]:
+    def _scattered(self, target: Any, collective: str) -> list[Bucket]:
         """Buckets of the gradients that an operator exchanges."""
-        sites = []
-        for node in self.joint.graph.find_nodes(op="call_function", target=target):
-            source: Any = node.args[0]
-            sites.append(GradientSite("", source, tuple(node.users), node.replace_all_uses_with, is_inside=True))
+        nodes = self.joint.graph.find_nodes(op="call_function", target=target)
+        sources: list[Any] = [node.args[0] for node in nodes]
+        sites = [
+            Site.of_readers("", source, source.meta["val"], node) for node, source in zip(nodes, sources, strict=True)
+        ]
         order = places(self.joint)
         sites.sort(key=lambda site: order[site.node])
         return make_buckets(self.joint, sites, self.options.bucket_bytes, collective)

@@ -22,32 +22,15 @@ aten = torch.ops.aten
 #: Operators that read the shape of their argument, not its values.
 SHAPES = frozenset(
     {
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "zero",
-        "fill",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "rand_like",
+        *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "zero", "fill"),
+        *("new_zeros", "new_ones", "new_empty", "new_full"),
     }
 )
 #: Operators that compute element by element, though torch does not tag them so.
 BY_ELEMENT = frozenset(
     {
-        "detach",
-        "alias",
-        "clone",
-        "_to_copy",
-        "copy",
-        "lift_fresh_copy",
-        "_fused_adam",
-        "_fused_adamw",
-        "_fused_sgd",
-        "_fused_adagrad",
+        *("detach", "alias", "clone", "_to_copy", "copy", "lift_fresh_copy"),
+        *("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),
     }
 )
 #: Operators whose result is zero where all shards that they read are zero.

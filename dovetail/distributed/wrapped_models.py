@@ -7,6 +7,7 @@ the gradients, in buckets of the wrapper's size. The buffers are the first rank'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.steps import required_passes
-from dovetail.distributed.exchange import Team
+from dovetail.distributed.exchange import Team, collectives
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import Reduction, reduce_sites, refuse_assumptions
@@ -28,26 +29,6 @@ from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.gradient_marks import EXCHANGE
 
-_library = torch.library.Library("dovetail_distributed", "FRAGMENT")
-_library.define("from_first(Tensor[] tensors, str group) -> Tensor[]")
-
-
-def _from_first(tensors: list[torch.Tensor], group: str) -> list[torch.Tensor]:
-    process_group = private_distributed.process_group(group)
-    first = torch.distributed.get_global_rank(process_group, 0)
-    copies = [tensor.clone() for tensor in tensors]
-    for work in [torch.distributed.broadcast(copy, first, process_group, async_op=True) for copy in copies]:
-        work.wait()
-    return copies
-
-
-_library.impl("from_first", _from_first, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("dovetail_distributed::from_first", lib=_library)
-def _(tensors: list[torch.Tensor], group: str) -> list[torch.Tensor]:
-    return [torch.empty_like(tensor) for tensor in tensors]
-
 
 @dataclass(frozen=True)
 class Replica:
@@ -58,6 +39,45 @@ class Replica:
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self.members
+
+
+def _at_capture(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as interpreted code calls it: without the interpreter, which is its first argument."""
+
+    def stand_in(*args: Any) -> Any:
+        raise AssertionError(f"{function.__name__} runs while the wrapper's forward is interpreted")
+
+    rule(stand_in)(lambda interpreter, args, kwargs: function(interpreter, *args))
+    return stand_in
+
+
+@_at_capture
+def _refuse(interpreter: TracingInterpreter, reason: str) -> None:
+    raise Break(
+        f"DistributedDataParallel is called, and {reason}",
+        "compile the model first: DistributedDataParallel(compile(model))",
+    )
+
+
+@_at_capture
+def _check_devices(interpreter: TracingInterpreter, ids: Any, *given: Any) -> None:
+    wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
+    if any(isinstance(leaf, torch.Tensor) and leaf.device != wanted for leaf in private_trees.tree_leaves(given)):
+        raise Break("DistributedDataParallel moves its inputs to another device", f"hand over tensors on {wanted}")
+
+
+@_at_capture
+def _name_of(interpreter: TracingInterpreter, model: Any) -> str:
+    return private_distributed.process_group_name(model.process_group)
+
+
+@_at_capture
+def _note_gradients(interpreter: TracingInterpreter, model: Any, name: str) -> None:
+    members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
+    if set(model.parameters_to_ignore):
+        raise Break("DistributedDataParallel ignores some of the parameters", "compile the model before it is wrapped")
+    team = Team(name, torch.distributed.get_world_size(model.process_group))
+    interpreter.trace.replicas.append(Replica(Reduction(team, int(model.bucket_bytes_cap)), members))
 
 
 @rule(DistributedDataParallel.forward)
@@ -75,64 +95,15 @@ def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
     name = _name_of(model)
     if private_distributed.syncs_buffers(model):
         with torch.no_grad():
-            buffers = list(model.modules_buffers)
-            for buffer, value in zip(buffers, torch.ops.dovetail_distributed.from_first(buffers, name), strict=True):
-                buffer.copy_(value)
+            sent = [collectives.broadcast(buffer, 0, name) for buffer in model.modules_buffers]
+            for buffer, value in zip(list(model.modules_buffers), sent, strict=True):
+                buffer.copy_(collectives.wait_tensor(value))
     sync = torch.is_grad_enabled() and model.require_backward_grad_sync
     if sync:
-        _note(model, name)
+        _note_gradients(model, name)
     if model.require_forward_param_sync != sync:
         model.require_forward_param_sync = sync
     return model.module(*args, **kwargs)
-
-
-def _refuse(reason: str) -> None:
-    raise NotImplementedError(reason)
-
-
-def _check_devices(ids: Any, args: Any, kwargs: Any) -> None:
-    raise NotImplementedError
-
-
-def _name_of(model: Any) -> str:
-    return private_distributed.process_group_name(model.process_group)
-
-
-def _note(model: Any, name: str) -> None:
-    raise NotImplementedError
-
-
-@rule(_refuse)
-def _break_graph(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise Break(
-        f"DistributedDataParallel is called, and {args[0]}",
-        "compile the model first: DistributedDataParallel(compile(model))",
-    )
-
-
-@rule(_check_devices)
-def _check_inputs(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    ids, *given = args
-    leaves = private_trees.tree_leaves(given)
-    wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
-    if any(isinstance(leaf, torch.Tensor) and leaf.device != wanted for leaf in leaves):
-        raise Break("DistributedDataParallel moves its inputs to another device", f"hand over tensors on {wanted}")
-
-
-@rule(_name_of)
-def _read_name(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return _name_of(args[0])
-
-
-@rule(_note)
-def _note_gradients(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    model, name = args
-    members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
-    ignored = set(model.parameters_to_ignore)
-    if ignored:
-        raise Break("DistributedDataParallel ignores some of the parameters", "compile the model before it is wrapped")
-    team = Team(name, torch.distributed.get_world_size(model.process_group))
-    interpreter.trace.replicas.append(Replica(Reduction(team, int(model.bucket_bytes_cap)), members))
 
 
 @rule(*private_distributed.fsdp_forwards())
@@ -143,11 +114,6 @@ def _refuse_fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs:
         where=interpreter.locate(),
         advice="use dovetail.distributed.shard on the plain module, or compile modules inside before FSDP takes them over",
     )
-
-
-def has_replicas(joint: JointGraph) -> bool:
-    """Whether a graph has gradients that a wrapper would exchange."""
-    return any(EXCHANGE in node.meta for node in joint.graph.nodes)
 
 
 def reduce_replicas(joint: JointGraph) -> None:
@@ -164,4 +130,4 @@ def reduce_replicas(joint: JointGraph) -> None:
 
 @required_passes
 def _reduce_gradients(joint: JointGraph) -> Pass | None:
-    return reduce_replicas if has_replicas(joint) else None
+    return reduce_replicas if any(EXCHANGE in node.meta for node in joint.graph.nodes) else None

@@ -13,7 +13,7 @@ from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.rules import kind_of
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
-from dovetail.runtime.recipe import ConstantItem, DataNumberItem, NumberItem, Recipe, SourceItem, TensorItem
+from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, SourceItem, TensorItem
 from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
@@ -104,7 +104,7 @@ class Outputs:
         if self._goes_on:
             self._refuse("a number that the data decides is needed after a graph break")
         self.tensors.append(number_as_tensor(value))
-        return DataNumberItem(len(self.tensors) - 1)
+        return CallItem(ConstantItem(torch.Tensor.item), (TensorItem(len(self.tensors) - 1),))
 
     def _tensor(self, value: torch.Tensor) -> Recipe:
         self._check_tensor(value)

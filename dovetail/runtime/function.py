@@ -26,12 +26,7 @@ from dovetail.runtime.derivatives import DifferentiableBackward, KeptInputs, ref
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.independence import Independence
 from dovetail.runtime.origins import check_unchanged, origins_of
-from dovetail.runtime.output_dependencies import (
-    WatchedOutput,
-    prepare_hooks,
-    refuse_gradients_through,
-    require_gradient,
-)
+from dovetail.runtime.output_dependencies import prepare_hooks, refuse_gradients_through, require_gradient
 from dovetail.runtime.partial_gradients import partial_gradients
 from dovetail.runtime.saved_values import SavedValues, is_of_write, unpack
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec
@@ -100,7 +95,7 @@ class Call:
     unchanged since the call, ``kept`` are inputs kept for a derivative of the backward, ``constants`` are the saved values that
     are no tensors (each in a tuple, None in the places of tensors). After a backward, ``freed`` are the outputs that have none
     any more, and ``rest`` is what the others need. ``is_partial``: a derivative of the backward has run, so that an ordinary
-    backward gives summands of gradients only. ``watched`` are outputs that other outputs were computed from.
+    backward gives summands of gradients only.
     """
 
     graph: DifferentiableGraph
@@ -112,7 +107,6 @@ class Call:
     freed: frozenset[int] = frozenset()
     rest: list[Any] | None = None
     is_partial: bool = False
-    watched: tuple[WatchedOutput, ...] = ()
 
 
 class CompiledBackward(torch.autograd.Function):
@@ -187,7 +181,6 @@ class DifferentiableGraph:
         reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
         # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
         self._cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
-        self._watched = () if spec.dependencies else spec.outputs_behind_outputs
         self._dependencies = [
             (item.output, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
         ]
@@ -221,10 +214,6 @@ class DifferentiableGraph:
             for index in self._differentiable:
                 outputs[index] = require_gradient(outputs[index])
             return
-        if self._watched:
-            call: Call | None = getattr(outputs[self._watched[0]].grad_fn, "call", None)
-            if call is not None:
-                call.watched = tuple([WatchedOutput(outputs[index]) for index in self._watched])
         if len(self._differentiable) > 1:
             for index in self._differentiable:
                 prepare_hooks(outputs[index])
@@ -272,7 +261,8 @@ class DifferentiableGraph:
         """One gradient for each edge of the node."""
         call: Call = ctx.call
         check_unchanged(call.origins)
-        self._check(call)
+        if call.reads is not None:
+            call.reads.check()
         tangents = [gradients[index] for index in self._differentiable]
         defined = tuple([tangent is not None for tangent in tangents])
         if self._independence is not None:
@@ -282,13 +272,6 @@ class DifferentiableGraph:
         if private_state.is_any_autocast_on() and self._has_other_types(defined):
             return self._in_other_autocast(ctx, call, tangents, defined)
         return self._plain(ctx, call, tangents, defined)
-
-    def _check(self, call: Call) -> None:
-        """Raise where the backward would be another one by now, or gives a gradient that is asked for in part only."""
-        if call.reads is not None:
-            call.reads.check()
-        for output in call.watched:
-            output.check()
 
     def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to nothing."""
@@ -388,7 +371,8 @@ class DifferentiableGraph:
 
     def prologue(self, call: Call, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
         """What the backward's graph is called with."""
-        self._check(call)
+        if call.reads is not None:
+            call.reads.check()
         tangents = [gradients[index] for index in self._differentiable]
         return self._graph_inputs(call, _with_constants(call, saved), tangents)
 

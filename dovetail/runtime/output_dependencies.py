@@ -51,26 +51,6 @@ _OWN_HOOK = -1
 """The key of a hook of our own; those of the user's hooks count from 0."""
 
 
-class WatchedOutput:
-    """An output that other outputs were computed from: a hook on it, or ``retain_grad()``, would see a part of its gradient."""
-
-    __slots__ = ("_hooks", "_output")
-
-    def __init__(self, output: torch.Tensor) -> None:
-        self._hooks = prepare_hooks(output)
-        self._output = weakref.ref(output)
-
-    def check(self) -> None:
-        """Raise :class:`PartialGradientError` where its gradient is asked for in one of these ways."""
-        output = self._output()
-        if self._hooks or (output is not None and output.retains_grad):
-            raise PartialGradientError(
-                "the gradient of an output is asked for by a hook or retain_grad(), and another output of the same graph was "
-                "computed from it",
-                advice="register the hook inside the compiled function, or return only one of the two outputs",
-            )
-
-
 def refuse_gradients_through(value: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
     """Refuse gradients of ``outputs`` through ``value``, which was computed from them inside of the same node of autograd.
 

@@ -34,13 +34,6 @@ class NumberItem(Recipe):
 
 
 @dataclass(frozen=True)
-class DataNumberItem(Recipe):
-    """The number in tensor ``index`` of the runtime function's results, which has no dimensions."""
-
-    index: int
-
-
-@dataclass(frozen=True)
 class SourceItem(Recipe):
     """An object that existed before the call, found again by its source."""
 
@@ -64,13 +57,6 @@ class TupleItem(Recipe):
 
 
 @dataclass(frozen=True)
-class SliceItem(Recipe):
-    """A slice whose parts are built."""
-
-    parts: tuple[Recipe, Recipe, Recipe]
-
-
-@dataclass(frozen=True)
 class ObjectItem(Recipe):
     """A mutable object: contents of a list, set, deque or dictionary (or a subclass), and attributes."""
 
@@ -83,12 +69,17 @@ class ObjectItem(Recipe):
 
 @dataclass(frozen=True)
 class CallItem(Recipe):
-    """An object that ``function(*items)`` returns: an iterator, a bound method, a partial function, a suspended generator."""
+    """An object that ``function(*items)`` returns: an iterator, a bound method, an exception, a suspended generator.
+
+    ``fill(object, *parts)`` puts in what may lead back to it. Iterators get their ``state`` when all else is done.
+    """
 
     function: ConstantItem
     items: tuple[Recipe, ...]
-    number: int
+    number: int = -1
     state: Recipe | None = None
+    fill: ConstantItem | None = None
+    parts: tuple[Recipe, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,31 +102,10 @@ class FunctionItem(Recipe):
 
 
 @dataclass(frozen=True)
-class ExceptionItem(Recipe):
-    """An exception: arguments, attributes, the exceptions that it is chained to, and the program's lines of its traceback."""
-
-    cls: type
-    items: tuple[Recipe, ...]
-    attributes: tuple[tuple[str, Recipe], ...]
-    chain: tuple[Recipe, Recipe, bool]
-    traceback: types.TracebackType | None
-    number: int
-
-
-@dataclass(frozen=True)
 class SharedItem(Recipe):
     """The object that was built as ``number`` already."""
 
     number: int
-
-
-#: Attributes of exceptions about a missing name, attribute or module, which are not in their ``__dict__``.
-MEMBERS_OF_ERRORS = ("name", "path", "name_from")
-
-
-def has_members(kind: type) -> bool:
-    """Whether exceptions of a class have such attributes."""
-    return issubclass(kind, (AttributeError, NameError, ImportError))
 
 
 def native_new(cls: type) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import operator
@@ -17,18 +18,14 @@ import torch
 
 from dovetail.errors import CaptureError, ModuleMadeError, UnbuildableError
 from dovetail.runtime.recipe import (
-    MEMBERS_OF_ERRORS,
     CallItem,
     CellItem,
     ConstantItem,
-    ExceptionItem,
     FunctionItem,
     ObjectItem,
     Recipe,
     SharedItem,
-    SliceItem,
     TupleItem,
-    has_members,
     native_new,
 )
 from dovetail.runtime.shown_frames import is_shown_frame, shown_part
@@ -121,6 +118,20 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
     return functools.partial(function, *args, **keywords)
 
 
+def _members(kind: type) -> tuple[str, ...]:
+    """Attributes of exceptions about a missing name, attribute or module, which are not in their ``__dict__``."""
+    return ("name", "path", "name_from") if issubclass(kind, (AttributeError, NameError, ImportError)) else ()
+
+
+def _fill_exception(error: Any, attributes: Mapping[str, Any], *chain: Any) -> None:
+    for name, value in attributes.items():
+        if name in _members(type(error)):
+            setattr(error, name, value)
+        else:
+            error.__dict__[name] = value
+    error.__cause__, error.__context__, error.__suppress_context__, error.__traceback__ = chain
+
+
 def _iterator(value: Any) -> tuple[Any, ...]:
     with warnings.catch_warnings():
         # Python 3.12 deprecates copying itertools; it still works in 3.13.
@@ -210,12 +221,12 @@ class RecipeBuilder:
             return SharedItem(number)
         kind = type(value)
         if kind is torch.Size:
-            return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),), -1)
+            return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),))
         if _is_array_scalar(value):
             # Immutable, and never handed on as an input of the graph.
             return ConstantItem(value)
         if kind is slice:
-            return SliceItem((self.build(value.start), self.build(value.stop), self.build(value.step)))
+            return CallItem(ConstantItem(slice), tuple(map(self.build, (value.start, value.stop, value.step))))
         number = self._number(value)
         call = _made_by_call(value, kind)
         if call is not None:
@@ -262,20 +273,16 @@ class RecipeBuilder:
             return ConstantItem(shown_part(value))
         if kind is types.FrameType and is_shown_frame(value):
             return ConstantItem(value)
-        if not isinstance(value, BaseException):
-            return None
-        with _Unfinished(self._unfinished, number):
-            items = tuple(self.build(item) for item in value.args)
-        members = {name: getattr(value, name, None) for name in MEMBERS_OF_ERRORS} if has_members(kind) else {}
+        return self._exception(value, kind, number) if isinstance(value, BaseException) else None
+
+    def _exception(self, value: BaseException, kind: type, number: int) -> CallItem:
+        """Its arguments first; its attributes and the exceptions that it is chained to may lead back to it."""
+        made = self._call(number, functools.partial(kind.__new__, kind), value.args)
+        members = {name: getattr(value, name, None) for name in _members(kind)}
         attributes = {**value.__dict__, **{name: item for name, item in members.items() if item is not None}}
-        return ExceptionItem(
-            kind,
-            items,
-            tuple((name, self.build(item)) for name, item in attributes.items()),
-            (self.build(value.__cause__), self.build(value.__context__), value.__suppress_context__),
-            shown_part(value.__traceback__),
-            number,
-        )
+        chain = (value.__cause__, value.__context__, value.__suppress_context__, value.__traceback__)
+        parts = tuple(map(self.build, (attributes, *chain)))
+        return dataclasses.replace(made, fill=ConstantItem(_fill_exception), parts=parts)
 
     def _object(self, value: Any, kind: type, number: int) -> ObjectItem:
         items: tuple[Recipe, ...] = ()

@@ -17,22 +17,17 @@ import torch
 from dovetail.guards import Source
 from dovetail.runtime.effects import WRITERS, EffectRecipe, write_items
 from dovetail.runtime.recipe import (
-    MEMBERS_OF_ERRORS,
     CallItem,
     CellItem,
     ConstantItem,
-    DataNumberItem,
-    ExceptionItem,
     FunctionItem,
     NumberItem,
     ObjectItem,
     Recipe,
     SharedItem,
-    SliceItem,
     SourceItem,
     TensorItem,
     TupleItem,
-    has_members,
     native_new,
 )
 
@@ -169,13 +164,12 @@ class _Writer:
             items = f"new_tuple({self.name(item.cls)}, {items})"
         return self.assign(items, item.number)
 
-    def slice_(self, item: SliceItem) -> str:
-        return f"slice({self.expressions(item.parts)})"
-
     def call(self, item: CallItem) -> str:
         made = self.assign(f"{self.name(item.function.value)}({self.expressions(item.items)})", item.number)
         if item.state is not None:
             self.states.append(f"{made}.__setstate__({self.assign(self.expression(item.state))})")
+        if item.fill is not None:
+            self.lines.append(f"{self.name(item.fill.value)}({made}, {self.expressions(item.parts)})")
         return made
 
     def object_(self, item: ObjectItem) -> str:
@@ -221,34 +215,16 @@ class _Writer:
         ]
         return made
 
-    def exception(self, item: ExceptionItem) -> str:
-        cls = self.name(item.cls)
-        made = self.assign(f"{cls}.__new__({cls}, {self.expressions(item.items)})", item.number)
-        for name, value in item.attributes:
-            is_member = name in MEMBERS_OF_ERRORS and has_members(item.cls)
-            target = f"{made}.{name}" if is_member else f"{made}.__dict__[{name!r}]"
-            self.lines.append(f"{target} = {self.expression(value)}")
-        cause, context, suppresses = item.chain
-        self.lines += [
-            f"{made}.__cause__, {made}.__context__ = {self.expression(cause)}, {self.expression(context)}",
-            f"{made}.__suppress_context__ = {suppresses}",
-            f"{made}.__traceback__ = {self.name(item.traceback)}",
-        ]
-        return made
-
 
 _EXPRESSIONS: dict[type, Callable[[_Writer, Any], str]] = {
     TensorItem: lambda writer, item: f"tensors[{item.index}]",
     NumberItem: lambda writer, item: f"tensors[{-1 - item.index}]",
-    DataNumberItem: lambda writer, item: f"tensors[{item.index}].item()",
     SharedItem: lambda writer, item: f"v{item.number}",
     ConstantItem: _Writer.constant,
     SourceItem: _Writer.source,
     TupleItem: _Writer.tuple_,
-    SliceItem: _Writer.slice_,
     CallItem: _Writer.call,
     ObjectItem: _Writer.object_,
     CellItem: _Writer.cell,
     FunctionItem: _Writer.function_,
-    ExceptionItem: _Writer.exception,
 }

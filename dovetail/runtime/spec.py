@@ -79,19 +79,18 @@ class RuntimeSpec:
     """The whole description.
 
     ``input_requires_grad`` has one entry per primal, ``output_differentiable`` one per forward output of the graph.
-    ``outputs_behind_outputs`` are forward outputs that other ones were computed from: autograd outside of the graph does not
-    see that, so that their gradients outside are only parts. ``dependencies`` say the same of all results, in an order in
-    which they can be made. ``metadata_changes`` are made again, in their order, before the graph runs. ``freed_by_backward``
-    has for each differentiable output the outputs that cannot be differentiated any more after a backward from it; None: all.
-    ``leaf_order`` is the order of the primals in which the leaves among them get their gradients as in eager; (): any.
-    ``kept_alive`` are objects that operators of the graph name by number.
+    ``dependencies`` name the results that forward outputs were computed from, in an order in which they can be made: autograd
+    outside of the graph does not see that, so that gradients of these results outside are only parts. ``metadata_changes`` are
+    made again, in their order, before the graph runs. ``freed_by_backward`` has for each differentiable output the outputs that
+    cannot be differentiated any more after a backward from it; None: all. ``leaf_order`` is the order of the primals in which the
+    leaves among them get their gradients as in eager; (): any. ``kept_alive`` are objects that operators of the graph name by
+    number.
     """
 
     input_requires_grad: tuple[bool, ...]
     output_differentiable: tuple[bool, ...]
     outputs: tuple[OutputTensor, ...]
     mutations: tuple[Mutation, ...] = ()
-    outputs_behind_outputs: tuple[int, ...] = ()
     dependencies: tuple[OutputDependency, ...] = ()
     metadata_changes: tuple[MetadataChange, ...] = ()
     freed_by_backward: tuple[frozenset[int], ...] | None = None
