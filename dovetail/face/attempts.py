@@ -50,14 +50,11 @@ class _Capturing(threading.local):
 
     active = False
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Capturing, for the length of a block."""
+    def __enter__(self) -> None:
         self.active = True
-        try:
-            yield
-        finally:
-            self.active = False
+
+    def __exit__(self, *error: object) -> None:
+        self.active = False
 
 
 capturing = _Capturing()
@@ -92,12 +89,17 @@ class EagerOnce:
 
 @dataclass(frozen=True)
 class EagerFromNowOn:
-    """Eager takes this call and all later ones for which the guards hold."""
+    """Eager takes this call and all later ones for which the guards hold.
+
+    ``error`` was raised while the program was captured: eager decides whether it is the program's own.
+    """
 
     stop: Break
     guards: GuardSet
+    error: Exception | None = None
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True)
 class ProgramRaised:
     """The program raised while it was captured: eager decides whether that was the program's own error."""
@@ -107,6 +109,9 @@ class ProgramRaised:
 
 
 Outcome = Compiled | EagerOnce | EagerFromNowOn | ProgramRaised
+=======
+Outcome = Compiled | EagerOnce | EagerFromNowOn
+>>>>>>> house
 
 
 class Attempts:
@@ -144,7 +149,7 @@ class Attempts:
             outcome = self._attempt()
             if outcome is not None:
                 return outcome
-        return self._eager(Break("the capture takes another way each time", "report this as a bug"))
+        return EagerFromNowOn(Break("the capture takes another way each time", "report this as a bug"), self._guards)
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class Attempts:
         observed = self._shared.learned.observed
         self._settings = dataclasses.replace(self._settings, stop_before=stop_before, observed=observed)
         try:
-            with capturing.on():
+            with capturing:
                 entry = self._compile()
         except Retry as retry:
             self._start_over(retry.changed(self._settings), retry)
@@ -224,7 +229,7 @@ class Attempts:
             return Compiled(entry, tensors)
         failures = checker.explain(*call)
         reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
-        return self._eager(Break(reason, "report this as a bug"))
+        return EagerFromNowOn(Break(reason, "report this as a bug"), self._guards)
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +289,7 @@ class Attempts:
             self._shared.events.note("initialisation", reason=error.what)
             return EagerOnce()
         if isinstance(error, InputError) and not self._part.refuses_inputs:
-            return self._eager(Break(error.what, error.advice, error.where))
+            return EagerFromNowOn(Break(error.what, error.advice, error.where), self._guards)
         if isinstance(error, InputError) or not isinstance(error, (CaptureError, BackendError)):
             raise error
         if isinstance(error, ModuleMadeError) and self._is_first_preparation(str(error), error.where):
@@ -311,7 +316,7 @@ class Attempts:
         elif settings.shapes.has_symbols:
             self._start_over(self._settings.with_fewer_symbols(), error)
         else:
-            return ProgramRaised(error, self._guards)
+            return EagerFromNowOn(Break(f"capture failed with {type(error).__name__}: {error}"), self._guards, error)
         return None
 
     # --- graph breaks and eager ---------------------------------------------------------------------------------------
@@ -319,7 +324,7 @@ class Attempts:
     def _end_graph_at(self, steps: tuple[int, ...], stop: Break) -> Outcome | None:
         """Plan a graph that ends before this instruction; eager takes the call where none can, or where it was tried."""
         if self._options.fullgraph or not steps or steps == self._plan:
-            return self._eager(stop)
+            return EagerFromNowOn(stop, self._guards)
         if self._settings.shapes.data_sizes == "keep":
             self._unconfirmed.append(stop)
         else:
@@ -328,9 +333,6 @@ class Attempts:
             self._shared.learn(sizes_vary=True)
         self._plan = steps
         return None
-
-    def _eager(self, stop: Break) -> EagerFromNowOn:
-        return EagerFromNowOn(stop, self._guards)
 
     def _is_first_preparation(self, reason: str, where: object) -> bool:
         """Whether a call is the first to meet something that may be done once and for all, so that eager may do it.

@@ -6,23 +6,19 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import choose_backend
 from dovetail.backends import Backend
 from dovetail.face.continuation import Continuation, Continuations
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
 from dovetail.face.warnings import name_of
-from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.points import ResumePoint
-from dovetail.guards import GuardSet
 from dovetail.options import Options
-from dovetail.trace import Trace
 
 
 class CompiledFunction(Dispatcher):
@@ -90,8 +86,3 @@ def _look_like(compiled: CompiledFunction, function: Any) -> None:
             continue
         setattr(compiled, name, value)
     compiled.__wrapped__ = function  # type: ignore[attr-defined]
-
-
-def bytecode_frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
-    """Interpret one call, with guards of its own."""
-    return run_frontend(trace, GuardSet(), function, args, kwargs)

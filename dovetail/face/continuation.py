@@ -52,6 +52,9 @@ class Continuation(Dispatcher):
         )
         self._origin = origin
 
+    def __repr__(self) -> str:
+        return f"<continuation {self.original.__qualname__}: {len(self.entries)} entries>"
+
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._learn(args, kwargs)
         shared, point, origin = self._part.shared, self._part.point, self._origin

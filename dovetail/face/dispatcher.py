@@ -18,15 +18,15 @@ from dovetail.errors import (
     RecompileLimitWarning,
 )
 from dovetail.events import EventLog
-from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, ProgramRaised, capturing
+from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, capturing
 from dovetail.face.learned import Part
 from dovetail.face.loading import load_distributed_rules
 from dovetail.face.warnings import explain_break, name_of, warn_user
 from dovetail.frontend import native_errors
-from dovetail.frontend.code.frame import Break, LetGo
+from dovetail.frontend.code.frame import LetGo
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.interpreter.generator import cleans_up
-from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
+from dovetail.guards import AmbientState, are_decided_by, compile_checker
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 
@@ -48,7 +48,6 @@ class Dispatcher:
             _compile               attempts, see :class:`dovetail.face.attempts.Attempts`
               _run                 by the new entry
               _fall_back           eagerly, now and whenever the same guards hold
-              _after_exception     eagerly, to see whether the program itself raises
               _over_limit          eagerly, without another entry
     """
 
@@ -77,7 +76,7 @@ class Dispatcher:
                     self._ask_first(entry)
                 if entry.resume_point is None:
                     return entry.call(original, args, kwargs, tensors)
-                return self._go_on(entry.resume_point, [entry.call(original, args, kwargs, tensors)])
+                return self._run(entry, args, kwargs, tensors)
         return self._miss(args, kwargs)
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
@@ -101,7 +100,7 @@ class Dispatcher:
         if waited:
             compile_lock.acquire()
         try:
-            run = (self._find(args, kwargs) if waited else None) or self._compile(args, kwargs)
+            run = (waited and self._find(args, kwargs)) or self._compile(args, kwargs)
         finally:
             compile_lock.release()
         if any(map(cleans_up, args)):
@@ -137,10 +136,8 @@ class Dispatcher:
                 return functools.partial(self._run, entry, args, kwargs, tensors)
             case EagerOnce():
                 return functools.partial(self.original, *args, **kwargs)
-            case EagerFromNowOn(stop, guards):
-                return functools.partial(self._fall_back, stop, guards, ambient, args, kwargs)
-            case ProgramRaised(error, guards):
-                return functools.partial(self._after_exception, error, guards, ambient, args, kwargs)
+            case EagerFromNowOn() as outcome:
+                return functools.partial(self._fall_back, outcome, ambient, args, kwargs)
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note why no entry takes the call, and the sizes and numbers that have changed."""
@@ -165,12 +162,17 @@ class Dispatcher:
     # --- eager --------------------------------------------------------------------------------------------------------
 
     def _fall_back(
-        self, stop: Break, guards: GuardSet, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, outcome: EagerFromNowOn, ambient: AmbientState, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run eagerly from now on wherever the guards collected so far hold, and say so once."""
+        """Run eagerly from now on wherever the guards collected so far hold, and say so once; an error with ``fullgraph``."""
+        stop, error = outcome.stop, outcome.error
         self.events.note("graph break", reason=stop.reason, where=stop.where)
         if self.options.fullgraph:
-            raise GraphBreakError(stop.reason, where=stop.where, advice=stop.advice) from stop
+            if error is not None and not native_errors.is_marked_native(error):
+                # Where the program itself raises, this is its error.
+                self.original(*args, **kwargs)
+            advice = stop.advice or "drop fullgraph=True to run it eagerly"
+            raise GraphBreakError(stop.reason, where=stop.where, advice=advice) from error or stop
         text = explain_break(f"{name_of(self.original)} runs eagerly", stop)
         if isinstance(stop, LetGo) or any(map(cleans_up, args)):
             # The frames of the capture refer to the object, in circles.
@@ -178,11 +180,12 @@ class Dispatcher:
             gc.collect()
         result = self.original(*args, **kwargs)
         warn_user(text, EagerFallbackWarning)
-        checker = compile_checker(guards.freeze(), ambient=ambient)
+        checker = compile_checker(outcome.guards.freeze(), ambient=ambient)
         with compile_lock:
             self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
         return result
 
+<<<<<<< HEAD
     def _after_exception(
         self,
         error: BaseException,
@@ -199,6 +202,8 @@ class Dispatcher:
             raise GraphBreakError(reason, advice="drop fullgraph=True to run it eagerly") from error
         return self._fall_back(Break(reason), guards, ambient, args, kwargs)
 
+=======
+>>>>>>> house
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raises = self.options.at_recompile_limit == "error"
         if raises or not self._limit_warned:

@@ -13,6 +13,9 @@ from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.module import CompiledModule
 from dovetail.runtime.entry import Entry
 
+#: Graph breaks and events that are printed; all of them are in the fields.
+_MOST_SHOWN = 50
+
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
@@ -21,11 +24,13 @@ class Explanation:
     ``entries`` says of each compiled entry whether its guards hold, ``breaks`` where a graph ends before the function does, with
     the number of entries that go on there, ``events`` what was decided so far.
 
-    >>> Explanation(("hit",), (), ("f (going on at line 3): 1 compiled entries",))
-    1 compiled entries
+    >>> Explanation(("hit",), ("capture 3.1 ms",), ("f (going on at line 3): 2 entries after it",))
+    1 compiled entry
       entry 0: hit
-    1 graph breaks
-      f (going on at line 3): 1 compiled entries
+    1 graph break
+      f (going on at line 3): 2 entries after it
+    1 event
+      capture 3.1 ms
     """
 
     entries: tuple[str, ...]
@@ -33,26 +38,32 @@ class Explanation:
     breaks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{len(self.entries)} compiled entries"]
+        lines = [_count(self.entries, "compiled entry")]
         lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
-        if self.breaks:
-            lines.append(f"{len(self.breaks)} graph breaks")
-            lines += [f"  {text}" for text in self.breaks]
-        lines += [f"  {event}" for event in self.events]
+        for items, one in ((self.breaks, "graph break"), (self.events, "event")):
+            if items:
+                left_out = len(items) - _MOST_SHOWN
+                lines.append(_count(items, one) + (f", the last {_MOST_SHOWN} of them" if left_out > 0 else ""))
+                lines += [f"  {item}" for item in items[-_MOST_SHOWN:]]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """The same for a notebook: entries and graph breaks as lists, events to be opened."""
-        parts = [_list("compiled entries", self.entries), _list("graph breaks", self.breaks)]
-        events = _list("events", self.events)
+        parts = [_list("compiled entry", self.entries), _list("graph break", self.breaks)]
+        events = _list("event", self.events)
         return "".join(parts) + (f"<details><summary>events</summary>{events}</details>" if events else "")
 
 
-def _list(title: str, items: Sequence[str]) -> str:
+def _count(items: Sequence[Any], one: str) -> str:
+    many = f"{one.removesuffix('y')}ies" if one.endswith("y") else f"{one}s"
+    return f"{len(items)} {one if len(items) == 1 else many}"
+
+
+def _list(one: str, items: Sequence[str]) -> str:
     rows = "".join(f"<li><pre>{html.escape(item)}</pre></li>" for item in items)
-    return f"<p>{len(items)} {title}</p><ol start='0'>{rows}</ol>" if items else ""
+    return f"<p>{_count(items, one)}</p><ol start='0'>{rows}</ol>" if items else ""
 
 
 def explain(compiled: Any) -> Callable[..., Explanation]:
@@ -65,7 +76,7 @@ def explain(compiled: Any) -> Callable[..., Explanation]:
     def report(*args: Any, **kwargs: Any) -> Explanation:
         entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
         breaks = tuple(
-            f"{item.original.__qualname__}: {len(item.entries)} compiled entries after it"
+            f"{item.original.__qualname__}: {_count(item.entries, 'compiled entry')} after it"
             for item in function.continuations()
         )
         return Explanation(entries, tuple(map(str, function.events.events)), breaks)

@@ -1,8 +1,8 @@
-"""Loads what plugs into the core: rules, quirks, and wings that fill tables of the core.
+"""Loads the code that plugs into the core: rules, quirks, and wings that fill tables of the core.
 
-They are named here, not imported: the core works without them. ``import dovetail`` loads none; :func:`load_rules` imports all of
-them before the first capture. ``DOVETAIL_WITHOUT_RULES=1`` in the environment leaves them out, which is how the tests check that
-the core stands on its own.
+Their rooms are named here, not imported: the core works without them. ``import dovetail`` loads none; :func:`load_rules` imports
+every module of these rooms before the first capture, so that a new rule is a new file and nothing else.
+``DOVETAIL_WITHOUT_RULES=1`` in the environment leaves them out, by which the tests check that the core stands on its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.state import Frontend
+from dovetail.frontend.capture import capture
+from dovetail.guards import GuardSet
+from dovetail.trace import Trace
 
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
+<<<<<<< HEAD
 RULES = (
     "dovetail.passes",
     "dovetail.higher_order",
@@ -69,6 +76,10 @@ RULES = (
     "dovetail.fast_guards",
 )
 """Modules that put themselves into tables of the core, in the order in which the tables ask them."""
+=======
+#: In the order in which the tables ask them; within a room by name, but a module comes after those that it imports.
+ROOMS = ("passes", "higher_order", "whole_calls", "rules", "quirks", "fast_guards")
+>>>>>>> house
 
 
 @functools.cache
@@ -77,15 +88,19 @@ def load_rules() -> None:
 
     >>> load_rules()
     """
-    if not os.environ.get(WITHOUT_RULES):
-        for name in RULES:
-            importlib.import_module(name)
+    for room in () if os.environ.get(WITHOUT_RULES) else ROOMS:
+        package = importlib.import_module(f"dovetail.{room}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
 
 
 def bytecode_frontend() -> Frontend:
-    """The frontend that interprets bytecode, with its rules loaded."""
+    """The frontend that interprets bytecode, with its rules loaded and with guards of its own."""
+
+    def frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
+        return capture(trace, GuardSet(), function, args, kwargs)
+
     load_rules()
-    frontend: Frontend = importlib.import_module("dovetail.face.compiled_function").bytecode_frontend
     return frontend
 
 

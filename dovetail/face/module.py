@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _OWN = frozenset({"original", "compiled_call", "_make_call"})
 _SHARED = frozenset({"__dict__", "__class__"})
+#: Methods by which a program keeps what they return: ``model = model.to("cuda")``.
+_RETURNING_SELF = frozenset(
+    {"apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_", "share_memory", "to"}
+    | {"_apply", "to_empty", "train", "type", "xpu"}
+)
 
 
 class CompiledModule(torch.nn.Module):
@@ -39,7 +46,10 @@ class CompiledModule(torch.nn.Module):
         """Own names and methods defined here are the wrapper's; all else is the original's."""
         if name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name not in _SHARED):
             return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "original"), name)
+        found = getattr(object.__getattribute__(self, "original"), name)
+        if name in _RETURNING_SELF and isinstance(found, types.MethodType):
+            return functools.partial(_keeping_the_wrapper, self, found)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the original; a method bound to the wrapper becomes the original's."""
@@ -60,21 +70,9 @@ class CompiledModule(torch.nn.Module):
         """The original, marked as compiled."""
         return f"CompiledModule({self.original!r})"
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the original."""
-        return iter(self.original)  # type: ignore[call-overload,no-any-return]
-
-    def __len__(self) -> int:
-        """Length of the original."""
-        return len(self.original)  # type: ignore[arg-type]
-
     def __bool__(self) -> bool:
         """A module is true even if it is empty."""
         return True
-
-    def __getitem__(self, key: Any) -> Any:
-        """An item of the original."""
-        return self.original[key]  # type: ignore[index]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
         """A wrapper around a deep copy of the original, with no entries yet."""
@@ -84,25 +82,13 @@ class CompiledModule(torch.nn.Module):
         """Pickled as the original and the options; compiled entries are made again when they are needed."""
         return CompiledModule, (self.original, self._make_call)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> CompiledModule:
-        self.original._apply(fn, recurse)
-        return self
 
-    def train(self, mode: bool = True) -> CompiledModule:
-        """Set the original's mode."""
-        self.original.train(mode)
-        return self
+def _keeping_the_wrapper(wrapper: CompiledModule, method: types.MethodType, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the original; where that returns the original, return the wrapper."""
+    result = method(*args, **kwargs)
+    return wrapper if result is method.__self__ else result
 
-    def eval(self) -> CompiledModule:
-        """Set the original's mode."""
-        return self.train(False)
 
-    def requires_grad_(self, requires_grad: bool = True) -> CompiledModule:
-        """Set it on the original's parameters."""
-        self.original.requires_grad_(requires_grad)
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> CompiledModule:
-        """Move the original."""
-        self.original.to(*args, **kwargs)
-        return self
+for _name, _function in (("__iter__", iter), ("__len__", len), ("__getitem__", operator.getitem)):
+    # Python looks these up on the class.
+    setattr(CompiledModule, _name, lambda self, *args, _function=_function: _function(self.original, *args))

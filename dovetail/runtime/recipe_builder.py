@@ -227,6 +227,10 @@ class RecipeBuilder:
             return ConstantItem(value)
         if kind is slice:
             return CallItem(ConstantItem(slice), tuple(map(self.build, (value.start, value.stop, value.step))))
+        if kind is types.TracebackType:
+            return ConstantItem(shown_part(value))
+        if kind is types.FrameType and is_shown_frame(value):
+            return ConstantItem(value)
         number = self._number(value)
         call = _made_by_call(value, kind)
         if call is not None:
@@ -256,7 +260,7 @@ class RecipeBuilder:
             return CallItem(ConstantItem(function), built, number, None if state is None else self.build(state))
 
     def _of_python(self, value: Any, kind: type, number: int) -> Recipe | None:
-        """Parts of Python's own machinery: cells, functions, exceptions, frames."""
+        """Parts of Python's own machinery: cells, functions, exceptions."""
         if kind is types.CellType:
             try:
                 return CellItem(self.build(value.cell_contents), number)
@@ -269,10 +273,6 @@ class RecipeBuilder:
             names = (value.__name__, value.__qualname__, value.__doc__, value.__module__)
             made = tuple(self.build(item) for item in (*parts, names))
             return FunctionItem(value.__code__, value.__globals__, closure, made, number)
-        if kind is types.TracebackType:
-            return ConstantItem(shown_part(value))
-        if kind is types.FrameType and is_shown_frame(value):
-            return ConstantItem(value)
         return self._exception(value, kind, number) if isinstance(value, BaseException) else None
 
     def _exception(self, value: BaseException, kind: type, number: int) -> CallItem:

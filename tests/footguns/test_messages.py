@@ -207,9 +207,7 @@ def test_messages_are_those_of_eager(name: str, level: int) -> None:
     assert run(dovetail.compile(PROGRAMS[name], backend="aten"), level) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["a_constant", "an_item", "an_item_in_a_text", "sizes", "in_a_called_function"]
-)
+@pytest.mark.parametrize("name", ["a_constant", "an_item", "an_item_in_a_text", "sizes", "in_a_called_function"])
 def test_messages_of_numbers_break_no_graph(name: str) -> None:
     expected = run(PROGRAMS[name], logging.INFO)
     compiled = dovetail.compile(PROGRAMS[name], backend="aten", fullgraph=True)

@@ -84,6 +84,29 @@ def test_hooks_on_parameters_and_outputs() -> None:
     assert seen[0] == seen[1]
 
 
+def test_methods_that_return_the_module_return_the_compiled_one() -> None:
+    class Named(torch.nn.Linear):
+        float = "an attribute"
+
+    compiled = dovetail.compile(Named(2, 2), backend="aten")
+    for name, args in (
+        ("eval", ()),
+        ("train", ()),
+        ("requires_grad_", (False,)),
+        ("to", ("cpu",)),
+        ("cpu", ()),
+        ("double", ()),
+    ):
+        assert getattr(compiled, name)(*args) is compiled
+    assert compiled.weight.dtype is torch.float64
+    assert compiled.float == "an attribute"
+    listed = dovetail.compile(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), backend="aten")
+    assert len(listed) == 2
+    assert list(listed) == [listed[0], listed[1]]
+    with pytest.raises(TypeError):
+        iter(compiled)
+
+
 def test_state_dict_deepcopy_and_pickle() -> None:
     model = Norm()
     compiled = dovetail.compile(model, backend="aten")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,9 +21,20 @@ from dovetail.errors import HigherOrderGradientError
 from dovetail.face.explanation import compiled_function
 
 Held = dict[str, Any]
+MEGABYTE = 1 << 20
 #: What a program returns: the compiled function, and the objects of the user that it was given.
 Program = Callable[[], tuple[Any, Held]]
 PROGRAMS: dict[str, Program] = {}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    # Log records keep the tracebacks of errors, and pytest keeps the records.
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
 
 
 def program(function: Program) -> Program:
@@ -38,12 +50,36 @@ def batch(size: int = 4) -> Tensor:
     return torch.randn(size, 8)
 
 
+def on_aten(function: Any, **options: Any) -> Any:
+    return dovetail.compile(function, backend="aten", **options)
+
+
+def data(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (4, 8)))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.layer(value).tanh()
+
+
+class Breaking(Net):
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.layer(value)
+        print(end="")
+        return self.layer(value).tanh()
+
+
 @program
 def a_module() -> tuple[Any, Held]:
     model, x = linear(), batch()
     compiled = dovetail.compile(model, backend="aten")
     compiled(x).sum().backward()
-    return compiled, {"model": model, "x": x, "weight": model[0].weight}
+    return compiled, {"model": model, "x": x, "weight": next(model.parameters())}
 
 
 @program
@@ -284,15 +320,187 @@ def the_stages_by_hand() -> tuple[Any, Held]:
     return compiled, {"model": model, "x": x, "joint": joint, "shapes": joint.fake_mode.shape_env}
 
 
+@program
+def forward_only() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    with torch.no_grad():
+        on_aten(net)(value)
+    return None, {"net": net, "weight": net.layer.weight, "value": value}
+
+
+@program
+def forward_and_backward() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    call = on_aten(net)
+    result = call(value)
+    result.sum().backward()
+    return call, {"net": net, "weight": net.layer.weight, "weight_grad": net.layer.weight.grad, "value": value}
+
+
+@program
+def backward_that_never_comes() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    result = on_aten(net)(value)
+    return None, {"net": net, "value": value, "result": result}
+
+
+@program
+def closure() -> tuple[Any, Held]:
+    net, scale = Net(), data(8)
+    function = on_aten(lambda value: net(value) * scale)
+    function(data()).sum().backward()
+    return function, {"net": net, "scale": scale}
+
+
+@program
+def module_as_an_argument() -> tuple[Any, Held]:
+    net = Net()
+    on_aten(lambda module, value: module(value))(net, data())
+    return None, {"net": net}
+
+
+@program
+def whole_step() -> tuple[Any, Held]:
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step(value: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(value).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    call = on_aten(step)
+    for _ in range(3):
+        loss = call(data())
+    return call, {
+        "net": net,
+        "optimizer": optimizer,
+        "average": optimizer.state[net.layer.weight]["exp_avg"],
+        "loss": loss,
+    }
+
+
+@program
+def breaks() -> tuple[Any, Held]:
+    net, value = Breaking(), data()
+    call = on_aten(net)
+    for _ in range(2):
+        call(value).sum().backward()
+    return call, {"net": net, "weight": net.layer.weight, "value": value}
+
+
+@program
+def recompiles() -> tuple[Any, Held]:
+    net = Net()
+    call = on_aten(net)
+    values = [data(rows, 8) for rows in (3, 4, 5)]
+    for value in values:
+        call(value).sum().backward()
+    return call, {"net": net, **{f"value {number}": value for number, value in enumerate(values)}}
+
+
+@program
+def over_the_limit() -> tuple[Any, Held]:
+    net = Net()
+    call = on_aten(net, recompile_limit=1, dynamic=False)
+    values = [data(rows, 8) for rows in (3, 4, 5)]
+    for value in values:
+        call(value)
+    return call, {"net": net, **{f"value {number}": value for number, value in enumerate(values)}}
+
+
+@program
+def errors() -> tuple[Any, Held]:
+    net, value = Net(), data(4, 9)
+    call = on_aten(net)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            call(value)
+    return call, {"net": net, "value": value}
+
+
+@program
+def errors_of_the_program() -> tuple[Any, Held]:
+    net, value = Net(), data()
+
+    def check(item: Tensor, flag: bool) -> Tensor:
+        if flag:
+            raise ValueError("no")
+        return net(item)
+
+    call = on_aten(check)
+    call(value, False)
+    with pytest.raises(ValueError, match="no"):
+        call(value, True)
+    return call, {"net": net, "value": value}
+
+
+@program
+def refusals() -> tuple[Any, Held]:
+    net, value = Breaking(), data()
+    call = on_aten(net, fullgraph=True)
+    with pytest.raises(dovetail.errors.GraphBreakError):
+        call(value)
+    return call, {"net": net, "value": value}
+
+
+@program
+def eager_fallback() -> tuple[Any, Held]:
+    net = Net()
+
+    def items(value: Tensor) -> Any:
+        yield net(value)
+
+    value = data()
+    call = on_aten(items)
+    list(call(value))
+    return call, {"net": net, "value": value}
+
+
+@program
+def second_order_of_a_class() -> tuple[Any, Held]:
+    net, value = Net(), data().requires_grad_()
+    call = on_aten(net)
+    (gradient,) = torch.autograd.grad(call(value).sum(), value, create_graph=True)
+    gradient.square().sum().backward()
+    return call, {"net": net, "weight": net.layer.weight, "value": value, "gradient": gradient}
+
+
+@program
+def by_the_program() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    call = dovetail.compile(net, backend="eager")
+    call(value).sum().backward()
+    return call, {"net": net, "value": value}
+
+
+@program
+def joint_graph() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    joint = dovetail.capture(net, (value,))
+    run = joint.compile("aten")
+    for _ in range(2):
+        run(value).sum().backward()
+    return None, {"net": net, "weight": net.layer.weight, "value": value, "joint": joint, "run": run}
+
+
+@program
+def backward_block() -> tuple[Any, Held]:
+    net, value = Net(), data()
+    with dovetail.compiled_autograd(backend="aten"):
+        net(value).sum().backward()
+    return None, {"net": net, "weight": net.layer.weight, "value": value}
+
+
 def references(name: str) -> Iterator[tuple[str, weakref.ref[Any]]]:
     """Run a program and forget it; what is left are weak references to what it used and to what was made for it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled, held = PROGRAMS[name]()
+    compiled, held = PROGRAMS[name]()
     found = dict(held)
-    if isinstance(compiled, dovetail.aot.CompiledGraph):
-        found["compiled"] = compiled
-    else:
+    if compiled is not None:
+        found["wrapper"] = compiled
+    if compiled is not None and not isinstance(compiled, dovetail.aot.CompiledGraph):
         found["compiled"] = compiled_function(compiled)
         for number, entry in enumerate(found["compiled"].entries):
             found[f"entry {number}"] = entry
@@ -312,20 +520,103 @@ def test_everything_goes_with_the_compiled_function(name: str) -> None:
     assert [key for key, reference in found if reference() is not None] == []
 
 
-def test_the_first_inputs_go_before_the_compiled_function() -> None:
-    model, x = linear(), batch()
-    compiled = dovetail.compile(model, backend="aten")
-    compiled(x).sum().backward()
-    reference = weakref.ref(x)
-    del x
-    gc.collect()
-    assert reference() is None
-    assert compiled(batch()).requires_grad
-
-
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096
+
+
+def test_the_first_input_dies_while_the_function_lives() -> None:
+    for function in (lambda value: value * 2, Net(), Breaking()):
+        call = on_aten(function)
+        for size in (4, 5, 6):
+            value = data(size, 8)
+            made = [weakref.ref(item) for item in (value, call(value))]
+            del value
+            gc.collect()
+            assert [ref() for ref in made] == [None, None]
+
+
+def test_deleted_models_leave_nothing() -> None:
+    def once() -> None:
+        net = nn.Linear(1024, 1024)  # 4 MiB, and as much for its gradient
+        on_aten(net)(torch.ones(2, 1024)).sum().backward()
+
+    once()
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(50):
+        once()
+        gc.collect()
+    assert resident_bytes() - before < 24 * MEGABYTE
+
+
+def _training(call: Any) -> Callable[[Tensor], Any]:
+    def step(value: Tensor) -> None:
+        call(value).sum().backward()
+
+    return step
+
+
+def _failing(call: Any) -> Callable[[Tensor], Any]:
+    def step(value: Tensor) -> None:
+        with pytest.raises(ValueError, match="no"):
+            call(value)
+
+    return step
+
+
+def _raises(value: Tensor) -> Tensor:
+    if value.dim() == 2:
+        raise ValueError("no")
+    return value
+
+
+def _second_order(call: Any) -> Callable[[Tensor], Any]:
+    def step(value: Tensor) -> None:
+        value.requires_grad_()
+        (gradient,) = torch.autograd.grad(call(value).sum(), value, create_graph=True)
+        gradient.square().sum().backward()
+
+    return step
+
+
+def _whole_step() -> Callable[[Tensor], Any]:
+    net = Net(128)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+
+    def step(value: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(value).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return on_aten(step)  # type: ignore[no-any-return]
+
+
+LOOPS: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
+    "module": lambda: _training(on_aten(Net(128))),
+    "function": lambda: on_aten(lambda value: value.sin().cos()),
+    "whole step": _whole_step,
+    "breaks": lambda: _training(on_aten(Breaking(128))),
+    "errors": lambda: _failing(on_aten(_raises)),
+    "over the limit": lambda: on_aten(lambda value: value * 2, recompile_limit=2, dynamic=False),
+    "second order": lambda: _second_order(on_aten(Net(128))),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_memory_stays_over_many_calls(kind: str) -> None:
+    """2,000 calls over all kinds with inputs of 64 KiB: a call that kept one of them would leave about 20 MiB for its kind."""
+    step = LOOPS[kind]()
+    for number in range(20):
+        step(data(128 + number % 4, 128))
+    gc.collect()
+    before = resident_bytes()
+    for number in range(2000 // len(LOOPS)):
+        step(data(128 + number % 4, 128))
+    gc.collect()
+    assert resident_bytes() - before < 8 * MEGABYTE
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's numbers")

@@ -14,6 +14,7 @@ import torch
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
 from dovetail.rules.sizes.number_tensors import make_tensor, number_of
+from dovetail.rules.torch import storage_offsets  # noqa: F401  (its rule for as_strided is asked first)
 from dovetail.torch_private import sizes as private_sizes
 
 _WHOLE = (int, torch.SymInt)
