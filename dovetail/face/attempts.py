@@ -96,22 +96,10 @@ class EagerFromNowOn:
 
     stop: Break
     guards: GuardSet
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True)
-class ProgramRaised:
-    """The program raised while it was captured: eager decides whether that was the program's own error."""
-
-    error: BaseException
-    guards: GuardSet
-
-
-Outcome = Compiled | EagerOnce | EagerFromNowOn | ProgramRaised
-=======
 Outcome = Compiled | EagerOnce | EagerFromNowOn
->>>>>>> house
 
 
 class Attempts:

@@ -185,25 +185,6 @@ class Dispatcher:
             self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
         return result
 
-<<<<<<< HEAD
-    def _after_exception(
-        self,
-        error: BaseException,
-        guards: GuardSet,
-        ambient: AmbientState,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """The program raised while it was captured: eager decides whether that was the user's own error."""
-        reason = f"capture failed with {type(error).__name__}: {error}"
-        if self.options.fullgraph:
-            if not native_errors.is_marked_native(error):
-                self.original(*args, **kwargs)
-            raise GraphBreakError(reason, advice="drop fullgraph=True to run it eagerly") from error
-        return self._fall_back(Break(reason), guards, ambient, args, kwargs)
-
-=======
->>>>>>> house
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raises = self.options.at_recompile_limit == "error"
         if raises or not self._limit_warned:

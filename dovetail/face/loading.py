@@ -23,63 +23,8 @@ from dovetail.guards import GuardSet
 from dovetail.trace import Trace
 
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
-<<<<<<< HEAD
-RULES = (
-    "dovetail.passes",
-    "dovetail.higher_order",
-    "dovetail.rules.torch.branches_on_data",
-    "dovetail.rules.torch.same_tensor",
-    "dovetail.rules.torch.storage_offsets",
-    "dovetail.whole_calls.whole",
-    "dovetail.rules.torch.known_values",
-    "dovetail.rules.torch.checkpoints",
-    "dovetail.rules.torch.custom_functions",
-    "dovetail.rules.torch.error_texts",
-    "dovetail.rules.torch.filled_tensors",
-    "dovetail.rules.gradients.flags",
-    "dovetail.rules.gradients.inside",
-    "dovetail.rules.language.class_bodies",
-    "dovetail.rules.language.classes",
-    "dovetail.rules.language.exception_groups",
-    "dovetail.rules.language.matching",
-    "dovetail.rules.language.type_parameters",
-    "dovetail.rules.optim.loss_scaling",
-    "dovetail.rules.optim.optimizers",
-    "dovetail.rules.optim.schedules",
-    "dovetail.rules.python.callables",
-    "dovetail.rules.python.conversions",
-    "dovetail.rules.python.dovetail_itself",
-    "dovetail.rules.python.log_messages",
-    "dovetail.rules.python.protocols",
-    "dovetail.rules.python.standard_library",
-    "dovetail.rules.python.texts",
-    "dovetail.rules.sizes.exact_numbers",
-    "dovetail.rules.sizes.loops",
-    "dovetail.rules.sizes.number_tensors",
-    "dovetail.rules.sizes.operator_forms",
-    "dovetail.rules.sizes.recurrent_cells",
-    "dovetail.rules.sizes.recurrent_networks",
-    "dovetail.rules.sizes.scans",
-    "dovetail.rules.sizes.tensor_sizes",
-    "dovetail.rules.sizes.whole_operators",
-    "dovetail.rules.sparse.deferred",
-    "dovetail.rules.sparse.kind",
-    "dovetail.rules.subclasses.kind",
-    "dovetail.quirks.overlapping_writes",
-    "dovetail.quirks.functionalisation",
-    "dovetail.quirks.fake_kernels",
-    "dovetail.quirks.clamped_slices",
-    "dovetail.quirks.gradient_formulas",
-    "dovetail.quirks.eigenvectors",
-    "dovetail.quirks.losses",
-    "dovetail.quirks.replays",
-    "dovetail.fast_guards",
-)
-"""Modules that put themselves into tables of the core, in the order in which the tables ask them."""
-=======
 #: In the order in which the tables ask them; within a room by name, but a module comes after those that it imports.
 ROOMS = ("passes", "higher_order", "whole_calls", "rules", "quirks", "fast_guards")
->>>>>>> house
 
 
 @functools.cache
