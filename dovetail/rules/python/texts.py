@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import types
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, method_rule, operator_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
+from dovetail.torch_private import sizes as private_sizes
 
 BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
@@ -21,6 +23,8 @@ BRACKETS: dict[type, tuple[str, str]] = {
     frozenset: ("frozenset({", "})"),
 }
 MAXIMUM_NESTING = 50
+# The texts of these show nothing of what they refer to.
+_NOT_SHOWN = (type, types.ModuleType, types.FunctionType, types.CodeType, types.TracebackType, types.FrameType)
 
 
 def _own_method(value: Any, name: str) -> types.FunctionType | None:
@@ -50,7 +54,22 @@ def text_of(interpreter: TracingInterpreter, value: Any, name: str, nesting: int
         return text_of(interpreter, value, "__repr__", nesting)
     if type(value) in (*BRACKETS, dict) and not is_leaf_value(value):
         return _container(interpreter, value, nesting)
+    if _holds_traced(value):
+        raise Break("an object with a tensor in it is turned into text", "print or format it outside of the function")
     return str(interpreter.call_native({"__str__": str, "__repr__": repr}[name], (value,), {}))
+
+
+def _holds_traced(value: Any) -> bool:
+    """Whether the text of an object that native code writes could have a tensor in it, or a number that is a symbol here."""
+    stack, seen = [value], set()
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor) or private_sizes.is_symbolic(item):
+            return True
+        if id(item) not in seen and not isinstance(item, _NOT_SHOWN) and not is_leaf_value(item):
+            seen.add(id(item))
+            stack += gc.get_referents(item)
+    return False
 
 
 def _container(interpreter: TracingInterpreter, value: Any, nesting: int) -> str:
@@ -124,6 +143,11 @@ def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
     template, *values = args
     values = [for_text(interpreter, item) for item in values]
     return template.format(*values, **{key: for_text(interpreter, item) for key, item in kwargs.items()})
+
+
+@method_rule("__repr__", "__str__", "__format__")
+def _text_of_tensor(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> str:
+    raise Break("a tensor is turned into text", "print or format tensors outside of the function")
 
 
 @rule(str)
