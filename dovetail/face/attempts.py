@@ -39,7 +39,7 @@ from dovetail.guards import GuardSet
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Findings, Retry, Trace
-from dovetail.trace.settings import GRAPH_BREAKS, SAYS_COMPILING
+from dovetail.trace.settings import GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING
 
 # An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
 MOST_ATTEMPTS = 16
@@ -231,10 +231,13 @@ class Attempts:
         if backend.data_sizes:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")
+        given_up = {GRAPH_BREAKS} if options.fullgraph else set()
+        if backend.takes_program:
+            given_up.add(RECOMPUTES)
         settings = CaptureSettings(
             shapes,
             marks_gradients=any(getattr(item, "marks_gradients", False) for item in options.passes),
-            without=self._shared.learned.without | ({GRAPH_BREAKS} if options.fullgraph else set()),
+            without=self._shared.learned.without | given_up,
         )
         return self._as_exact_as_backend(settings)
 
@@ -251,8 +254,8 @@ class Attempts:
             shared.events.note("no sizes made of data", reason=reason)
         elif before.allowed and not after.allowed:
             shared.events.note("static shapes", reason=reason)
-        # That graph breaks are errors is an option of the user's, and nothing learned.
-        shared.learn(without=settings.without - {GRAPH_BREAKS})
+        # These are said by an option of the user's or by the backend, and nothing learned.
+        shared.learn(without=settings.without - {GRAPH_BREAKS, RECOMPUTES})
         self._settings = settings
         self._plan = ()
         self._unconfirmed.clear()

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
+from dovetail.guards.ambient_change import autocast_nesting
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -114,12 +115,21 @@ class Program:
         if self.numbers is not None:
             for index, number in enumerate(self.numbers(inputs if sizes_of is None else sizes_of)):
                 values[NumberSlot(index)] = number
+        outside, nesting = autocast_state(), autocast_nesting()
+        was_inside = False
         for call in self.calls:
+            is_inside = call.autocast != outside
+            if was_inside and not is_inside and not nesting:
+                # As at the end of the outermost autocast block: what was cast there may be written to from now on.
+                torch.clear_autocast_cache()
+            was_inside = is_inside
             args = tuple(_fill(item, values) for item in call.args)
             kwargs = {key: _fill(item, values) for key, item in call.kwargs.items()}
             with torch.set_grad_enabled(call.grad_enabled), _autocast(call.autocast):
                 result = call.function(*args, **kwargs)
             values.update(zip(call.results, _tensors(result), strict=True))
+        if was_inside and not nesting:
+            torch.clear_autocast_cache()
         return [values[number] for number in self.outputs]
 
     def __str__(self) -> str:

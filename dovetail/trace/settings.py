@@ -20,6 +20,8 @@ CHANGES: Final = "changes"
 #: Strategies of the core. Those of single rules are named where the rules are.
 GRAPH_BREAKS: Final = "graph breaks"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
+#: The joint graph has the calls that run again in the backward; a program that is replayed call by call has not.
+RECOMPUTES: Final = "calls that run again in the backward"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""No text of a tracer reaches the program: ``str``, ``repr`` and ``format`` of whatever holds a tensor are eager's at every call."""
+"""No text of a tracer reaches the program: texts of whatever holds a tensor are eager's at every call."""
 
 from __future__ import annotations
 

@@ -11,10 +11,13 @@ import torch.utils.checkpoint
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.trace.settings import RECOMPUTES
 
 
 @rule(torch.utils.checkpoint.checkpoint)
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if not interpreter.trace.settings.allows(RECOMPUTES):
+        raise Break("a checkpoint runs its function again in the backward", 'use backend="aten"')
     if kwargs.get("use_reentrant") is not True or len(args) < 2:
         return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
     # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
