@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,8 @@ def finish_joint(trace: Trace, result: CaptureResult) -> JointGraph:
         forward = _describe_forward(trace, result)
         trace.begin_backward()
         tangents = _add_tangents(trace, forward)
-        backward = _ask_for_gradients(trace, forward, tangents, result.order)
+        with _refused_writes(trace, forward, tangents):
+            backward = _ask_for_gradients(trace, forward, tangents, result.order)
         trace.random.finish()
         gradients = [None if gradient is None else trace.node_of(gradient) for gradient in backward.gradients]
         outputs = [trace.node_of(value) for value in forward.described.values]
@@ -257,6 +259,27 @@ def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch
                 check(trace, item, gradient)
             _refuse_gradient(gradient, item.name)
     return _Backward(gradients, leaf_order, inexact, together)
+
+
+@contextlib.contextmanager
+def _refused_writes(trace: Trace, forward: _Forward, tangents: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A block in which hooks and custom backwards may write to nothing that the call was given or returns.
+
+    Graphs of the backward have no place for such a write, which eager shows to the program and to the next forward.
+    """
+    known = [
+        *((item.name, tensor) for item in trace.inputs for tensor in (item.value, item.leaf)),
+        *(("a result of the function", value) for value in forward.described.values),
+        *(("an incoming gradient", tangent) for tangent in tangents),
+    ]
+    versions = [tensor._version for _, tensor in known]
+    yield
+    for (name, tensor), version in zip(known, versions, strict=True):
+        if tensor._version != version:
+            raise CaptureError(
+                f"a hook or a custom backward writes to {name}",
+                advice="write to it outside of the compiled function, or compile the whole step with its backward",
+            )
 
 
 def _refuse_gradient(gradient: torch.Tensor, name: str) -> None:
