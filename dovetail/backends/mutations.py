@@ -35,6 +35,7 @@ _PURE_FUNCTIONS = frozenset(
         torch.sym_sqrt,
     }
 )
+_CALLS = ("call_function", "call_method", "call_module")
 #: Operators whose results lie in the memory of their arguments, though their schemas do not say so.
 _UNDECLARED_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
 
@@ -59,24 +60,16 @@ def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
 
     Tensors in lists and nested arguments count.
     """
-    if node.op not in ("call_function", "call_method", "call_module"):
+    if node.op not in _CALLS:
         return []
-    target = node.target
-    if not isinstance(target, private_operators.OpOverload):
-        return [] if is_pure_function(target) else list(nodes_in((node.args, node.kwargs)))
-    schema = target._schema
-    written: list[torch.fx.Node] = []
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-        written.extend(nodes_in(value))
-    return written
+    if not isinstance(node.target, private_operators.OpOverload):
+        return [] if is_pure_function(node.target) else list(nodes_in((node.args, node.kwargs)))
+    return [value for is_write, value in _aliased_arguments(node) if is_write]
 
 
 def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the arguments whose memory a node's result may be part of."""
-    if node.op not in ("call_function", "call_method", "call_module"):
+    if node.op not in _CALLS:
         return []
     target = node.target
     everything = list(nodes_in((node.args, node.kwargs)))
@@ -85,15 +78,18 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     if private_operators.is_implicit(target) or target in _UNDECLARED_VIEWS:
         # The result of reshape, contiguous or to may be a view or not, and the schema does not say.
         return everything
-    schema = target._schema
-    if not any(item.alias_info is not None for item in schema.returns):
+    if not any(item.alias_info is not None for item in target._schema.returns):
         return []
-    shared: list[torch.fx.Node] = []
-    for place, argument in enumerate(schema.arguments):
+    return [value for _, value in _aliased_arguments(node)]
+
+
+def _aliased_arguments(node: torch.fx.Node) -> Iterator[tuple[bool, torch.fx.Node]]:
+    """Yield the nodes in arguments that the schema says are written to (True), or share memory with the result."""
+    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.alias_info is not None:
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            shared.extend(nodes_in(value))
-    return shared
+            for found in nodes_in(value):
+                yield argument.alias_info.is_write, found
 
 
 class Memory:

@@ -134,9 +134,7 @@ def compile_with(
     _refuse_unfit(backend, example_inputs, kind)
     entries = output_arguments(graph)
     visible = set((options or {}).get("user_visible_outputs", range(len(entries))))
-    # Only visible outputs are checked for dtype and shape: fake kernels are wrong about what some kernels save for their own
-    # backward (workspaces of LSTM, the statistics of a bfloat16 batch norm).
-    expected = [_Expected.of(entry, index in visible) for index, entry in enumerate(entries)]
+    declared = [_declared(entry, index in visible) for index, entry in enumerate(entries)]
     try:
         compiled = backend.compile(graph, list(example_inputs), kind=kind, options=dict(options or {}))
     except (BackendError, OptionError):
@@ -151,7 +149,7 @@ def compile_with(
             f"backend {backend.name!r} returned {type(compiled).__name__} for the {kind} graph, which cannot be called",
             advice="return a callable that takes one list of inputs and returns one list of outputs",
         )
-    return _checked(compiled, expected, f"the {kind} graph compiled by backend {backend.name!r}")
+    return _checked(compiled, declared, f"the {kind} graph compiled by backend {backend.name!r}")
 
 
 def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -> None:
@@ -168,43 +166,36 @@ def _refuse_unfit(backend: Backend, example_inputs: Sequence[Any], kind: Kind) -
         )
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """The graph's declaration of one output; ``what`` is "tensor", "none", "number" or "unknown"."""
+def _declared(entry: Any, is_visible: bool) -> Callable[[Any], str]:
+    """Return a function that says in words how an output differs from the graph's declaration; "" if it does not.
 
-    what: str
-    dtype: torch.dtype | None = None
-    shape: tuple[int, ...] | None = None
+    Only visible outputs are checked for dtype and shape: fake kernels are wrong about what some kernels save for their own
+    backward (workspaces of LSTM, the statistics of a bfloat16 batch norm).
+    """
+    value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else entry
+    is_none, is_tensor, is_number = entry is None, isinstance(value, torch.Tensor), value is not None
+    dtype, shape = None, None
+    if isinstance(value, torch.Tensor) and is_visible:
+        dtype = value.dtype
+        shape = tuple(value.shape) if all(type(size) is int for size in value.shape) else None
 
-    @classmethod
-    def of(cls, entry: Any, is_visible: bool) -> _Expected:
-        """Read the declaration off an entry of the graph's output list."""
-        value = entry.meta.get("val") if isinstance(entry, torch.fx.Node) else entry
-        if value is None:
-            return cls("none" if entry is None else "unknown")
-        if not isinstance(value, torch.Tensor):
-            return cls("number")
-        static = is_visible and all(type(size) is int for size in value.shape)
-        return cls("tensor", value.dtype if is_visible else None, tuple(value.shape) if static else None)
-
-    def mismatch(self, output: Any) -> str:
-        """Say in words how an output differs from the declaration; empty if it does not."""
-        if self.what == "none":
+    def mismatch(output: Any) -> str:
+        if is_none:
             return "" if output is None else f"{type(output).__name__} instead of None"
-        if self.what == "number":
-            return f"{type(output).__name__} instead of a number" if isinstance(output, torch.Tensor) else ""
-        if self.what == "unknown":
-            return ""
+        if not is_tensor:
+            wrong = is_number and isinstance(output, torch.Tensor)
+            return f"{type(output).__name__} instead of a number" if wrong else ""
         if not isinstance(output, torch.Tensor):
             return f"{type(output).__name__} instead of a tensor"
-        if self.dtype not in (None, output.dtype):
-            return f"a tensor of {output.dtype} instead of {self.dtype}"
-        shape = tuple(output.shape)
-        return "" if self.shape in (None, shape) else f"a tensor of shape {shape} instead of {self.shape}"
+        if dtype not in (None, output.dtype):
+            return f"a tensor of {output.dtype} instead of {dtype}"
+        return "" if shape in (None, output.shape) else f"a tensor of shape {tuple(output.shape)} instead of {shape}"
+
+    return mismatch
 
 
-def _checked(compiled: CompiledCallable, expected: list[_Expected], subject: str) -> CompiledCallable:
-    count = len(expected)
+def _checked(compiled: CompiledCallable, declared: list[Callable[[Any], str]], subject: str) -> CompiledCallable:
+    count = len(declared)
     seen = False
 
     def misfit(problem: str) -> BackendError:
@@ -221,8 +212,8 @@ def _checked(compiled: CompiledCallable, expected: list[_Expected], subject: str
         if len(outputs) != count:
             raise misfit(f"{len(outputs)} outputs, the graph has {count}")
         if not seen:
-            for index, (output, declared) in enumerate(zip(outputs, expected, strict=True)):
-                problem = declared.mismatch(output)
+            for index, (output, mismatch) in enumerate(zip(outputs, declared, strict=True)):
+                problem = mismatch(output)
                 if problem:
                     raise misfit(f"{problem} as output {index}")
             seen = True

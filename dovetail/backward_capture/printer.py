@@ -69,7 +69,7 @@ def explain_segments(number: int, names: dict[int, str], runners: Iterable[Segme
     """The lines about one captured backward: its segments, which of them are compiled, and why the others are not."""
     lines = [f"captured backward {number}: {len(names)} nodes"]
     for runner in runners:
-        for index, (segment, function) in enumerate(zip(runner.segments.segments, runner.functions, strict=True)):
+        for index, (segment, function) in enumerate(zip(runner.segments, runner.functions, strict=True)):
             lines.append(f"  segment {index}: {_kind(segment, function)}, {_contents(segment, names)}")
             lines += [f"    {event}" for event in getattr(getattr(function, "events", None), "events", ())]
     return lines
@@ -91,5 +91,5 @@ def _contents(segment: Segment, names: dict[int, str]) -> str:
         for node in segment.graph.graph.nodes
         if node.op == "call_function" and node.meta.get("call") and not isinstance(node.target, OutputCheck)
     )
-    leaves = sum(not write.tells_reducer for write in segment.writes)
+    leaves = sum(write.gradient is not None for write in segment.writes)
     return ", ".join([*visits, *([f"then {leaves} leaves' gradients"] if leaves else [])]) or "nothing to compute"

@@ -13,7 +13,7 @@ from torch import fx
 
 from dovetail.backward_capture import accumulation, hooks
 from dovetail.backward_capture.builder import Collected
-from dovetail.backward_capture.segments import USER_CODE, Segment, Segments, Write
+from dovetail.backward_capture.segments import USER_CODE, Segment, Write
 
 #: How many functions of the same code are kept.
 _MOST_HOOKS = 16
@@ -38,25 +38,29 @@ class _Step:
 class SegmentRunner:
     """Runs the segments one after the other; a value is let go of after its last use."""
 
-    def __init__(self, segments: Segments, functions: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        results: Sequence[int | None],
+        functions: Sequence[Callable[..., Any]],
+    ) -> None:
         self.segments = segments
         #: The callable of each segment.
         self.functions = tuple(functions)
+        self._results = results
         last_use: dict[int | None, int] = {}
-        for index, segment in enumerate(segments.segments):
+        for index, segment in enumerate(segments):
             last_use.update(dict.fromkeys(segment.takes, index))
             last_use.update({write.gradient: index for write in segment.writes})
-        last_use.update(dict.fromkeys(segments.results, len(segments.segments)))
+        last_use.update(dict.fromkeys(results, len(segments)))
         self._steps = [
             _step(segment, function, frozenset(number for number, last in last_use.items() if last == index))
-            for index, (segment, function) in enumerate(zip(segments.segments, functions, strict=True))
+            for index, (segment, function) in enumerate(zip(segments, functions, strict=True))
         ]
         #: Functions among the hooks of earlier runs, by code, and by globals, cells and defaults.
         self._hooks: dict[types.CodeType, dict[tuple[int, ...], Any]] = {}
         # Only code of the user's could write to saved tensors.
-        self._checks = any(
-            node.target in USER_CODE for segment in segments.segments for node in segment.graph.graph.nodes
-        )
+        self._checks = any(node.target in USER_CODE for segment in segments for node in segment.graph.graph.nodes)
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run on collected values; returns the gradients that were asked for. The others are in ``.grad`` afterwards."""
@@ -74,14 +78,14 @@ class SegmentRunner:
             del carried
             if versions is not None:
                 _check_unwritten(collected.tensors, versions, step.saved_later)
-            for (place, gradient, _), is_last in step.writes:
+            for (place, gradient), is_last in step.writes:
                 if gradient is None:
                     collected.hooks[place]()
                 elif is_last and values[gradient] is not None:
                     accumulation.accumulate_owned(collected.tensors[place], [values.pop(gradient)])
                 else:
                     accumulation.accumulate_grad(collected.tensors[place], values[gradient])
-        return [None if number is None else values[number] for number in self.segments.results]
+        return [None if number is None else values[number] for number in self._results]
 
     def _known(self, hook: Any) -> Any:
         """The function of an earlier run that does the same as a hook made anew, which the segments would be compiled for again."""
@@ -102,11 +106,7 @@ def _step(segment: Segment, function: Callable[..., Any], last_used: frozenset[i
         segment,
         function,
         tuple(number for number in dict.fromkeys(segment.takes) if number in last_used and number not in uses),
-        tuple(
-            (write, uses[write.gradient] == 1 and write.gradient in last_used)
-            for write in segment.writes
-            if write.gradient is not None or write.tells_reducer
-        ),
+        tuple((write, uses[write.gradient] == 1 and write.gradient in last_used) for write in segment.writes),
         *_saved_in(segment.graph),
     )
 

@@ -36,14 +36,13 @@ EFFECTS = USER_CODE | {accumulation.accumulate_grad}
 
 
 class Write(NamedTuple):
-    """A write to a leaf behind a segment: the value with number ``gradient`` is accumulated into the tensor at ``place``.
+    """A write behind a segment: the value with number ``gradient`` is accumulated into the leaf at ``place``.
 
-    With ``tells_reducer`` the hook at ``place`` tells a reducer that the leaf has its gradient.
+    Without a gradient, the hook at ``place`` tells a reducer that a leaf has its gradient.
     """
 
     place: int
     gradient: int | None
-    tells_reducer: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,6 @@ class Segment:
     takes: tuple[int, ...]
     keeps: tuple[int, ...]
     writes: tuple[Write, ...]
-
-
-@dataclass(frozen=True)
-class Segments:
-    """All segments of a backward in order; ``results`` are the numbers of the gradients that were asked for."""
-
-    segments: tuple[Segment, ...]
-    results: tuple[int | None, ...]
 
 
 @dataclass(eq=False)
@@ -104,11 +95,12 @@ def cut(
     traceable: Sequence[bool],
     reducers: frozenset[int] = frozenset(),
     bucket_ends: frozenset[int] = frozenset(),
-) -> Segments:
+) -> tuple[tuple[Segment, ...], tuple[int | None, ...]]:
     """Cut a captured backward around the steps that must be eager, and before each that could see a ``.grad`` not yet written.
 
-    The hooks at ``reducers`` run behind their segment, like such writes. A segment ends behind those at ``bucket_ends``, so that
-    the exchange that they begin goes on beside the next segment.
+    Returns the segments in order, and the numbers of the gradients that were asked for. The hooks at ``reducers`` run behind their
+    segment, as writes do. A segment ends behind the hooks at ``bucket_ends``, so that the exchange that they begin goes on beside
+    the next segment.
     """
     drafts = [_Draft()]
     arguments: dict[fx.Node, fx.Node] = {}
@@ -121,7 +113,10 @@ def cut(
         is_item = node.target is operator.getitem
         if is_item and node.args[0].op == "placeholder":
             arguments[node] = node.args[0]
-        elif _is_write(node, reducers):
+        elif node.target is accumulation.accumulate_grad:
+            if node.args[1] is not None:
+                draft.writes.append(node)
+        elif node.target is hooks.call_node_post_hook and hook_index(node) in reducers:
             draft.writes.append(node)
             exchange_begins = exchange_begins or hook_index(node) in bucket_ends
         else:
@@ -142,15 +137,9 @@ def cut(
     return _Assembly(drafts, arguments).segments(asked)
 
 
-def _is_write(node: fx.Node, reducers: frozenset[int]) -> bool:
-    if node.target is accumulation.accumulate_grad:
-        return True
-    return node.target is hooks.call_node_post_hook and hook_index(node) in reducers
-
-
-def _gradient(write: fx.Node) -> fx.Node | None:
-    """The gradient that a step adds to a leaf."""
-    return write.args[1] if write.target is accumulation.accumulate_grad else None  # type: ignore[return-value]
+def _gradient(write: fx.Node) -> Any:
+    """The gradient that a write adds to a leaf; None where it tells a reducer."""
+    return write.args[1] if write.target is accumulation.accumulate_grad else None
 
 
 class _Assembly:
@@ -162,8 +151,8 @@ class _Assembly:
         self._made_in = {node: draft for draft in drafts for node in draft.steps}
         self._number = {node: place for place, node in enumerate(self._made_in)}
 
-    def segments(self, asked: Sequence[fx.Node | None]) -> Segments:
-        """All of them; the caller reads the values ``asked``."""
+    def segments(self, asked: Sequence[fx.Node | None]) -> tuple[tuple[Segment, ...], tuple[int | None, ...]]:
+        """The segments, and the numbers of the values ``asked``, which the caller reads."""
         for draft in self._drafts:
             for node in draft.steps:
                 for item in node.all_input_nodes:
@@ -175,8 +164,7 @@ class _Assembly:
             # The first segment hands on an argument of the whole backward that leaves it as it is.
             self._number.setdefault(value, len(self._number))
             self._made_in.get(value, self._drafts[0]).kept[value] = None
-        segments = tuple(map(self._segment, self._drafts))
-        return Segments(segments, tuple(None if item is None else self._number[item] for item in asked))
+        return tuple(map(self._segment, self._drafts)), tuple(map(self._number.get, asked))  # type: ignore[arg-type]
 
     def _segment(self, draft: _Draft) -> Segment:
         graph = fx.Graph()
@@ -206,10 +194,8 @@ class _Assembly:
         )
 
     def _write(self, node: fx.Node) -> Write:
-        gradient = _gradient(node)
         place: Any = node.args[0].args[1]  # type: ignore[union-attr]
-        number = None if gradient is None else self._number[gradient]
-        return Write(place, number, node.target is hooks.call_node_post_hook)
+        return Write(place, self._number.get(_gradient(node)))
 
 
 def _named_module(graph: fx.Graph) -> fx.GraphModule:

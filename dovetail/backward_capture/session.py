@@ -30,10 +30,19 @@ GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 class BackwardSession:
     """The captures of one ``compiled_autograd`` block, or of one compiled function.
 
-    ``captures`` has the captured backwards in the order in which they were first needed; ``runs`` says how often a captured
-    graph ran, ``fallbacks`` why a backward was left to eager. Sessions with the same options may share ``compiled``, the segments
-    that they have compiled. With ``forward_lines`` the nodes remember the lines that made them, at the price of a traceback for
-    each operator of the forward.
+    ``captures`` has the captured backwards in the order in which they were first needed; ``runs`` counts the runs of captured
+    graphs, ``fallbacks`` has the reasons for backwards that eager has run. Sessions with the same options may share their compiled
+    segments, ``compiled``. With ``forward_lines`` the nodes remember the lines that made them, at the price of a traceback for
+    each operator of the forward. The calling tree, from :class:`~dovetail.backward_capture.handover.Handover`::
+
+        run
+        +-- _runner                          at the first run in this order, with such hooks
+        |   +-- CapturedBackward.graph_for   puts the steps into eager's order
+        |   +-- cut                          makes segments of them
+        |   +-- _compile_segment             calls compile_graph
+        +-- call_in_backward                 where code of the user's runs
+        |   +-- SegmentRunner.__call__       runs the segments, and writes .grad between them
+        +-- SegmentRunner.__call__           where none does
     """
 
     compile_graph: GraphCompiler | None = None
@@ -56,7 +65,7 @@ class BackwardSession:
         return lines + [f"left to eager: {reason}" for reason in dict.fromkeys(self.fallbacks)]
 
     def explain(self) -> str:
-        """In which segments the captured backwards run, which of them are compiled, and why the others are not."""
+        """Say in which segments the captured backwards run, which of them are compiled, and why the others are not."""
         lines = self._summary()
         for number, capture in enumerate(self.captures):
             runners = [runner for key, runner in self.compiled.items() if key[0] is capture]
@@ -103,8 +112,8 @@ class BackwardSession:
         self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: dict[int, Bucketing]
     ) -> SegmentRunner:
         called = [(place, reducers[place]) for place in map(hook_index, graph.graph.nodes) if place in reducers]
-        segments = cut(graph, traceable, frozenset(reducers), bucket_ends(called))
-        return SegmentRunner(segments, [self._compile_segment(segment) for segment in segments.segments])
+        segments, results = cut(graph, traceable, frozenset(reducers), bucket_ends(called))
+        return SegmentRunner(segments, results, list(map(self._compile_segment, segments)))
 
     def _compile_segment(self, segment: Segment) -> Callable[..., Any]:
         if segment.reason or self.compile_graph is None:

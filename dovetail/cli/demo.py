@@ -169,7 +169,6 @@ class Progress:
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
         self._stream = stream
-        self._live = stream.isatty()
         self._start = time.perf_counter()
         self._shown: tuple[int, str] | None = None
 
@@ -177,7 +176,7 @@ class Progress:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._live:
+        if self._stream.isatty():
             self._stream.write("\n")
 
     def show(self, runs: Sequence[Run], phase: str) -> None:
@@ -185,19 +184,16 @@ class Progress:
         # The missing steps of a failed run count as done, so that the bar reaches its end.
         each = self._total // len(runs)
         share = sum(each if run.failure else len(run.losses) for run in runs) / self._total
-        state = int(share * 10), phase
-        if not self._live and state == self._shown:
-            return
-        self._shown = state
+        shown, self._shown = self._shown, (int(share * 10), phase)
+        last = {run.engine: "failed" if run.failure else f"{run.losses[-1]:.4f}" if run.losses else "-" for run in runs}
+        losses = "  ".join(f"{engine} {loss}" for engine, loss in last.items())
         bar = "█" * round(share * 20)
-        losses = "  ".join(f"{run.engine} {_last(run)}" for run in runs)
         line = f"[{bar:·<20}] {share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
-        if self._live:
+        if self._stream.isatty():
             columns = os.get_terminal_size(self._stream.fileno()).columns
-            self._stream.write("\r\x1b[K" + line[: max(20, columns - 1)])
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
+            print("\r\x1b[K" + line[: max(20, columns - 1)], end="", file=self._stream, flush=True)
+        elif shown != self._shown:
+            print(line, file=self._stream, flush=True)
 
 
 def make_table(runs: Sequence[Run]) -> Table:
@@ -306,12 +302,6 @@ def _heading(settings: Settings) -> str:
         f"Dovetail demo: GPT, {settings.layers} layers, width {settings.width}, {settings.heads} heads, "
         f"block {settings.block}, batch {settings.batch}, {settings.steps} steps, {settings.threads} threads"
     )
-
-
-def _last(run: Run) -> str:
-    if run.failure:
-        return "failed"
-    return f"{run.losses[-1]:.4f}" if run.losses else "-"
 
 
 def _finite(value: Any) -> Any:

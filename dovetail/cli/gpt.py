@@ -28,9 +28,6 @@ class GPTConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "block", "layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"the width ({self.width}) must be a multiple of the number of heads ({self.heads})")
 
@@ -41,35 +38,17 @@ class SelfAttention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.dropout = config.dropout
         self.inward = nn.Linear(config.width, 3 * config.width, bias=False)
         self.outward = nn.Linear(config.width, config.width, bias=False)
-        self.residual_dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend from each position of ``x`` (batch, time, width) to those before it."""
-        batch, time, width = x.shape
-        query, key, value = (
-            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.inward(x).split(width, dim=2)
-        )
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.residual_dropout(self.outward(mixed.transpose(1, 2).reshape(batch, time, width)))
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with GELU between them."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.widen = nn.Linear(config.width, 4 * config.width, bias=False)
-        self.narrow = nn.Linear(4 * config.width, config.width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every position of ``x`` by itself."""
-        return self.dropout(self.narrow(F.gelu(self.widen(x))))
+        """Attend from each position of ``x`` (batch, time, width) to those before it."""
+        parts = self.inward(x).split(x.shape[2], dim=2)
+        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        dropout = self.dropout.p if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.dropout(self.outward(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -77,15 +56,18 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, bias=False)
+        width = config.width
+        self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention = SelfAttention(config)
-        self.feed_forward_norm = nn.LayerNorm(config.width, bias=False)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(width, bias=False)
+        self.widen = nn.Linear(width, 4 * width, bias=False)
+        self.narrow = nn.Linear(4 * width, width, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        return x + self.dropout(self.narrow(F.gelu(self.widen(self.feed_forward_norm(x)))))
 
 
 class GPT(nn.Module):

@@ -7,29 +7,16 @@ last gradient, and is awaited right in front of the first operator that reads on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from dovetail.aot.descriptors import BufferInput, MutatedInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import checks_assumption
-from dovetail.distributed.buckets import Phase, make_buckets
-from dovetail.distributed.exchange import Site, Team
+from dovetail.distributed.exchange import Phase, Reduction, Site, Team, make_buckets
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked, merge_accumulated
 from dovetail.distributed.placement import check_parameters
-from dovetail.distributed.plan import Plan
 from dovetail.errors import DistributedError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.gradient_marks import EXCHANGE, GRADIENT_OF
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How gradients are reduced: over which ranks, in buckets of which size, to the "mean" or "sum", with or without a check."""
-
-    team: Team
-    bucket_bytes: int
-    kind: str = "mean"
-    check: bool = True
 
 
 def replicate(
@@ -86,9 +73,7 @@ def reduce_sites(
     """Put the exchange of these tensors into a graph."""
     buckets = make_buckets(joint, sites, settings.bucket_bytes, collective)
     if buckets:
-        plan = Plan(phase, tuple(map(str, buckets))) if settings.check else None
-        device = buckets[0].sites[0].value.device
-        Phase(joint, phase, settings.team, settings.kind, plan, device).exchange(buckets)
+        Phase(joint, phase, settings, buckets).exchange(buckets)
 
 
 def _written_buffers(joint: JointGraph) -> Iterator[Site]:

@@ -14,12 +14,10 @@ import torch
 from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.nodes import IN_BACKWARD, must_stay
 from dovetail.aot.steps import required_passes
-from dovetail.distributed.buckets import Bucket, Phase, make_buckets
-from dovetail.distributed.exchange import Site, Team, places
+from dovetail.distributed.exchange import Bucket, Phase, Reduction, Site, Team, make_buckets, places
 from dovetail.distributed.gradients import defer_readers, merge_exchanges
 from dovetail.distributed.operators import gather, reduce, replica, scatter
 from dovetail.distributed.placement import check_parameters
-from dovetail.distributed.plan import Plan
 from dovetail.distributed.replicate import refuse_assumptions
 from dovetail.distributed.shards import reduce_wholes, team_of
 from dovetail.errors import DistributedError
@@ -42,9 +40,7 @@ class ShardingOptions:
     check: bool = True
 
 
-def is_sharded(joint: JointGraph) -> bool:
-    """Whether a graph reads parameters that are sharded over ranks."""
-    return any(node.target in (gather, scatter, replica, reduce) for node in joint.graph.nodes)
+_OPERATORS = (gather, scatter, replica, reduce)
 
 
 def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGraph], None]:
@@ -53,7 +49,7 @@ def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGr
 
     def lower(joint: JointGraph) -> None:
         refuse_assumptions(joint)
-        nodes = [node for node in joint.graph.nodes if node.target in (gather, scatter, replica, reduce)]
+        nodes = [node for node in joint.graph.nodes if node.target in _OPERATORS]
         teams = {(team_of(node), str(node.args[-1])): None for node in nodes}
         if len(teams) > 1:
             raise DistributedError(
@@ -90,7 +86,7 @@ def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
 
 @required_passes
 def _exchange_shards(joint: JointGraph) -> Pass | None:
-    return exchange_shards() if is_sharded(joint) else None
+    return exchange_shards() if any(node.target in _OPERATORS for node in joint.graph.nodes) else None
 
 
 class _Lowering:
@@ -100,17 +96,16 @@ class _Lowering:
     +-- merge_exchanges, reduce_wholes     fewer exchanges of gradients; norms and sums of the whole
     +-- _gathers                           buckets of parameters for the forward, and again for the backward
     |   +-- _gather_again
-    +-- _scattered                           buckets of gradients
-    +-- _phase                             asks whether all ranks have the plan
-    +-- _gather                            each bucket begins when the one before is first read
-    +-- Phase.exchange                     gradients
+    +-- _scattered                         buckets of gradients
+    +-- Phase                              asks whether all ranks have the plan
+    +-- _gather                            begins each bucket of parameters when the one before is first read
+    +-- Phase.exchange                     exchanges gradients
     """
 
     def __init__(self, joint: JointGraph, team: Team, reduction: str, options: ShardingOptions) -> None:
         self.joint = joint
-        self.team = team
-        self.reduction = reduction
-        self.options = options
+        self.settings = Reduction(team, options.bucket_bytes, reduction, options.check)
+        self.gather_again = options.gather_again
         self.has_backward = len(joint.input_descriptors) > joint.num_primals
 
     def run(self) -> None:
@@ -123,25 +118,20 @@ class _Lowering:
         merge_exchanges(joint, (scatter, reduce))
         if not self.has_backward:
             defer_readers(joint, lambda node: node.target in (scatter, reduce))
-        norms = reduce_wholes(joint, self.team)
+        norms = reduce_wholes(joint, self.settings.team)
         forward, again = self._gathers()
         backward = self._bucketed(again)
         gradients = [*self._scattered(scatter, "reduce_scatter"), *self._scattered(reduce, "all_reduce")]
         if self.has_backward:
-            self._gather(forward, self._phase("forward", [*forward, *norms]))
-            phase = self._phase("backward", [*backward, *gradients])
+            self._gather(forward, Phase(joint, "forward", self.settings, [*forward, *norms]))
+            phase = Phase(joint, "backward", self.settings, [*backward, *gradients])
             self._gather(self._bucketed(again), phase)
         else:
             last_forward = forward[-1].reader if forward else None
-            phase = self._phase("step", [*forward, *backward, *gradients, *norms])
+            phase = Phase(joint, "step", self.settings, [*forward, *backward, *gradients, *norms])
             self._gather(forward, phase)
             self._gather(self._bucketed(again), phase, last_forward)
         phase.exchange(gradients)
-
-    def _phase(self, name: str, steps: Iterable[Any]) -> Phase:
-        plan = Plan(name, tuple(map(str, steps))) if self.options.check else None
-        device = self.joint.graph.find_nodes(op="placeholder")[-1].meta["val"].device
-        return Phase(self.joint, name, self.team, self.reduction, plan, device)
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +144,7 @@ class _Lowering:
                 node.replace_all_uses_with(same)
                 self.joint.graph.erase_node(node)
         forward = self._bucketed(first.values())
-        if not self.options.gather_again:
+        if not self.gather_again:
             return forward, []
         order = places(self.joint)
         boundary = order[forward[-1].reader] if forward else 0
@@ -216,7 +206,7 @@ class _Lowering:
         order = places(self.joint)
         sites = [Site.of_readers("", node.args[0], node.meta["val"], node) for node in wholes]  # type: ignore[arg-type]
         sites.sort(key=lambda site: min(map(order.__getitem__, site.readers)))
-        return make_buckets(self.joint, sites, self.options.bucket_bytes, "all_gather")
+        return make_buckets(self.joint, sites, self.settings.bucket_bytes, "all_gather")
 
     def _gather(self, buckets: list[Bucket], phase: Phase, earliest: torch.fx.Node | None = None) -> None:
         """Begin each bucket when the one before is first read."""
@@ -243,4 +233,4 @@ class _Lowering:
         ]
         order = places(self.joint)
         sites.sort(key=lambda site: order[site.node])
-        return make_buckets(self.joint, sites, self.options.bucket_bytes, collective)
+        return make_buckets(self.joint, sites, self.settings.bucket_bytes, collective)

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dovetail.aot.joint_graph import JointGraph, Pass
 from dovetail.aot.steps import required_passes
-from dovetail.distributed.exchange import Team, collectives
+from dovetail.distributed.exchange import Reduction, Team, collectives
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
-from dovetail.distributed.replicate import Reduction, reduce_sites, refuse_assumptions
+from dovetail.distributed.replicate import reduce_sites, refuse_assumptions
 from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter

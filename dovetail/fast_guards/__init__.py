@@ -1,9 +1,9 @@
 """Faster guard checks: values remembered from the last hit, and guards below fixed objects asked in C++.
 
-Importing the room registers it with :mod:`dovetail.guards.accelerate`; without it all checks are right, only slower.
+Importing the room registers it (:data:`dovetail.guards.checker.ACCELERATORS`); without it all checks are right, only slower.
 """
 
 from dovetail.fast_guards.generator import remember_hits
-from dovetail.guards import accelerate
+from dovetail.guards.checker import ACCELERATORS
 
-accelerate.register(remember_hits)
+ACCELERATORS.append(remember_hits)

@@ -101,7 +101,7 @@ class _FastGenerator(Generator):
             native.take(node, node.source.pinned.value)
         for child in node.children.values():
             if node in values and node not in self.anchors and child not in values:
-                native.take_below(child, values[node])
+                native.take(child, values[node], below=True)
             self.take(native, child)
 
     def walk(self, node: Node, depth: int) -> None:

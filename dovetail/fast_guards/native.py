@@ -82,16 +82,11 @@ class NativeWriter:
         """The check of all guards that were taken."""
         return self._guards.make_check()
 
-    def take(self, node: Node, fixed: Any) -> None:
-        """Take guards on a fixed object and below, where C++ can ask them."""
+    def take(self, node: Node, fixed: Any, *, below: bool = False) -> None:
+        """Take guards on a fixed object and below it, where C++ can ask them; ``below``: the node is one step from the object."""
         # A value that cannot be read now is left to the generated check, which misses.
         with contextlib.suppress(*FETCH_ERRORS):
-            self._take(node, self._guards.at(fixed), fixed)
-
-    def take_below(self, child: Node, fixed: Any) -> None:
-        """As :meth:`take`, for a node one step from a fixed object."""
-        with contextlib.suppress(*FETCH_ERRORS):
-            self._below(child, self._guards.at(fixed), fixed)
+            (self._below if below else self._take)(node, self._guards.at(fixed), fixed)
 
     def _take(self, node: Node, step: private_guard_managers.NativeStep, value: Any) -> None:
         guards = [guard for guard in node.guards if not isinstance(guard.predicate, Relation)]
@@ -206,41 +201,25 @@ class NativeWriter:
     # --- one guard ----------------------------------------------------------------------------------------------------
 
     def _ask(self, node: Node, predicate: Predicate, step: private_guard_managers.NativeStep) -> bool:
-        if isinstance(predicate, TypeIs):
-            step.has_type(predicate.cls)
-            return True
-        if isinstance(predicate, Identity):
-            if predicate.is_weak:
-                return False
-            step.is_object(predicate.read())
-            return True
-        if isinstance(predicate, Equals):
-            return self._equals(predicate.value, step)
+        """Take one guard; False if C++ cannot ask it."""
         known = self._tree.known_type(node.source)
         if isinstance(node.source, InstanceDictSource) or self._tree.class_of_table(node.source) is not None:
             known = dict
-        if isinstance(predicate, Length) and known in (*_CONTAINERS, collections.OrderedDict):
-            step.has_length(predicate.length, known is not list and known is not tuple)
-            return True
-        if isinstance(predicate, DictKeys) and not predicate.keys and known is dict:
-            step.has_length(0, True)
-            return True
-        if (
-            isinstance(predicate, HasNoKey)
-            and known is dict
-            and not predicate.held.is_object
-            and type(predicate.key) in _BUILTIN_KEYS
-        ):
-            step.lacks(predicate.key)
-            return True
-        return False
-
-    @staticmethod
-    def _equals(value: Any, step: private_guard_managers.NativeStep) -> bool:
-        if type(value) in _SINGLETONS:
-            step.is_object(value)
-        elif type(value) in _BUILTIN_CONSTANTS:
-            step.equals(value)
-        else:
-            return False
+        match predicate:
+            case TypeIs():
+                step.has_type(predicate.cls)
+            case Identity(is_weak=False):
+                step.is_object(predicate.read())
+            case Equals() if type(predicate.value) in _SINGLETONS:
+                step.is_object(predicate.value)
+            case Equals() if type(predicate.value) in _BUILTIN_CONSTANTS:
+                step.equals(predicate.value)
+            case Length() if known in (*_CONTAINERS, collections.OrderedDict):
+                step.has_length(predicate.length, known is not list and known is not tuple)
+            case DictKeys(keys=keys) if not keys and known is dict:
+                step.has_length(0, True)
+            case HasNoKey() if known is dict and not predicate.held.is_object and type(predicate.key) in _BUILTIN_KEYS:
+                step.lacks(predicate.key)
+            case _:
+                return False
         return True

@@ -24,13 +24,13 @@ the outermost one is another, or until the model itself goes.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
 import threading
 import time
 import types
 import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,12 +59,6 @@ _TABLES_WORTH_IT = 24
 #: A dictionary that changed within so many seconds gets a strike; with ``_STRIKES`` of them, it is no longer remembered.
 _SHORT_LIFE = 1.0
 _STRIKES = 3
-#: Remembering costs as much as some hundred full checks; where it did not last, so many of them come first at most.
-_MOST_PATIENCE = 256
-#: Remembering is given up if so often nothing was found to rely on.
-_MOST_FAILURES = 8
-#: Remembering is given up if so often another model came than the remembered one.
-_MOST_STRANGERS = 16
 
 
 class Recorder:
@@ -215,7 +209,7 @@ class Recorder:
     def _hooks(self, node: Node, table: dict[str, Any]) -> None:
         if any(isinstance(guard.predicate, NoHooks) for guard in node.guards):
             found = [table.get(name) for name in HOOK_TABLES]
-            if all(type(hooks) in (dict, collections.OrderedDict) for hooks in found):
+            if all(type(hooks) in (dict, OrderedDict) for hooks in found):
                 self.hooks += found
                 self.hooked.add(node)
 
@@ -254,12 +248,11 @@ class Remembering:
         self._recorder: Recorder | None = None
         self._unchanged: Callable[[], bool] | None = None
         self._changing: set[Node] = set()
-        self._strikes: dict[Node, int] = {}
+        self._strikes: Counter[Node] = Counter()
+        #: Remembering costs as much as some hundred full checks; where it does not last, ever more of them come first.
         self._patience = 1
         self._hits = 0
         self._since = 0.0
-        self._strangers = 0
-        self._failures = 0
 
     def first(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Run the full check; after some hits in a row, remember the values that they found."""
@@ -298,10 +291,7 @@ class Remembering:
                 self._recorder, self._unchanged, self._since = recorder, unchanged, time.monotonic()
                 self._install(check)
                 return
-        self._failures += 1
         self._forget_for(0.0)
-        if self._failures >= _MOST_FAILURES:
-            self._install(self._full)
 
     def _weakly(self, recorder: Recorder) -> dict[Node, weakref.ref[Any]]:
         """Weak references to the outermost remembered objects; when one of them goes, all is forgotten."""
@@ -320,27 +310,22 @@ class Remembering:
         recorder, unchanged = self._recorder, self._unchanged
         if recorder is None or unchanged is None:
             return tensors
+        lived = time.monotonic() - self._since
         if unchanged():
-            # Another model than the one remembered.
-            self._strangers += 1
-            if self._strangers > _MOST_STRANGERS:
-                self._forget()
-                self._install(self._full)
+            # Another model than the one remembered, which may come at each second call.
+            self._forget_for(0.0)
         elif tensors is None:
             self._forget()
         else:
-            lived = time.monotonic() - self._since
             if lived < _SHORT_LIFE:
-                for node in recorder.changed():
-                    strikes = self._strikes[node] = self._strikes.get(node, 0) + 1
-                    if strikes >= _STRIKES:
-                        self._changing.add(node)
+                self._strikes.update(recorder.changed())
+                self._changing |= {node for node, strikes in self._strikes.items() if strikes >= _STRIKES}
             self._forget_for(lived)
         return tensors
 
     def _forget_for(self, lived: float) -> None:
         """Go back to full checks; how many, depends on how long remembering has lasted."""
-        self._patience = 1 if lived >= _SHORT_LIFE else min(self._patience * 2, _MOST_PATIENCE)
+        self._patience = 1 if lived >= _SHORT_LIFE else self._patience * 2
         self._forget()
 
     def _forget(self) -> None:

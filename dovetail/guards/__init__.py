@@ -1,17 +1,8 @@
 """Guards: where a value is found again, what must hold for it, the generated check, and the sentence for a miss.
 
-**How a guard stays sound.** An entry may be used for a call if every value that its capture read would be read again. So
-
-- whoever reads a value during a capture adds a guard on its *source* (:mod:`~dovetail.guards.source`): a *predicate*
-  (:mod:`~dovetail.guards.predicate`) that holds for all values with which the capture would have gone the same way. Reading without
-  a guard is the one way to make a wrong entry;
-- checking runs none of the program's code and changes nothing (:mod:`~dovetail.guards.reading`); a value that can no longer be read
-  that way is a miss, never an error;
-- the generated check (:mod:`~dovetail.guards.generator`) and the slow one (:meth:`Checker.explain`) answer the same: both are
-  made of the same sources and predicates, and the tests compare them;
-- a shortcut in generated code relies only on guards that have passed before it (:mod:`~dovetail.guards.tree`);
-- objects that are compared by identity are held, so that no other object gets their address: weakly where the program may let go of
-  them, and a weak reference that is dead matches nothing.
+An entry may be used for a call if every value that its capture read would be read again. So whoever reads a value during a capture
+adds a guard on its *source* (:mod:`~dovetail.guards.source`): a *predicate* (:mod:`~dovetail.guards.predicate`) that holds for all
+values with which the capture would have gone the same way. ``docs/inside/guards.md`` says how this stays sound.
 
 Sources, predicates and the two helpers that make checks of them are offered here; everything else is imported from its module.
 """
@@ -47,7 +38,6 @@ from dovetail.guards.source import (
     NumberSource,
     Pinned,
     PinnedSource,
-    SizeSource,
     Source,
     Step,
 )

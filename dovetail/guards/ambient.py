@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,9 +26,8 @@ from dovetail.torch_private import tracing as private_tracing
 AUTOCAST_DEVICES = tuple(
     name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu") if torch.amp.is_autocast_available(name)
 )
-# State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled; in the
-# order in which :meth:`AmbientState.matcher` lists the expected values.
-_READERS: tuple[Callable[[], Any], ...] = (
+#: State that torch's C++ check of global state overlooks, such as the type that autocast will use once it is enabled.
+_OVERLOOKED: tuple[Callable[[], Any], ...] = (
     torch.is_inference_mode_enabled,
     private_state.function_mode_count,
     private_state.dispatch_mode_count,
@@ -38,6 +37,8 @@ _READERS: tuple[Callable[[], Any], ...] = (
     torch.compiler.is_compiling,
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
+    private_autograd.has_saved_tensor_hooks,
+    private_state.kernel_flags,
     *(functools.partial(torch.get_autocast_dtype, name) for name in AUTOCAST_DEVICES),
 )
 
@@ -65,6 +66,31 @@ def without_autocast() -> Iterator[None]:
             torch.set_autocast_enabled(name, True)
 
 
+def _reduced_precision() -> tuple[Any, ...]:
+    matmul = torch.backends.cuda.matmul
+    reductions = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    return matmul.allow_tf32, *reductions
+
+
+def _default_device() -> torch.device | None:
+    devices = map(private_state.function_mode_device, private_state.function_modes())
+    return next((device for device in reversed([*devices]) if device is not None), None)
+
+
+def _names(modes: Iterable[object]) -> tuple[str, ...]:
+    return tuple(type(mode).__qualname__ for mode in modes)
+
+
+def _is_compiling() -> bool:
+    in_trace = any(map(private_tracing.is_tracing_mode, private_state.dispatch_modes()))
+    return not in_trace and torch.compiler.is_compiling()
+
+
+def _read(label: str, *readers: Callable[[], Any]) -> dict[str, Any]:
+    """How a field is read: by a function, or by several as a tuple; ``label`` names it in sentences."""
+    return {"label": label, "read": readers[0] if len(readers) == 1 else lambda: tuple([one() for one in readers])}
+
+
 @dataclass(frozen=True)
 class AmbientState:
     """The state of torch on which a capture depends; the number of threads is not part of it.
@@ -72,67 +98,48 @@ class AmbientState:
     Taken inside of an open trace, it leaves out the modes and the compiling flag of the trace itself.
     """
 
-    grad_mode: bool = field(metadata={"label": "grad mode"})
-    inference_mode: bool = field(metadata={"label": "inference mode"})
-    autocast: tuple[tuple[str, bool, torch.dtype], ...] = field(metadata={"label": "autocast"})
-    autocast_cache: bool = field(metadata={"label": "autocast cache"})
-    default_dtype: torch.dtype = field(metadata={"label": "default dtype"})
-    default_device: torch.device | None = field(metadata={"label": "default device"})
-    deterministic: tuple[bool, bool] = field(metadata={"label": "deterministic algorithms"})
-    reduced_precision: tuple[Any, ...] = field(metadata={"label": "reduced-precision matmul"})
-    kernel_flags: tuple[Any, ...] = field(metadata={"label": "kernel switches"})
-    torch_function: tuple[bool, bool] = field(metadata={"label": "__torch_function__ dispatch"})
-    function_modes: tuple[str, ...] = field(metadata={"label": "torch function modes"})
-    dispatch_modes: tuple[str, ...] = field(metadata={"label": "torch dispatch modes"})
-    functorch_level: int | None = field(metadata={"label": "functorch level"})
-    forward_ad_level: int = field(metadata={"label": "forward-mode level"})
-    saved_tensor_hooks: bool = field(metadata={"label": "saved-tensor hooks"})
-    anomaly: tuple[bool, bool] = field(metadata={"label": "anomaly mode"})
-    jit_tracing: bool = field(metadata={"label": "torch.jit.trace"})
-    compiling: bool = field(metadata={"label": "torch.compiler.is_compiling()"})
+    grad_mode: bool = field(metadata=_read("grad mode", torch.is_grad_enabled))
+    inference_mode: bool = field(metadata=_read("inference mode", torch.is_inference_mode_enabled))
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = field(metadata=_read("autocast", autocast_state))
+    autocast_cache: bool = field(metadata=_read("autocast cache", torch.is_autocast_cache_enabled))
+    default_dtype: torch.dtype = field(metadata=_read("default dtype", torch.get_default_dtype))
+    default_device: torch.device | None = field(metadata=_read("default device", _default_device))
+    deterministic: tuple[bool, bool] = field(
+        metadata=_read(
+            "deterministic algorithms",
+            torch.are_deterministic_algorithms_enabled,
+            torch.is_deterministic_algorithms_warn_only_enabled,
+        )
+    )
+    reduced_precision: tuple[Any, ...] = field(metadata=_read("reduced-precision matmul", _reduced_precision))
+    kernel_flags: tuple[Any, ...] = field(metadata=_read("kernel switches", private_state.kernel_flags))
+    torch_function: tuple[bool, bool] = field(
+        metadata=_read("__torch_function__ dispatch", private_state.torch_function_switches)
+    )
+    function_modes: tuple[str, ...] = field(
+        metadata=_read("torch function modes", lambda: _names(private_state.function_modes()))
+    )
+    dispatch_modes: tuple[str, ...] = field(
+        metadata=_read(
+            "torch dispatch modes",
+            lambda: _names(
+                mode for mode in private_state.dispatch_modes() if not private_tracing.is_tracing_mode(mode)
+            ),
+        )
+    )
+    functorch_level: int | None = field(metadata=_read("functorch level", private_state.functorch_level))
+    forward_ad_level: int = field(metadata=_read("forward-mode level", private_state.forward_ad_level))
+    saved_tensor_hooks: bool = field(metadata=_read("saved-tensor hooks", private_autograd.has_saved_tensor_hooks))
+    anomaly: tuple[bool, bool] = field(
+        metadata=_read("anomaly mode", torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
+    )
+    jit_tracing: bool = field(metadata=_read("torch.jit.trace", private_state.is_jit_tracing))
+    compiling: bool = field(metadata=_read("torch.compiler.is_compiling()", _is_compiling))
 
     @staticmethod
     def snapshot() -> AmbientState:
         """The state now."""
-        modes = private_state.dispatch_modes()
-        in_trace = any(map(private_tracing.is_tracing_mode, modes))
-        device: torch.device | None = None
-        names = []
-        for mode in private_state.function_modes():
-            found = private_state.function_mode_device(mode)
-            if found is not None:
-                device = found
-            names.append(type(mode).__qualname__)
-        matmul = torch.backends.cuda.matmul
-        return AmbientState(
-            grad_mode=torch.is_grad_enabled(),
-            inference_mode=torch.is_inference_mode_enabled(),
-            autocast=autocast_state(),
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            default_dtype=torch.get_default_dtype(),
-            default_device=device,
-            deterministic=(
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
-            reduced_precision=(
-                matmul.allow_tf32,
-                matmul.allow_fp16_reduced_precision_reduction,
-                matmul.allow_bf16_reduced_precision_reduction,
-            ),
-            kernel_flags=private_state.kernel_flags(),
-            torch_function=private_state.torch_function_switches(),
-            function_modes=tuple(names),
-            dispatch_modes=tuple(
-                type(mode).__qualname__ for mode in modes if not private_tracing.is_tracing_mode(mode)
-            ),
-            functorch_level=private_state.functorch_level(),
-            forward_ad_level=private_state.forward_ad_level(),
-            saved_tensor_hooks=private_autograd.saved_tensor_hooks() is not None,
-            anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            jit_tracing=private_state.is_jit_tracing(),
-            compiling=not in_trace and torch.compiler.is_compiling(),
-        )
+        return AmbientState(*[item.metadata["read"]() for item in fields(AmbientState)])
 
     @property
     def refuses_capture(self) -> str | None:
@@ -170,36 +177,23 @@ class AmbientState:
 
     def matcher(self) -> Callable[[], bool]:
         """A fast form of :meth:`matches`, for a check that runs at every call."""
-        expected = [
-            self.inference_mode,
-            len(self.function_modes),
-            len(self.dispatch_modes),
-            self.functorch_level,
-            self.forward_ad_level,
-            self.jit_tracing,
-            self.compiling,
-            *self.anomaly,
-            *(dtype for _, _, dtype in self.autocast),
-        ]
-        flags, has_hooks = self.kernel_flags, self.saved_tensor_hooks
-        kernel_flags, saved_tensor_hooks = private_state.kernel_flags, private_autograd.saved_tensor_hooks
-        readers, has_modes = _READERS, bool(self.function_modes)
+        readers, has_modes = _OVERLOOKED, bool(self.function_modes)
+        seen: list[Any] | None = None
         fast: Callable[[], bool] | None = None
 
         def matches() -> bool:
-            nonlocal fast
-            if (
-                [read() for read in readers] != expected
-                or kernel_flags() != flags
-                or (saved_tensor_hooks() is not None) is not has_hooks
-            ):
-                return False
-            if fast is not None and not has_modes and fast():
-                return True
-            # The C++ check also wants the same number of threads: what differs is found slowly, and the check is made anew.
+            nonlocal seen, fast
+            if seen is not None:
+                if [read() for read in readers] != seen:
+                    return False
+                if fast is not None and fast():
+                    return True
+            # The C++ check also wants the same number of threads: a difference is found slowly, and the check made anew.
             if not self.matches():
                 return False
-            fast = private_state.global_state_check()
+            seen = [read() for read in readers]
+            # Another mode in the place of one is not seen by their number.
+            fast = None if has_modes else private_state.global_state_check()
             return True
 
         return matches

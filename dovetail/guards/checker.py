@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from dovetail.guards import accelerate
 from dovetail.guards.ambient import AmbientState
 from dovetail.guards.generator import Generator
 from dovetail.guards.guard import FrozenGuards, GuardFailure, failures_of
@@ -91,11 +90,17 @@ class Checker:
         ]
 
 
+#: Each sees the check of a new entry and the tree of its sources, and may replace ``checker.check`` by a function that gives the
+#: same answer to every call, then or later: it may know that nobody has written to anything since the last hit.
+ACCELERATORS: list[Callable[[Checker, Tree], None]] = []
+
+
 def compile_checker(guards: GuardSet | FrozenGuards, ambient: AmbientState | None = None) -> Checker:
     """Generate the check for a set of guards; ``ambient`` is the state of torch that must hold as well, if given."""
     frozen = guards.freeze() if isinstance(guards, GuardSet) else guards
     tree = Tree(frozen.guards)
     check, text = Generator(frozen, ambient, tree).make_check()
     checker = Checker(frozen, ambient, check, text)
-    accelerate.accelerate(checker, tree)
+    for accelerator in ACCELERATORS:
+        accelerator(checker, tree)
     return checker

@@ -117,7 +117,7 @@ class GuardSet:
         first = self._index_of.get(id(tensor))
         if first is not None:
             other = self._inputs[first].source
-            self.add(source, SameObject(other), location, f"{source.name} and {other.name} are one tensor")
+            self.add(source, SameObject((other,)), location, f"{source.name} and {other.name} are one tensor")
             self._index_by_source[source] = first
             return first
         if tensor.layout is not torch.strided:

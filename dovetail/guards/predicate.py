@@ -292,11 +292,7 @@ class Relation(Predicate):
 
     #: Whether all values are one object; else they are all different ones.
     is_same: ClassVar[bool]
-
-    @property
-    def others(self) -> tuple[Source, ...]:
-        """The other sources."""
-        raise NotImplementedError
+    others: tuple[Source, ...]
 
     def holds(self, value: Any) -> bool:
         raise TypeError("a relation needs the values at all of its sources")
@@ -309,20 +305,16 @@ class Relation(Predicate):
 
 @dataclass(frozen=True)
 class SameObject(Relation):
-    """The value is the same object as the one at another source."""
+    """The value is the same object as those at other sources."""
 
     is_same: ClassVar[bool] = True
-    other: Source
-
-    @property
-    def others(self) -> tuple[Source, ...]:
-        return (self.other,)
 
     def describe(self, name: str) -> str:
-        return f"{name} is {self.other.name}"
+        return f"{name} is {' and '.join(other.name for other in self.others)}"
 
     def failure(self, name: str, value: Any) -> str:
-        return f"`{name}` and `{self.other.name}` were one object, and are two now"
+        listed = ", ".join(f"`{other.name}`" for other in self.others)
+        return f"`{name}` and {listed} were one object, and are two now"
 
 
 @dataclass(frozen=True)
@@ -330,11 +322,6 @@ class Distinct(Relation):
     """The value and those at other sources are objects of their own."""
 
     is_same: ClassVar[bool] = False
-    distinct_from: tuple[Source, ...]
-
-    @property
-    def others(self) -> tuple[Source, ...]:
-        return self.distinct_from
 
     def describe(self, name: str) -> str:
         return f"{name} is none of {', '.join(other.name for other in self.others)}"

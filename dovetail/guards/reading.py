@@ -193,22 +193,29 @@ def short(value: object) -> str:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
+_KEYED = (dict, set, frozenset, types.MappingProxyType)
+_ITERATED = (list, tuple, set, frozenset, collections.deque)
+_SIZED = (*_ITERATED, dict, str, bytes, range)
+_INDEXED = (dict, list, tuple, collections.deque, types.MappingProxyType)
+
+
+def _builtin(value: Any, among: tuple[Any, ...]) -> Any:
+    """The builtin class of a container, whose methods run none of the code of a class that derives from it."""
+    kind = type(value)
+    for builtin in among:
+        if issubclass(kind, builtin):
+            return builtin
+    raise TypeError(f"a {kind.__qualname__} is no plain container")
+
+
 def plain_length(value: Any) -> int:
     """``len`` of a built-in container, also of a subclass, without running the user's ``__len__``."""
-    kind: type = type(value)
-    for builtin in (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque):
-        if issubclass(kind, builtin):
-            return builtin.__len__(value)
-    raise TypeError(f"a {kind.__qualname__} has no plain length")
+    return _builtin(value, _SIZED).__len__(value)  # type: ignore[no-any-return]
 
 
 def plain_items(value: Any) -> list[Any]:
     """The items of a list, tuple, deque or set, also of a subclass, without running the user's ``__iter__``."""
-    kind: type = type(value)
-    for builtin in (list, tuple, set, frozenset, collections.deque):
-        if issubclass(kind, builtin):
-            return [*builtin.__iter__(value)]
-    raise TypeError(f"a {kind.__qualname__} has no plain items")
+    return [*_builtin(value, _ITERATED).__iter__(value)]
 
 
 def plain_keys(value: Any) -> Iterator[Any]:
@@ -222,16 +229,7 @@ def plain_keys(value: Any) -> Iterator[Any]:
 
 def plain_contains(container: Any, key: object) -> bool:
     """Whether a dictionary or set has the key, without running the user's ``__contains__``."""
-    kind: type = type(container)
-    if issubclass(kind, dict):
-        return dict.__contains__(container, key)
-    if issubclass(kind, set):
-        return set.__contains__(container, key)
-    if issubclass(kind, frozenset):
-        return frozenset.__contains__(container, key)
-    if kind is types.MappingProxyType:
-        return key in container
-    raise TypeError(f"a {kind.__qualname__} has no keys")
+    return _builtin(container, _KEYED).__contains__(container, key)  # type: ignore[no-any-return]
 
 
 def read_entry(container: dict[Any, Any], key: Any) -> Any:
@@ -253,18 +251,8 @@ def read_entry(container: dict[Any, Any], key: Any) -> Any:
 
 def read_item(container: Any, key: Any) -> Any:
     """One item of a list, tuple, deque or dictionary, also of a subclass, without running the user's ``__getitem__``."""
-    kind: type = type(container)
-    if issubclass(kind, dict):
-        return read_entry(container, key)
-    if issubclass(kind, list):
-        return list.__getitem__(container, key)
-    if issubclass(kind, tuple):
-        return tuple.__getitem__(container, key)
-    if issubclass(kind, collections.deque):
-        return collections.deque.__getitem__(container, key)
-    if kind is types.MappingProxyType:
-        return container[key]
-    raise TypeError(f"a {kind.__qualname__} has no plain items")
+    builtin = _builtin(container, _INDEXED)
+    return read_entry(container, key) if builtin is dict else builtin.__getitem__(container, key)
 
 
 # --- attributes -------------------------------------------------------------------------------------------------------

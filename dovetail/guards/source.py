@@ -107,17 +107,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Root(Source):
-    """A source that starts at the call itself."""
-
-    @property
-    def base(self) -> Source | None:
-        """None: a root starts from nothing else."""
-        return None
-
-
-@dataclass(frozen=True)
-class CalleeSource(Root):
+class CalleeSource(Source):
     """The callable that was compiled."""
 
     @property
@@ -132,7 +122,7 @@ class CalleeSource(Root):
 
 
 @dataclass(frozen=True)
-class ArgumentSource(Root):
+class ArgumentSource(Source):
     """A positional argument."""
 
     index: int
@@ -150,7 +140,7 @@ class ArgumentSource(Root):
 
 
 @dataclass(frozen=True)
-class KeywordSource(Root):
+class KeywordSource(Source):
     """A keyword argument."""
 
     keyword: str
@@ -168,7 +158,7 @@ class KeywordSource(Root):
 
 
 @dataclass(frozen=True)
-class PinnedSource(Root):
+class PinnedSource(Source):
     """An object that the entry holds strongly: a globals dictionary, a class, a Python module."""
 
     pinned: Pinned
@@ -427,21 +417,3 @@ class FloatSource(Step):
         if type(value) is not float or value == 0.0 or not abs(value) <= LARGEST_FLOAT:
             raise ValueError(f"{value!r} is no float other than zero that a float32 can hold")
         return torch.tensor(value, dtype=torch.float64)
-
-
-@dataclass(frozen=True)
-class SizeSource(Step):
-    """A size, a stride or the storage offset of a tensor."""
-
-    kind: str
-    dim: int
-
-    @property
-    def name(self) -> str:
-        shown = {"size": f"shape[{self.dim}]", "stride": f"stride({self.dim})"}
-        return f"{self.base.name}.{shown.get(self.kind, 'storage_offset()')}"
-
-    def read(self, value: Any) -> Any:
-        if self.kind == "size":
-            return value.size(self.dim)
-        return value.stride(self.dim) if self.kind == "stride" else value.storage_offset()

@@ -75,7 +75,7 @@ def _rows(
     if by_name:
         names = [(subject, case.name) for subject, case in batch]
         job = {"cases": names, "options": dict(options or {}), "device": device}
-        return processes.rows_of_module("dovetail.testing.child", job, seconds)
+        return processes.rows_of_interpreter(f"{__name__}:run_job", job, seconds)
 
     def work(write: processes.Write) -> None:
         for subject, case in batch:

@@ -152,6 +152,11 @@ def saved_tensor_hooks() -> Any:
     return _autograd._top_saved_tensors_default_hooks(True)
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether default hooks for saved tensors are active."""
+    return _autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def saved_tensor_hooks_change_values() -> bool:
     """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
     top = saved_tensor_hooks()

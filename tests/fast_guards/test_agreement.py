@@ -29,9 +29,9 @@ from dovetail.guards import (
     SetEquals,
     Source,
     TypeIs,
-    accelerate,
     compile_checker,
 )
+from dovetail.guards.checker import ACCELERATORS
 
 ROOT = ArgumentSource(0, "L['x']")
 
@@ -216,7 +216,7 @@ def answers(checkers: list[Checker], value: Any) -> set[bool]:
 @pytest.fixture(scope="module", autouse=True)
 def keeps_remembering() -> Iterator[None]:
     """The fast check remembers again after each change, however soon it comes."""
-    assert fast_guards.remember_hits in accelerate.ACCELERATORS
+    assert fast_guards.remember_hits in ACCELERATORS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remembered, "_SHORT_LIFE", 0.0)
         patch.setattr(remembered, "_WORTH_IT", 1)
@@ -233,11 +233,11 @@ def test_all_checks_agree(value: Any, data: Any) -> None:
         return  # one tensor at two places of a value that was drawn
     guards.set_call_shape(1, ())
     frozen = guards.freeze()
-    known, accelerate.ACCELERATORS[:] = list(accelerate.ACCELERATORS), []
+    known, ACCELERATORS[:] = list(ACCELERATORS), []
     try:
         full = compile_checker(frozen)
     finally:
-        accelerate.ACCELERATORS[:] = known
+        ACCELERATORS[:] = known
     checkers = [full, compile_checker(frozen)]
     for _ in range(4):  # until the fast check remembers
         assert answers(checkers, value) == {True}, full.explain(None, (value,), {})

@@ -495,7 +495,7 @@ def test_identity_across_arguments_and_globals():
 
 def test_same_object_of_containers():
     y = ArgumentSource(1, "L['y']")
-    checker = checker_of((X, TypeIs(list)), (y, SameObject(X)), positional=2)
+    checker = checker_of((X, TypeIs(list)), (y, SameObject((X,))), positional=2)
     one: list = []
     assert agree(checker, one, one) == [] and agree(checker, one, [])
 

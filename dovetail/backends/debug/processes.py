@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -48,10 +49,10 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and not torch.cuda.is_initialized()
 
 
-def rows_of_module(module: str, job: Row, seconds: float) -> Iterator[Row | Lost]:
-    """Run ``python -m module JOB OUTPUT`` and yield the rows it writes; ends with a :class:`Lost` if it did not finish.
+def rows_of_interpreter(place: str, job: Row, seconds: float) -> Iterator[Row | Lost]:
+    """Call ``function(job, write)`` (``place``: ``module:function``) in a new interpreter and yield the rows it writes.
 
-    ``seconds`` is the time limit between two rows.
+    ``seconds`` is the time limit between two rows; a :class:`Lost` is the last row if the child did not finish.
     """
 
     def start(output: Path, errors: Path) -> tuple[int, Poll]:
@@ -59,7 +60,7 @@ def rows_of_module(module: str, job: Row, seconds: float) -> Iterator[Row | Lost
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with errors.open("wb") as stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", module, json.dumps(job), str(output)],
+                [sys.executable, "-m", __name__, place, json.dumps(job), str(output)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -72,7 +73,7 @@ def rows_of_module(module: str, job: Row, seconds: float) -> Iterator[Row | Lost
 
 
 def rows_of_fork(work: Callable[[Write], None], seconds: float) -> Iterator[Row | Lost]:
-    """Run ``work(write)`` in a fork of this process, as :func:`rows_of_module` does with a module."""
+    """Run ``work(write)`` in a fork of this process, as :func:`rows_of_interpreter` does in a new one."""
 
     def start(output: Path, errors: Path) -> tuple[int, Poll]:
         child = multiprocessing.get_context("fork").Process(target=_run_fork, args=(work, output, errors))
@@ -156,3 +157,8 @@ def _how_it_ended(status: int, errors: Path) -> str:
         return f"the process exited with status {status}{last}"
     names = {item.value: item.name for item in signal.Signals}
     return f"the process was ended by {names.get(-status, f'signal {-status}')}{last}"
+
+
+if __name__ == "__main__":
+    module, name = sys.argv[1].split(":")
+    getattr(importlib.import_module(module), name)(json.loads(sys.argv[2]), writer(Path(sys.argv[3])))

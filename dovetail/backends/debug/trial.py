@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pickle
 import sys
 import tempfile
@@ -70,7 +69,7 @@ def try_apart(
         except Exception:  # noqa: BLE001  (an option or a constant may refuse to be pickled in any way)
             return ""
         job = {"graph": str(path), "backend": backend.name, "module": module, "kind": kind}
-        return _problem_in(processes.rows_of_module("dovetail.backends.debug.trial", job, seconds))
+        return _problem_in(processes.rows_of_interpreter(f"{__name__}:run_job", job, seconds))
 
 
 def words(error: BaseException) -> str:
@@ -137,8 +136,12 @@ def _zeros(sizes: Any, strides: Any, dtype: torch.dtype, device: str) -> torch.T
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
 
 
-def _run_job(job: processes.Row) -> str:
+def run_job(job: processes.Row, write: processes.Write) -> None:
     """Try a backend in the new interpreter."""
+    # The time limit begins when this graph has made torch import its tracer and its fake kernels.
+    sine = torch.fx.symbolic_trace(lambda x: [torch.ops.aten.sin.default(x)])
+    Subgraph(sine, [torch.zeros(2)]).compile(ATEN, {})
+    write({"started": True})
     graph, layouts, options, paths = pickle.loads(Path(job["graph"]).read_bytes())
     sys.path.extend(path for path in paths if path not in sys.path)
     try:
@@ -146,15 +149,8 @@ def _run_job(job: processes.Row) -> str:
             importlib.import_module(job["module"])
         backend = lookup_backend(job["backend"]).with_options(options)
     except Exception:  # noqa: BLE001  (the parent has this backend, so this says nothing about it)
-        return ""
+        write({"problem": ""})
+        return
     inputs = [_zeros(*layout) for layout in layouts]
-    return _error_of(lambda: Subgraph(graph, inputs, kind=job["kind"]).compile(backend, options)(list(inputs)))
-
-
-if __name__ == "__main__":
-    write = processes.writer(Path(sys.argv[2]))
-    # The time limit begins when this graph has made torch import its tracer and its fake kernels.
-    sine = torch.fx.symbolic_trace(lambda x: [torch.ops.aten.sin.default(x)])
-    Subgraph(sine, [torch.zeros(2)]).compile(ATEN, {})
-    write({"started": True})
-    write({"problem": _run_job(json.loads(sys.argv[1]))})
+    attempt = Subgraph(graph, inputs, kind=job["kind"])
+    write({"problem": _error_of(lambda: attempt.compile(backend, options)(list(inputs)))})

@@ -19,11 +19,12 @@ _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
 _READ = _aten._local_scalar_dense.default
 #: Operators on a tensor and a number, with the operator on two tensors.
+_ARITHMETIC = ("add", "sub", "mul", "div")
 _BINARY: dict[Any, Any] = {
-    **{getattr(_aten, name).Tensor: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")},
+    **{getattr(_aten, name).Tensor: getattr(_aten, name).Tensor for name in _ARITHMETIC},
     **{
         getattr(_aten, name).Scalar: getattr(_aten, name).Tensor
-        for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
+        for name in (*_ARITHMETIC, "eq", "ne", "lt", "le", "gt", "ge")
     },
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
 }
@@ -31,14 +32,11 @@ _BINARY: dict[Any, Any] = {
 _SCALED: dict[Any, Any] = {_aten.addcdiv.default: _aten.div.Tensor, _aten.addcmul.default: _aten.mul.Tensor}
 #: Python's functions of numbers, with the operator on zero-dimensional tensors of double precision.
 _NUMBERS: dict[Any, Any] = {
-    operator.add: _aten.add.Tensor,
-    operator.iadd: _aten.add.Tensor,
-    operator.sub: _aten.sub.Tensor,
-    operator.isub: _aten.sub.Tensor,
-    operator.mul: _aten.mul.Tensor,
-    operator.imul: _aten.mul.Tensor,
-    operator.truediv: _aten.div.Tensor,
-    operator.itruediv: _aten.div.Tensor,
+    **{
+        getattr(operator, f"{prefix}{'truediv' if name == 'div' else name}"): getattr(_aten, name).Tensor
+        for name in _ARITHMETIC
+        for prefix in ("", "i")
+    },
     operator.neg: _aten.neg.default,
     abs: _aten.abs.default,
     max: _aten.maximum.default,

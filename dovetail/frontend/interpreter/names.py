@@ -130,7 +130,7 @@ class Names(TracingInterpreter):
                 self.values.note(cell, own)
                 self.cells[id(cell)] = CellSource(source, position)
             elif known != own:
-                self.values.guard(own, SameObject(known), f"{own.name} and {known.name} are one cell")
+                self.values.guard(own, SameObject((known,)), f"{own.name} and {known.name} are one cell")
 
     def note_cell(self, cell: types.CellType, source: Source) -> None:
         self.values.read(cell, source)

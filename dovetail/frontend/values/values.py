@@ -234,7 +234,7 @@ class Values:
         known = self._sources.get(id(value))
         if known is not None:
             if known[1] != source:
-                self.guard(source, SameObject(known[1]), f"{source.name} and {known[1].name} are one object")
+                self.guard(source, SameObject((known[1],)), f"{source.name} and {known[1].name} are one object")
             self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
@@ -275,7 +275,7 @@ class Values:
             known = StandIn(value, kind.stand_in(self, value, source), source, kind)
             self._stand_ins[id(value)] = self._stand_in_sources[id(known.value)] = known
         elif known.source != source:
-            self.guard(source, SameObject(known.source), f"{source.name} and {known.source.name} are one object")
+            self.guard(source, SameObject((known.source,)), f"{source.name} and {known.source.name} are one object")
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         return known.value
 

@@ -22,7 +22,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule
 from dovetail.frontend.values.leaves import plain_numbers
-from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, SizeSource, Source
+from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, Source
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, can_be_symbolic
@@ -164,6 +164,15 @@ def _of_data(trace: Trace, function: Any, numbers: Arguments) -> Any:
     raise Break("a Python number is made from a tensor's data", "keep it in a tensor")
 
 
+def _geometry(tensor: Source, kind: str, dim: int) -> Source:
+    """A size, a stride or the storage offset of a tensor."""
+    if kind == "size":
+        return ComputedSource(torch.Tensor.size, (tensor, dim), f"{tensor.name}.shape[{dim}]")
+    if kind == "stride":
+        return ComputedSource(torch.Tensor.stride, (tensor, dim), f"{tensor.name}.stride({dim})")
+    return ComputedSource(torch.Tensor.storage_offset, (tensor,), f"{tensor.name}.storage_offset()")
+
+
 def _source_of(interpreter: TracingInterpreter, number: Any) -> Source | None:
     """How to find a symbolic number again; None where that cannot be said."""
     expression = private_sizes.first_expression(number)
@@ -176,7 +185,7 @@ def _source_of(interpreter: TracingInterpreter, number: Any) -> Source | None:
         index, kind, dim = bindings.symbols[symbol]
         carrier = interpreter.values.guards.tensor_source(index)
         is_number = isinstance(carrier, (NumberSource, FloatSource))
-        sources.append(carrier.base if is_number else SizeSource(carrier, kind, dim))  # type: ignore[union-attr,attr-defined]
+        sources.append(carrier.base if is_number else _geometry(carrier, kind, dim))  # type: ignore[union-attr,attr-defined]
     if private_sizes.is_symbol(expression):
         return sources[0]
     names = tuple(str(symbol) for symbol in symbols)

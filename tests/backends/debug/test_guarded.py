@@ -105,7 +105,7 @@ def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkey
 def test_what_a_new_interpreter_cannot_know_is_caught_here(monkeypatch):
     monkeypatch.setattr(processes, "can_fork", lambda: False)
     started = []
-    monkeypatch.setattr(processes, "rows_of_module", lambda *args: started.append(args) or iter([]))
+    monkeypatch.setattr(processes, "rows_of_interpreter", lambda *args: started.append(args) or iter([]))
     f = dovetail.compile(lambda x: x.exp(), backend=guarded(bad_backend("raises", "inference")))
     with torch.no_grad(), pytest.warns(EagerFallbackWarning, match="not this graph"):
         assert torch.equal(f(torch.ones(2)), torch.ones(2).exp())
