@@ -153,6 +153,10 @@ def is_trusted(module_name: str | None) -> bool:
     return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
 
 
+#: Classes of globals that torch may change while the program runs; names in capitals are constants.
+_SWITCHES = frozenset({bool, int, float, str, type(None), dict, list, set})
+
+
 def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
     """Whether a global of a trusted module is a switch of torch's, or a table of hooks for all modules or optimizers.
 
@@ -161,4 +165,6 @@ def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
     """
     if module_name is None or module_name.split(".", 1)[0] != "torch":
         return False
-    return (type(value) is bool and not name.isupper()) or name.startswith("_global_")
+    return (type(value) in _SWITCHES and not name.isupper() and not name.startswith("__")) or name.startswith(
+        "_global_"
+    )

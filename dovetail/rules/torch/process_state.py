@@ -1,0 +1,51 @@
+"""Functions of torch that tell a state of the process which the check of torch's own state does not cover.
+
+The answer is a guard: whoever initialises ``torch.distributed`` between two calls, say, gets another graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.guards import ComputedSource, Equals
+
+_ANSWERS: tuple[Callable[[], Any], ...] = (
+    torch.get_num_threads,
+    torch.get_num_interop_threads,
+    torch.is_warn_always_enabled,
+    torch.autograd.is_multithreading_enabled,
+)
+if torch.distributed.is_available():
+    _ANSWERS += (
+        torch.distributed.is_initialized,
+        torch.distributed.get_world_size,
+        torch.distributed.get_rank,
+        torch.distributed.get_backend,
+        torch.distributed.is_torchelastic_launched,
+    )
+
+
+def _answer(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _guard_answer(function: Callable[[], Any]) -> None:
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        if not args and not kwargs:
+            values, name = interpreter.values, f"{function.__module__}.{function.__name__}"
+            source = ComputedSource(_answer, (values.pin(function, name),), f"{name}()")
+            values.guard(source, Equals(_answer(function)), f"{name}() was asked")
+        return interpreter.native(function, args, kwargs)
+
+
+for _function in _ANSWERS:
+    _guard_answer(_function)
