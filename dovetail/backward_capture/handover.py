@@ -1,4 +1,4 @@
-"""How a backward gets from the program's call through torch's engine into a captured graph, or back to eager."""
+"""Takes a backward from the program's call through torch's engine into a captured graph, or back to eager."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Handover:
             |       +-- torch's engine     walks the autograd graph
             |           +-- make_builder   where it has not met such a graph: a GraphBuilder, called for each node
             |           |   +-- _finish    its graph becomes a CapturedBackward, which the engine remembers
-            |           +-- _collect       with what the nodes have saved, at each run
+            |           +-- _collect       at each run, with the values that the nodes have saved
             +-- BackwardSession.run        runs the captured graph
 
     The captured graph runs after the engine has returned, because the engine admits one such call at a time, whichever thread it

@@ -32,7 +32,7 @@ from dovetail.trace.gradient_marks import EXCHANGE
 
 @dataclass(frozen=True)
 class Replica:
-    """How a wrapped module wants the gradients of its parameters, given by identity, to be exchanged."""
+    """The exchange that a wrapped module wants for the gradients of its parameters, which are given by identity."""
 
     reduction: Reduction
     members: frozenset[int]

@@ -123,7 +123,7 @@ class _GraphRunner(torch.fx.Interpreter):
 
 @dataclass(frozen=True)
 class CallersCall:
-    """How a compiled graph is called in the place of the caller's graph.
+    """The call of a compiled graph in the place of the caller's graph.
 
     ``inputs`` has for each traced input the number of its argument, or the tensor that the graph holds itself; an argument in
     ``carriers`` is a number that comes as the size of an empty tensor. ``results`` has the kind of each leaf of the result:
