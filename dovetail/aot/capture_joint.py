@@ -37,10 +37,10 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
-from dovetail.trace.backward_order import arrangement_of_leaves
 from dovetail.trace.overrides import (
     GRAPHS,
     INPUT_GRADIENTS,
+    LEAF_ORDERS,
     autograd_nodes,
     check_differentiable,
     inexact_gradients,
@@ -243,12 +243,10 @@ def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch
     wanted = [leaf for leaf in leaves if leaf is not None]
     if not roots or not wanted:
         return _Backward((None,) * len(leaves), (), inexact, together)
-    leaf_order = arrangement_of_leaves(
-        [root.grad_fn for root in roots],
-        [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)],
-        len(leaves),
-        len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
-    )
+    own_leaves = [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)]
+    others = len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf})
+    starts = [root.grad_fn for root in roots]
+    leaf_order = next((hook(starts, own_leaves, len(leaves), others) for hook in LEAF_ORDERS), ())
     # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/function.py).
     with torch.enable_grad(), without_autocast(), requested_gradients(trace, roots, partial=order > 1):
         flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))

@@ -22,7 +22,6 @@ from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTens
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace, TracedInput
-from dovetail.trace.memory import may_overlap_itself
 
 MadeLate = tuple[torch.Tensor, Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor], bool]
 _late_outputs: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
@@ -243,7 +242,7 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
         or private_tensors.size_inside(value) != fake.shape
     ):
         raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
-    if real.layout is torch.strided and not private_tensors.is_fake(real) and may_overlap_itself(real):
+    if real.layout is torch.strided and not private_tensors.is_fake(real) and _may_overlap_itself(real):
         raise CaptureError(
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
@@ -254,3 +253,17 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
             raise CaptureError(
                 f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
             )
+
+
+def _may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a real tensor may share one place in memory."""
+    if tensor.numel() < 2:
+        return False
+    reach = 0
+    for step, size in sorted(
+        (step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    ):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False

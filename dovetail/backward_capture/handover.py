@@ -16,11 +16,11 @@ from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.reducers import replace_native_reducers
 from dovetail.backward_capture.session import BackwardSession
 from dovetail.errors import CaptureError
+from dovetail.rules.gradients.engine_order import BackwardCall, hook_order, will_execute
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
-from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 
 class EngineArguments(NamedTuple):

@@ -25,9 +25,9 @@ from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
+from dovetail.rules.gradients.marks import EXCHANGE
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace.gradient_marks import EXCHANGE
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, 
 from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.python_numbers import number_as_tensor
 
 
 class Outputs:
@@ -128,3 +127,10 @@ class Outputs:
 
     def _refuse(self, what: str, advice: str = "") -> NoReturn:
         raise CaptureError(what, where=self._interpreter.locate(), advice=advice)
+
+
+def number_as_tensor(value: Any) -> torch.Tensor:
+    """A symbolic number as a traced tensor without dimensions."""
+    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+    with torch.no_grad():
+        return torch.scalar_tensor(value, dtype=kinds[type(value)])

@@ -24,10 +24,10 @@ from dovetail.aot.steps import BackendGraph, Lowering, Table, before_backend, de
 from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
 from dovetail.passes.decompose import decompose_graph
+from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 _aten = torch.ops.aten
 # Schemas say that they are written to; no kernel does, unless it unscales the gradients.

@@ -289,17 +289,15 @@ class Recorder:
         self,
         inputs: list[torch.Tensor],
         outputs: tuple[torch.Tensor, ...],
-        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]] | None = None,
+        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]],
     ) -> Program:
         """The program with these inputs and outputs; ``numbers`` makes expressions over sizes into a function of inputs."""
         compute = None
         if self._symbolic:
             try:
-                compute = numbers([private_sizes.expression_of(item) for item in self._symbolic]) if numbers else None
+                compute = numbers([private_sizes.expression_of(item) for item in self._symbolic])
             except CaptureError as error:
                 self.refuse_replay(error.what)
-            if compute is None:
-                self.refuse_replay("it computes with symbolic sizes")
         for tensor in outputs:
             if id(tensor) not in self._numbers and not self._record_base(tensor):
                 self.refuse_replay("an output of it was made by code that is no torch call")

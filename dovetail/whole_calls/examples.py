@@ -29,7 +29,7 @@ def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     """
     node = trace.node_of(value)
     for item in trace.inputs:
-        if item.node is node or item.original_node is node:
+        if item.node is node:
             if is_handle(item.real):
                 return make_handle(carried_by(item.real).detach().clone())
             # With its strides, and in memory of its own.

@@ -19,7 +19,6 @@ from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting
-from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -105,7 +104,7 @@ class _GraphRunner(torch.fx.Interpreter):
         place = location_of(n)
         if place is not None:
             self._place = place
-            self._trace.lines.add(private_autograd.next_sequence_number(), place)
+            self._trace.note_line()
         return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:

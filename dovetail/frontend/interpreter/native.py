@@ -162,7 +162,7 @@ class NativeCode(TracingInterpreter):
 
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes
-        if data_sizes != "keep" and self.trace.has_unbacked_sizes():
+        if data_sizes != "keep" and self.trace.data_symbols():
             reason = f"{_name(function)} makes a size from a tensor's data"
             if data_sizes == "ask":
                 raise Retry(reason, change=CaptureSettings.with_data_sizes)

@@ -48,7 +48,7 @@ def with_known_values(
     def plain(leaf: Any) -> Any:
         nonlocal found
         item = trace.input_of(leaf) if isinstance(leaf, torch.Tensor) else None
-        if item is None or trace.node_of(item.value) is not item.original_node or not _holds_few_integers(item.real):
+        if item is None or trace.node_of(item.value) is not item.node or not _holds_few_integers(item.real):
             return leaf
         with private_tracing.disable_current_modes(), private_calls.no_torch_function():
             numbers = item.real.tolist()
