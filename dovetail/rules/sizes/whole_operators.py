@@ -83,7 +83,7 @@ class _Call:
             raise RefusedError
 
     def _arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._args.made(tensors), {name: item.made(tensors) for name, item in self._kwargs.items()}
+        return self._args(tensors), {name: item(tensors) for name, item in self._kwargs.items()}
 
     def _run(self, *tensors: torch.Tensor) -> list[Any]:
         args, kwargs = self._arguments(tensors)
