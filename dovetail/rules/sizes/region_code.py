@@ -22,8 +22,8 @@ class Region:
     """From the instruction that takes the iterable of a loop to one that stores or returns a value, or to the end of the loop.
 
     ``read`` are the variables that it may read first, ``after`` those that may be read after it, and ``left`` those of them that it
-    writes. ``has_value``: it reaches behind the loop. ``counter`` is the variable of the loop where nothing else is stored in it, for
-    a region that is the loop.
+    writes. ``has_value``: it reaches behind the loop. ``counter`` is the variable of the loop where nothing else is stored in it,
+    for a region that is the loop.
     """
 
     head: int

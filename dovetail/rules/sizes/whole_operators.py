@@ -16,6 +16,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule
+from dovetail.rules.sizes.number_tensors import with_owner
 from dovetail.rules.sizes.probed_calls import ProbedCall
 from dovetail.rules.sizes.region_values import GivenTensors, RefusedError
 from dovetail.rules.sizes.size_probes import NoRuleError, are_plain
@@ -32,12 +33,13 @@ class Row:
     """How a function is kept whole.
 
     ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
-    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``always``:
-    with plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random
-    numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
+    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``when``:
+    whether these arguments need it. ``always``: with plain sizes too; ``when_exact``: then where the graph is to be eager's to the
+    last bit. ``draws``: the call draws random numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
     """
 
     sizes: Callable[..., Sizes] | None = None
+    when: Callable[..., bool] = lambda *args, **kwargs: True
     always: bool = False
     when_exact: bool = False
     draws: bool = False
@@ -59,6 +61,8 @@ def keep_whole(
     if is_out or private_state.is_any_autocast_on() or any(map(private_sizes.is_data_number, sizes)):
         return NotImplemented
     try:
+        if not row.when(*args, **kwargs):
+            return NotImplemented
         call = _Call(interpreter, row, row.inner or function, tuple(args), kwargs)
         result = call.by_probing() if row.sizes is None else call.by_formula()
     except (RefusedError, NoRuleError, TypeError):
@@ -110,10 +114,9 @@ class _Call:
 def _register(name: str, row: Row) -> None:
     @method_rule(name)
     def kept(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.Tensor):
-            function, args = getattr(torch.Tensor, name), (owner, *args)
-        return keep_whole(interpreter, function, args, kwargs, row)
+        is_bound = isinstance(getattr(function, "__self__", None), torch.Tensor)
+        called = getattr(torch.Tensor, name) if is_bound else function
+        return keep_whole(interpreter, called, with_owner(function, args), kwargs, row)
 
 
 def _require(condition: Any) -> None:
@@ -130,6 +133,60 @@ def _kronecker(input: torch.Tensor, other: torch.Tensor) -> Sizes:
 def _blocks(*tensors: torch.Tensor) -> Sizes:
     _require(all(item.dim() == 2 and item.dtype == tensors[0].dtype for item in tensors))
     return [([sum(item.shape[dim] for item in tensors) for dim in (0, 1)], tensors[0].dtype)]
+
+
+def _products(input: torch.Tensor, correction: int = 1) -> Sizes:
+    """Covariances and correlations; torch's C++ compares numbers in tensors, which a trace does not always know."""
+    _require(0 < input.dim() < 3 and (input.is_floating_point() or input.is_complex()))
+    _require(input.shape[-1] > max(correction, 0))
+    rows = input.shape[0] if input.dim() == 2 else 1
+    return [((rows, rows) if rows != 1 else (), input.dtype)]
+
+
+def _pooled(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Sizes:
+    stride = kernel_size if stride is None or stride in ((), []) else stride
+    given = [
+        list(item) if isinstance(item, (list, tuple)) else [item] for item in (kernel_size, stride, padding, dilation)
+    ]
+    _require(input.dim() in (2, 3) and all(len(item) == 1 and type(item[0]) is int for item in given))
+    kernel, step, border, spread = (item[0] for item in given)
+    _require(step > 0 and spread > 0 and 0 <= 2 * border <= kernel)
+    length = input.shape[-1]
+    room = length + 2 * border - spread * (kernel - 1) - 1
+    _require(room >= 0)
+    count = (room + (step - 1 if ceil_mode else 0)) // step + 1
+    if ceil_mode and (count - 1) * step >= length + border:
+        # The last window begins within the tensor, or within its left border.
+        count = count - 1
+    shape = (*input.shape[:-1], count)
+    return [(shape, input.dtype), (shape, torch.int64)] if return_indices else [(shape, input.dtype)]
+
+
+def _pooled_with_indices(*args: Any, **kwargs: Any) -> Sizes:
+    found = _pooled(*args, **kwargs)
+    return [found[0], (found[0][0], torch.int64)]
+
+
+def _resized_otherwise(
+    input: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> bool:
+    """Whether torch's Python forms of ``interpolate`` take no symbolic sizes."""
+    is_known = input.dim() == 4 and mode in ("nearest", "bilinear", "bicubic")
+    return not is_known or antialias or bool(recompute_scale_factor)
 
 
 def _line(start: float, end: float, steps: Any, *, base: float = 10.0, dtype: Any = None, device: Any = None) -> Sizes:
@@ -194,12 +251,16 @@ def _back(interpreter: TracingInterpreter, result: Any) -> Any:
 TABLE: dict[str, Row] = {
     "affine_grid": Row(),
     "block_diag": Row(_blocks),
-    "cosine_similarity": Row(),
+    "corrcoef": Row(_products, always=True),
+    "cov": Row(_products, always=True),
     "gradient": Row(),
+    "interpolate": Row(when=_resized_otherwise),
     "istft": Row(_inverse),
     "kron": Row(_kronecker),
     "linspace": Row(_line),
     "logspace": Row(_line),
+    "max_pool1d": Row(_pooled),
+    "max_pool1d_with_indices": Row(_pooled_with_indices),
     "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
     "take_along_dim": Row(),
 }
