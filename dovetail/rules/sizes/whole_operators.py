@@ -33,13 +33,12 @@ class Row:
     """How a function is kept whole.
 
     ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
-    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``when``:
-    whether these arguments need it. ``always``: with plain sizes too; ``when_exact``: then where the graph is to be eager's to the
-    last bit. ``draws``: the call draws random numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
+    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``always``:
+    with plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random
+    numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
     """
 
     sizes: Callable[..., Sizes] | None = None
-    when: Callable[..., bool] = lambda *args, **kwargs: True
     always: bool = False
     when_exact: bool = False
     draws: bool = False
@@ -61,8 +60,6 @@ def keep_whole(
     if is_out or private_state.is_any_autocast_on() or any(map(private_sizes.is_data_number, sizes)):
         return NotImplemented
     try:
-        if not row.when(*args, **kwargs):
-            return NotImplemented
         call = _Call(interpreter, row, row.inner or function, tuple(args), kwargs)
         result = call.by_probing() if row.sizes is None else call.by_formula()
     except (RefusedError, NoRuleError, TypeError):
@@ -175,20 +172,6 @@ def _pooled_with_indices(*args: Any, **kwargs: Any) -> Sizes:
     return [found[0], (found[0][0], torch.int64)]
 
 
-def _resized_otherwise(
-    input: torch.Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> bool:
-    """Whether torch's Python forms of ``interpolate`` take no symbolic sizes."""
-    is_known = input.dim() == 4 and mode in ("nearest", "bilinear", "bicubic")
-    return not is_known or antialias or bool(recompute_scale_factor)
-
-
 def _line(start: float, end: float, steps: Any, *, base: float = 10.0, dtype: Any = None, device: Any = None) -> Sizes:
     return [((steps,), dtype or torch.get_default_dtype())]
 
@@ -254,7 +237,6 @@ TABLE: dict[str, Row] = {
     "corrcoef": Row(_products, always=True),
     "cov": Row(_products, always=True),
     "gradient": Row(),
-    "interpolate": Row(when=_resized_otherwise),
     "istft": Row(_inverse),
     "kron": Row(_kronecker),
     "linspace": Row(_line),

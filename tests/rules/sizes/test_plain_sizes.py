@@ -39,6 +39,9 @@ CALLS: dict[str, tuple[Callable[[int, int], torch.Tensor], Callable[[torch.Tenso
         lambda x: functional.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
     ),
     "antialias to a size": (images, lambda x: functional.interpolate(x, (5, 4), mode="bicubic", antialias=True)),
+    "nearest image": (images, lambda x: functional.interpolate(x, scale_factor=2)),
+    "bilinear image": (images, lambda x: functional.interpolate(x, scale_factor=0.6, mode="bilinear")),
+    "bicubic image to a size": (images, lambda x: functional.interpolate(x, (7, 9), mode="bicubic")),
     "recomputed scale": (
         images,
         lambda x: functional.interpolate(x, scale_factor=1.7, mode="bilinear", recompute_scale_factor=True),
