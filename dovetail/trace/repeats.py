@@ -1,4 +1,4 @@
-"""What the program computes a second time: the regions of ``torch.utils.checkpoint``.
+"""Regions that the program computes a second time: those of ``torch.utils.checkpoint``.
 
 Running such a region again, eager first puts the random generator back to where the region began, so that dropout draws the
 same numbers. No graph does that. But the state that is put back tells which numbers are meant: while a trace is open, the

@@ -187,7 +187,7 @@ class Bindings:
                     self.relations.append((index, kind, dim, expression))
 
     def text(self, place: tuple[int, str, int]) -> str:
-        """How a user would write what is read there."""
+        """The place as a user would write it."""
         index, kind, dim = place
         name = self.names[index]
         if name.endswith(NUMBER_SUFFIX):
@@ -234,14 +234,14 @@ class Bindings:
 
 @dataclass(frozen=True, eq=False)
 class ShapeGuards:
-    """What must hold of the sizes, strides and numbers at a call. ``holds(tensors)`` checks all of it."""
+    """Conditions on the sizes, strides and numbers of a call. ``holds(tensors)`` checks all of them."""
 
     holds: Callable[[Sequence[torch.Tensor]], bool]
     sentences: tuple[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]], ...]
     count: int
 
     def failures(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, UserLocation | None]]:
-        """What does not hold, as sentences with the user's line."""
+        """The conditions that do not hold, as sentences with the user's line."""
         return [(text, place) for text, place, holds in self.sentences if not holds(tensors)]
 
 

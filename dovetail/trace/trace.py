@@ -165,7 +165,7 @@ class Trace:
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private_tracing.compiling_flag())
         stack.enter_context(private_tracing.plain_checkpoints())
-        # What autocast keeps for the length of a block, it would keep of the traced tensors too.
+        # Autocast caches casts of tensors for the length of a block, those of traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private_tracing.effects_as_plain_operators())
         stack.enter_context(self.fake_mode)
@@ -370,7 +370,7 @@ class Trace:
             if not self._forgiven.intersection(private_sizes.symbols_of(expression))
         ]
         for expression in assumed:
-            # Without gradients: what is recorded with them in the backward counts as computed there.
+            # Without gradients: a node that is recorded with them in the backward counts as computed there.
             with private_calls.no_torch_function(), torch.no_grad():
                 is_expressible = private_sizes.is_expressible(expression)
                 condition = private_sizes.symbolic_truth(self.shape_env, expression) if is_expressible else True

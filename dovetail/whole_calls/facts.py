@@ -1,4 +1,4 @@
-"""What a graph relies on of the results of a whole call: found by an example, or by a rule over sizes."""
+"""Facts that a graph relies on about the results of a whole call: found by an example, or by a rule over sizes."""
 
 from __future__ import annotations
 

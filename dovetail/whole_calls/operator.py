@@ -1,6 +1,6 @@
 """The operators ``dovetail::whole_call`` and ``dovetail::whole_call_random``: a graph calls a function of tensors by a number.
 
-A node of a graph names its function by a number. What can run the graph keeps the functions alive
+A node of a graph names its function by a number. Every object that can run the graph keeps the functions alive
 (:attr:`dovetail.runtime.spec.RuntimeSpec.kept_alive`); the table of numbers has weak references only.
 """
 

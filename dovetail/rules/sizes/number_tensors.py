@@ -182,7 +182,7 @@ def _with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
 
 
 def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
-    """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
+    """A view of ``target`` and the rest of an index of it, once the symbolic numbers in the index have selected.
 
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
     """

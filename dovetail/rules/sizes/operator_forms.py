@@ -1,8 +1,8 @@
 """Functions of torch whose C++ asks for plain sizes, as an operator that takes symbolic ones.
 
-The operator is the one that the function calls in the end, so that its numbers are the same and a backend fuses it as ever. What
-else the function does, how the size of its result follows above all, is said here as torch's C++ says it. With plain sizes nothing
-changes, and for arguments that are not known here torch's own function is called.
+The function calls this operator in the end, so that its numbers are the same and a backend fuses it as ever. The rest of the
+function, above all how the size of its result follows, is written here as in torch's C++. With plain sizes nothing changes, and for
+arguments that are not known here torch's own function is called.
 """
 
 from __future__ import annotations

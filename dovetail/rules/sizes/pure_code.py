@@ -198,7 +198,7 @@ class Reader:
             values.guard(values.pin(hooks, name), Length(0), "global module hooks")
 
     def function(self, function: Any, owner: torch.nn.Module | None = None, *, has_plain_cells: bool = False) -> None:
-        """Refuse a function of Python that writes to something, or calls what is not known to compute.
+        """Refuse a function of Python that writes to something, or calls something that is not known to compute.
 
         ``owner``: it is a method of this module. ``has_plain_cells``: its closure may hold values that cannot be changed.
         """

@@ -37,7 +37,7 @@ _MOST_ROUNDS_WATCHED = 1024
 
 @dataclass(frozen=True)
 class Rounds:
-    """What a loop iterates over: ``function(*args)``, which has ``count`` items."""
+    """The iterable of a loop: ``function(*args)``, which has ``count`` items."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -98,7 +98,7 @@ class _Run:
         rounds: tuple[Callable[..., Any], Sequence[Value]],
         stack: Sequence[Value],
     ) -> None:
-        # What its closure holds, no region reads, and no graph is to keep alive.
+        # No region reads the values in its closure, and no graph is to keep them alive.
         cells = tuple(types.CellType() for _ in frame.code.co_freevars)
         self._function = types.FunctionType(frame.code, frame.globals, frame.code.co_name, None, cells)
         self._region = region
@@ -148,7 +148,7 @@ def _run_of(
         if name not in variables:
             variables[name] = given.value(value, changes=name in own)
     args = [given.value(item) for item in rounds.args]
-    # What is made in each round has as many parts as there are rounds.
+    # A list that gets an item in each round has as many items as there are rounds.
     given.size(rounds.count)
     given.let_go()
     return _Run(frame, region, variables, (rounds.function, args), stack), given.tensors
@@ -163,7 +163,7 @@ def _is_own(interpreter: TracingInterpreter, frame: Frame, region: Region, name:
 
 
 def _stack(frame: Frame, reader: Reader, given: GivenTensors) -> list[Value]:
-    """What lies on top of the stack and may be taken from there: a function that is called with the list, and the like."""
+    """The values on top of the stack that the region may take from there, such as a function that is called with the list."""
     found: list[Value] = []
     for value in reversed(frame.stack):
         try:

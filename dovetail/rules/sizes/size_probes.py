@@ -88,7 +88,7 @@ class Probes:
         yield self._at(today)
         if not today:
             return
-        # Far away for what is held to a bound; not where that would be many rounds of a loop.
+        # Far away, for sizes that are cut off at a bound; not where that would be many rounds of a loop.
         times = _TIMES if max(today.values()) <= _LARGEST_TIMED else ()
         places = list(dict.fromkeys(today.values() if self._alike else today))
         for number, (factor, step) in enumerate([*((1, step) for step in _STEPS), *((factor, 1) for factor in times)]):

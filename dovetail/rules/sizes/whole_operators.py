@@ -2,8 +2,8 @@
 
 Traced as they are, they would hold the graph to the sizes of today's call. Each row of the table is one function, by its name; a
 function is also known as a method of tensors. How the sizes of its results follow is found by running it without values
-(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. What a
-row does not cover, and what its formula or a probe refuses, torch's own function does, for the sizes of this call.
+(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. For
+arguments that a row does not cover, or that its formula or a probe refuses, torch's own function runs, for the sizes of this call.
 """
 
 from __future__ import annotations
