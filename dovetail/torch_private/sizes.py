@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -231,6 +232,21 @@ def deferred_assumptions(environment: ShapeEnv, truths: Set[Any] = frozenset()) 
             if bound.is_Integer and abs(int(bound)) < 1 << 62:
                 found[expression] = None
     return [expression for expression in found if expression not in (True, False)]
+
+
+_RELATIONS = {
+    sympy.Eq: operator.eq,
+    sympy.Ge: operator.ge,
+    sympy.Le: operator.le,
+    sympy.Gt: operator.gt,
+    sympy.Lt: operator.lt,
+}
+
+
+def parts_of_relation(expression: Any) -> tuple[Any, ...]:
+    """The operator and both sides of a relation between symbols and whole numbers; the operator is None for anything else."""
+    sides = (int(side) if isinstance(side, sympy.Integer) else side for side in expression.args)
+    return (_RELATIONS.get(type(expression)), *sides)
 
 
 def is_expressible(expression: Any) -> bool:

@@ -370,18 +370,44 @@ class Trace:
             if not self._forgiven.intersection(private_sizes.symbols_of(expression))
         ]
         for expression in assumed:
-            # Without gradients: a node that is recorded with them in the backward counts as computed there.
+            if not private_sizes.is_expressible(expression):
+                raise self._unchecked(expression)
+            # Without gradients: what is recorded with them in the backward counts as computed there.
             with private_calls.no_torch_function(), torch.no_grad():
-                is_expressible = private_sizes.is_expressible(expression)
-                condition = private_sizes.symbolic_truth(self.shape_env, expression) if is_expressible else True
-                # The shape environment takes a relation for settled where it has put one number in place of another.
-                if condition is True or private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)
-                    raise CaptureError(
-                        f"the graph is right only if {expression}, which depends on data and cannot be checked",
-                        advice="keep sizes and indices independent of the data",
-                    )
+                condition = private_sizes.symbolic_truth(self.shape_env, expression)
+                if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)
+                    self._assert_settled(expression)
+                    continue
                 torch.ops.aten._assert_scalar.default(condition, f"{ASSUMPTION}{expression}")
         return len(assumed)
+
+    def _unchecked(self, expression: Any) -> CaptureError:
+        return CaptureError(
+            f"the graph is right only if {expression}, which depends on data and cannot be checked",
+            advice="keep sizes and indices independent of the data",
+        )
+
+    def _assert_settled(self, expression: Any) -> None:
+        """Assert a relation that the shape environment takes for settled since it has put one number in place of another."""
+        relation, *sides = private_sizes.parts_of_relation(expression)
+        places: dict[Any, tuple[torch.fx.Node, int]] = {}
+        for node in self.graph.nodes:
+            value = node.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if private_sizes.is_symbolic(size):
+                    places.setdefault(private_sizes.first_expression(size), (node, dim))
+        if relation is None or not all(type(side) is int or side in places for side in sides):
+            raise self._unchecked(expression)
+        arguments = [
+            side if type(side) is int else self.graph.call_function(torch.ops.aten.sym_size.int, places[side])
+            for side in sides
+        ]
+        condition = self.graph.call_function(relation, tuple(arguments))
+        message = f"{ASSUMPTION}{expression}"
+        asserted = self.graph.call_function(torch.ops.aten._assert_scalar.default, (condition, message))
+        for node in (*arguments, condition, asserted):
+            if isinstance(node, torch.fx.Node):
+                node.meta["phase"] = self.phase
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""
