@@ -14,6 +14,7 @@ from dovetail.guards.reading import short
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+from dovetail.whole_calls import whole  # noqa: F401  (its rule for calls that need data is asked first)
 
 _MOST_ELEMENTS = 64
 
