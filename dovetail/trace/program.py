@@ -55,14 +55,11 @@ AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 def _autocast(state: AutocastState) -> Iterator[None]:
     """Autocast switched as it was when a call was recorded."""
     before = autocast_state()
-    if before == state:
+    with contextlib.ExitStack() as stack:
+        if before != state:
+            stack.callback(_set_autocast, before)
+            _set_autocast(state)
         yield
-        return
-    try:
-        _set_autocast(state)
-        yield
-    finally:
-        _set_autocast(before)
 
 
 def _set_autocast(state: AutocastState) -> None:

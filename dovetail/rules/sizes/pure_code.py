@@ -200,13 +200,15 @@ class Reader:
     def function(self, function: Any, owner: torch.nn.Module | None = None, *, has_plain_cells: bool = False) -> None:
         """Refuse a function of Python that writes to something, or calls something that is not known to compute.
 
-        ``owner``: it is a method of this module. ``has_plain_cells``: its closure may hold values that cannot be changed.
+        ``owner``: it is a method of this module. ``has_plain_cells``: its closure may hold values that cannot be changed; its
+        defaults always may.
         """
         if type(function) is not types.FunctionType:
             raise RefusedError
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        kept = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         code = function.__code__
-        if (cells and not has_plain_cells) or not all(map(is_leaf_value, cells)) or code.co_flags & _NO_FUNCTION:
+        if (cells and not has_plain_cells) or not all(map(is_leaf_value, kept)) or code.co_flags & _NO_FUNCTION:
             raise RefusedError
         if (id(owner), code) in self._seen:
             return

@@ -109,7 +109,8 @@ class GivenTensors:
             return constant(value)
         if type(value) in (tuple, torch.Size) or (type(value) is list and changes):
             kind = list if type(value) is list else tuple
-            items = [self.value(item, changes) for item in value]
+            # A list within a list may be known by another name.
+            items = [self.value(item, changes and kind is tuple) for item in value]
             return lambda given: kind(item(given) for item in items)
         is_code = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
         if is_code or type(value) in (list, dict, set) or private_sizes.is_symbolic(value):

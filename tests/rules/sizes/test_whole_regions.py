@@ -361,6 +361,38 @@ def with_a_helper_that_writes(x: torch.Tensor) -> torch.Tensor:
     return torch.cat(found, 1)
 
 
+def _keeping(part: torch.Tensor, kept: list[int] = []) -> torch.Tensor:  # noqa: B006
+    kept.append(part.shape[1])
+    return part * len(kept)
+
+
+def with_a_default_that_changes(x: torch.Tensor) -> torch.Tensor:
+    found = []
+    for at in range(0, x.shape[1], 4):
+        found.append(_keeping(x[:, at : at + 4]))  # noqa: PERF401
+    return torch.cat(found, 1)
+
+
+def within_another_list(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    inner: list[torch.Tensor] = []
+    outer = [inner]
+    for at in range(x.shape[1]):
+        outer[0].append(x[:, at] * 2)
+    return torch.stack(inner, 1), len(inner)
+
+
+def test_lists_that_are_known_by_another_name() -> None:
+    check_calls(within_another_list, _calls((9, 5, 7)))
+    compiled = dovetail.compile(with_a_default_that_changes, backend="aten", fullgraph=True)
+    kept = _keeping.__defaults__[0]
+    for length in (9, 5, 7):
+        x = _leaf(3, length, 4)
+        kept.clear()
+        expected = with_a_default_that_changes(x)
+        kept.clear()
+        same(expected, compiled(x))
+
+
 def test_a_function_that_is_called_may_only_compute() -> None:
     check_calls(with_a_helper, _calls((9, 5, 7)), entries=2)
     compiled = dovetail.compile(with_a_helper_that_writes, backend="aten", fullgraph=True)
