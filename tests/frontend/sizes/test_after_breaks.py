@@ -10,8 +10,7 @@ import torch
 
 import dovetail
 from dovetail.face.explanation import compiled_function
-from tests.calls import randn
-from tests.differential import backward, clone_inputs, same
+from tests.differential import backward, clone_inputs, randn, same
 
 
 def check_parts(

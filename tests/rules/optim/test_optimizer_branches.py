@@ -11,9 +11,9 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError, GraphBreakWarning
-from tests.differential import same
+from tests.differential import captures, same
 from tests.passes.test_whole_step import OPTIMIZERS, batch, network, train
-from tests.passes.test_whole_step_parts import Parts, captures
+from tests.passes.test_whole_step_parts import Parts
 from tests.passes.test_whole_step_parts import train as train_parts
 
 mse_loss = torch.nn.functional.mse_loss

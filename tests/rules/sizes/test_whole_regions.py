@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import dovetail
-from tests.calls import check_calls
-from tests.differential import same
+from tests.differential import check_calls, same
 
 LENGTHS = (12, 9, 7, 11, 4, 3, 30, 5, 1)
 
