@@ -34,7 +34,7 @@ def register():
 @pytest.fixture(scope="module")
 def probes():
     """Each backend is tried in a process of its own: once for all tests of the report."""
-    return probe_backends(["aten", "no_such_backend"])
+    return list(probe_backends(["aten", "no_such_backend"]))
 
 
 @pytest.fixture
