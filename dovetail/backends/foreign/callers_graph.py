@@ -209,13 +209,7 @@ class _Inputs:
         if place is not None:
             index, kind, dim = place
             value = self.trace.inputs[index].value
-            return (
-                value.shape[dim]
-                if kind == "size"
-                else value.stride(dim)
-                if kind == "stride"
-                else value.storage_offset()
-            )
+            return {"size": value.shape, "stride": value.stride(), "offset": (value.storage_offset(),)}[kind][dim]
         with private_tracing.disable_current_modes():
             if not item.value >= 0:  # a guard of the caller's: a size cannot be negative
                 return int(item.value)
