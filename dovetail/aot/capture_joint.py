@@ -22,12 +22,12 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import Descriptor, Gradient, Tangent
-from dovetail.aot.independence import freed_by_backward
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.aot.nodes import checks_assumption, must_stay
 from dovetail.aot.output_dependencies import find_dependencies
 from dovetail.aot.outputs import DescribedOutputs, describe_outputs, is_new_leaf
 from dovetail.aot.state import AOTState
+from dovetail.aot.steps import finds_freed
 from dovetail.aot.tangents import overlaps_itself
 from dovetail.errors import CaptureError, DovetailError
 from dovetail.guards.ambient import without_autocast
@@ -237,12 +237,12 @@ class _Backward:
 def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch.Tensor], order: int) -> _Backward:
     """Run autograd on the trace, which records the backward."""
     roots, leaves = forward.roots, forward.leaves
-    together = freed_by_backward(roots) if len(roots) > 1 else None
+    freed = next((find(roots) for find in finds_freed), None) if len(roots) > 1 else None
     check_differentiable(roots)
     inexact = () if trace.settings.exact else inexact_gradients(roots)
     wanted = [leaf for leaf in leaves if leaf is not None]
     if not roots or not wanted:
-        return _Backward((None,) * len(leaves), (), inexact, together)
+        return _Backward((None,) * len(leaves), (), inexact, freed)
     own_leaves = [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)]
     others = len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf})
     starts = [root.grad_fn for root in roots]
@@ -256,7 +256,7 @@ def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch
             for check in INPUT_GRADIENTS:
                 check(trace, item, gradient)
             _refuse_gradient(gradient, item.name)
-    return _Backward(gradients, leaf_order, inexact, together)
+    return _Backward(gradients, leaf_order, inexact, freed)
 
 
 @contextlib.contextmanager

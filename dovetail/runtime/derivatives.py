@@ -17,18 +17,13 @@ from dovetail.errors import HigherOrderGradientError
 Edges = Sequence[tuple[Any, int]]
 """Where the gradients of a node go on to: nodes of autograd, each with the number of its output."""
 Gradients = Sequence["torch.Tensor | None"]
-
-
-class KeptInputs(Protocol):
-    """What one call keeps of its inputs, for a derivative of its backward."""
-
-    def check_partly(self, saved: Any, defined: Sequence[bool]) -> bool:
-        """Whether a backward from the ``defined`` outputs needs some of the inputs only; raises eager's error where one of these
-        was written to. ``saved[place]`` gives a saved value, or raises that error.
-        """
-
-    def let_go(self, saved: Any, edges: Edges) -> None:
-        """Some of what the graph has saved is about to be freed."""
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors after "
+    "calling backward."
+)
+"""Eager's text."""
 
 
 class DifferentiableBackward(Protocol):
@@ -38,7 +33,7 @@ class DifferentiableBackward(Protocol):
         """Put nodes of autograd in front of inputs that need them, before the forward runs."""
 
     def keep(self, primals: Sequence[torch.Tensor]) -> Any:
-        """Keep what a call's inputs are needed for, as :class:`KeptInputs`."""
+        """Keep what is needed of a call's inputs; the runtime hands it back to the other methods."""
 
     def settle(self, kept: Any, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
         """The forward has run, and has saved these values."""
