@@ -7,7 +7,9 @@ until then. Without a provider a second derivative raises :class:`HigherOrderGra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +53,30 @@ class DifferentiableBackward(Protocol):
 
     def first_order(self, kept: Any, edges: Edges, tangents: Gradients, saved: Sequence[Any]) -> Gradients:
         """One gradient for each input, in the autocast state of the moment, connected to nothing."""
+
+
+_partial: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail partial gradients", default=False)
+
+
+@contextlib.contextmanager
+def partial_gradients() -> Iterator[None]:
+    """Backwards in the block compute some summands of gradients, and another backward the rest: where eager checks a gradient as
+    a whole, no summand alone says whether the check holds.
+
+    >>> with partial_gradients():
+    ...     are_partial()
+    True
+    """
+    token = _partial.set(True)
+    try:
+        yield
+    finally:
+        _partial.reset(token)
+
+
+def are_partial() -> bool:
+    """Whether the backward that runs now computes summands of gradients."""
+    return _partial.get()
 
 
 def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:

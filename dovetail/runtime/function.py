@@ -22,11 +22,10 @@ import torch
 
 from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
-from dovetail.runtime.derivatives import DifferentiableBackward, refusal
+from dovetail.runtime.derivatives import DifferentiableBackward, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.origins import check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import prepare_hooks, refuse_gradients_through, require_gradient
-from dovetail.runtime.partial_gradients import partial_gradients
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -9,19 +10,17 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.runtime.shown_frames import Place, calling_code, passed_traceback
+from dovetail.runtime.shown_frames import calling_code, passed_traceback
 
 #: Modules of the standard library whose functions run natively and ask who calls them, or which exception is being handled.
 LOOK_AT_CALLERS = frozenset({"logging", "typing", "enum"})
 
 
-def show_place(frame: Frame) -> Place:
+def show_place(frame: Frame) -> dis.Positions:
     """Where a frame stands."""
     instructions = frame.decoded.instructions
     positions = instructions[frame.position].positions if frame.position < len(instructions) else None
-    if positions is None or positions.lineno is None:
-        return Place(frame.line())
-    return Place(positions.lineno, positions.end_lineno, positions.col_offset, positions.end_col_offset)
+    return dis.Positions(frame.line()) if positions is None or positions.lineno is None else positions
 
 
 def passing_traceback(frame: Frame, error: BaseException) -> types.TracebackType:
