@@ -31,7 +31,7 @@ from dovetail.aot.steps import finds_freed
 from dovetail.aot.tangents import overlaps_itself
 from dovetail.errors import CaptureError, DovetailError
 from dovetail.guards.ambient import without_autocast
-from dovetail.runtime.spec import FreshOutput, OutputDependency, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.spec import OutputDependency, RuntimeSpec
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -108,7 +108,6 @@ class _Forward:
     """The traced forward: what it returns and writes to, and which of its outputs have a gradient."""
 
     described: DescribedOutputs
-    outputs: tuple[OutputTensor, ...]
     differentiable: tuple[bool, ...]
     program: Any
     dependencies: tuple[OutputDependency, ...]
@@ -156,7 +155,6 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
     )
     return _Forward(
         described,
-        tuple(_mark_freed(output, freed) for output in described.outputs),
         differentiable,
         program,
         find_dependencies(described, differentiable, result.outputs, trace.inputs),
@@ -178,16 +176,6 @@ def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
             advice="pass retain_graph=True to that backward",
         )
     return freed
-
-
-def _mark_freed(output: OutputTensor, freed: set[int]) -> OutputTensor:
-    if isinstance(output, ViewOutput):
-        base = _mark_freed(output.base, freed)
-        assert not isinstance(base, ViewOutput)
-        return dataclasses.replace(output, base=base)
-    if isinstance(output, FreshOutput) and output.index in freed:
-        return dataclasses.replace(output, is_freed=True)
-    return output
 
 
 def _refuse_new_leaves(values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
@@ -325,7 +313,7 @@ def _runtime_spec(trace: Trace, forward: _Forward, backward: _Backward) -> Runti
     return RuntimeSpec(
         input_requires_grad=tuple(leaf is not None for leaf in forward.leaves),
         output_differentiable=forward.differentiable,
-        outputs=forward.outputs,
+        outputs=forward.described.outputs,
         mutations=forward.described.mutations,
         dependencies=forward.dependencies,
         metadata_changes=tuple(trace.metadata_changes),

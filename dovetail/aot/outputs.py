@@ -102,6 +102,11 @@ class _Description:
             self.descriptors.append(descriptor)
         return position
 
+    def _fresh(self, index: int) -> FreshOutput:
+        """The tensor at this position of the graph's outputs, as a result."""
+        value = self.values[index]
+        return FreshOutput(index, is_new_leaf(value), self._trace.is_freed(value))
+
     def relate(self, position: int, value: torch.Tensor) -> OutputTensor:
         """How the returned tensor at a position is made."""
         if value.layout is not torch.strided:
@@ -130,17 +135,16 @@ class _Description:
                 advice="return a clone of the dense one",
             )
         output: InputOutput | FreshOutput = (
-            FreshOutput(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
+            self._fresh(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
         )
         return ViewOutput(output, make, is_recorded, value.requires_grad)
 
     def _alone(self, position: int, value: torch.Tensor, of_custom_function: bool) -> OutputTensor:
         """A returned tensor that no other one shares memory with."""
-        is_leaf = is_new_leaf(value)
-        output = FreshOutput(self._add(value, UserOutput(str(position))), is_leaf)
+        output = self._fresh(self._add(value, UserOutput(str(position))))
         if of_custom_function:
             return ViewOutput(output, view_of_custom_function, True, True)
-        if is_leaf and value._base is not None:
+        if output.is_leaf and value._base is not None:
             # A view made without recording says that it requires a gradient, and takes none.
             return ViewOutput(output, whole_view, False, True)
         return output
@@ -153,9 +157,8 @@ class _Description:
             is_returned = any(base is other for other in self._returned)
             descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(self._base_at))
             self._base_at[memory] = self._add(base, descriptor)
-        index = self._base_at[memory]
-        base = self.values[index]
-        output = FreshOutput(index, is_new_leaf(base))
+        output = self._fresh(self._base_at[memory])
+        base = self.values[output.index]
         return output if value is base else self._view(value, base, output)
 
     def _root(self, memory: int) -> torch.Tensor:
