@@ -7,11 +7,10 @@ taken out of the graph, and the runtime drops them before the graph runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dovetail.aot.backward_graphs import FlatCallable
+from dovetail.aot.backward_graphs import taking
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.aot.steps import BackendGraph, Lowering, after_partition, before_backend
@@ -75,14 +74,3 @@ def without_inputs(graph: torch.fx.GraphModule, indices: Sequence[int]) -> tuple
     for index in indices:
         smaller.graph.erase_node(placeholders[index])
     return smaller, [index for index in range(len(placeholders)) if index not in indices]
-
-
-def taking(run: FlatCallable, left: Sequence[int]) -> FlatCallable:
-    """``run``, called with more inputs than it takes."""
-
-    def pick(values: list[Any]) -> list[Any]:
-        picked = [values[index] for index in left]
-        values.clear()
-        return run(picked)
-
-    return pick

@@ -18,6 +18,7 @@ from dovetail.aot.steps import Lowering, finds_freed, saved_apart
 from dovetail.runtime.derivatives import FREED
 from dovetail.runtime.function import KeepApart, Pattern
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.trace.overrides import autograd_nodes
 
 
 @finds_freed
@@ -29,42 +30,17 @@ def freed_by_backward(roots: Sequence[torch.Tensor]) -> tuple[frozenset[int], ..
     >>> [sorted(found) for found in freed_by_backward([shared * 2, shared + 1, two.exp()])]
     [[0, 1], [0, 1], [2]]
     """
-    passed = _passed_by(roots)
+    passing: dict[Any, list[int]] = {}
+    for index, root in enumerate(roots):
+        for node in autograd_nodes([root]):
+            passing.setdefault(node, []).append(index)
     found: list[set[int]] = [set() for _ in roots]
-    for mask in {mask for node, mask in passed.items() if _saves(node)}:
-        members = [index for index in range(len(roots)) if mask >> index & 1]
+    for members in {tuple(members) for node, members in passing.items() if _saves(node)}:
         for index in members:
             found[index].update(members)
     if all(len(item) == len(roots) for item in found):
         return None
     return tuple(map(frozenset, found))
-
-
-def _passed_by(roots: Sequence[torch.Tensor]) -> dict[Any, int]:
-    """The nodes of the autograd graph, each with a mask of the roots that lead to it."""
-    masks: dict[Any, int] = {}
-    for index, root in enumerate(roots):
-        masks[root.grad_fn] = masks.get(root.grad_fn, 0) | 1 << index
-    for node in reversed(_children_first(list(masks))):
-        for following, _ in node.next_functions:
-            if following is not None:
-                masks[following] = masks.get(following, 0) | masks[node]
-    return masks
-
-
-def _children_first(starts: Sequence[Any]) -> list[Any]:
-    order: list[Any] = []
-    seen: set[Any] = set()
-    stack = [(node, False) for node in starts]
-    while stack:
-        node, is_done = stack.pop()
-        if is_done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(following, False) for following, _ in node.next_functions if following is not None]
-    return order
 
 
 def _saves(node: Any) -> bool:
