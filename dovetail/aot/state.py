@@ -66,7 +66,8 @@ def create_state(
         if frontend != "bytecode":
             raise StageError(f"there is no frontend {frontend!r}", advice='the frontend by name is "bytecode"')
         # It lives in a room above.
-        frontend = importlib.import_module("dovetail.face.loading").bytecode_frontend()
+        loaded: Frontend = importlib.import_module("dovetail.face.loading").bytecode_frontend()
+        frontend = loaded
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
     trace = Trace(settings, decompositions, fake_mode).open(stack)

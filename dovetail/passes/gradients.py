@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
@@ -69,7 +71,7 @@ def scale_loss(factor: float) -> Callable[[JointGraph], None]:
             joint.replace_output(descriptor, node)
         for tangent in joint.tangents:
             scaled = joint.call(aten.mul.Tensor, tangent, float(factor))
-            tangent.replace_all_uses_with(scaled, delete_user_cb=lambda user, own=scaled: user is not own)
+            tangent.replace_all_uses_with(scaled, delete_user_cb=functools.partial(operator.is_not, scaled))
 
     return scale
 
