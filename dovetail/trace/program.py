@@ -97,7 +97,7 @@ def _show(value: Any) -> str:
 class Program:
     """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
 
-    ``numbers`` computes those that the calls are given from the sizes of the inputs.
+    ``numbers`` computes the numbers among the arguments of the calls from the sizes of the inputs.
     """
 
     inputs: tuple[int, ...]

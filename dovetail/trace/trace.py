@@ -359,11 +359,11 @@ class Trace:
         return private_sizes.data_symbols(self.shape_env, self._looked_at) - self._forgiven
 
     def forgive_data_symbols(self, before: set[Any]) -> None:
-        """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
+        """Forget the data symbols that came after ``before``: the call that made them has failed and left no trace of them."""
         self._forgiven |= self.data_symbols() - before
 
     def assert_assumptions(self) -> int:
-        """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
+        """Put the assumptions about sizes made of data into the graph, as operators that raise; returns how many."""
         assumed = [
             expression
             for expression in private_sizes.deferred_assumptions(self.shape_env, self._truths)
@@ -372,7 +372,7 @@ class Trace:
         for expression in assumed:
             if not private_sizes.is_expressible(expression):
                 raise self._unchecked(expression)
-            # Without gradients: what is recorded with them in the backward counts as computed there.
+            # Without gradients: a node that is recorded with them in the backward counts as computed there.
             with private_calls.no_torch_function(), torch.no_grad():
                 condition = private_sizes.symbolic_truth(self.shape_env, expression)
                 if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)

@@ -236,8 +236,8 @@ def _present_gradients(trace: Trace, gradients: _GradientFunction, given: Sequen
         try:
             found = run()
         except RuntimeError:
-            # Not all tangents are allowed: those of complex eigenvectors must not depend on their phase. Zeros never do, and
-            # whether those at run time do, the function looks itself.
+            # Not all tangents are allowed: those of complex eigenvectors must not depend on their phase. Zeros never do; the
+            # function itself checks the tangents at run time.
             for tensor in given[gradients.count :]:
                 trace.node_of(tensor).meta[examples.ZERO_EXAMPLE] = True
             found = run()

@@ -76,7 +76,7 @@ def components_of(value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def parts_of_handle(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The components of what a handle is for; of another tensor, itself."""
+    """The components of the tensor that a handle is for; of another tensor, itself."""
     return components_of(carried_by(tensor)) if is_handle(tensor) else [tensor]
 
 

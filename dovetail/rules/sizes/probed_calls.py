@@ -129,8 +129,9 @@ class ProbedCall:
         return [results.pop(0) if isinstance(form, _New) else form.of(self._tensors) for form in forms]
 
     def _checked(self, written: Sequence[int]) -> Callable[..., list[torch.Tensor]]:
-        """The code as a function that returns its new tensors, then those written to. Raises :class:`OutgrownError` where it does
-        something else than it did without values.
+        """The code as a function that returns its new tensors, then the written arguments.
+
+        It raises :class:`OutgrownError` where the code does something else than it did without values.
         """
         forms, run, draws = self._forms, self._run, self._draws
 
