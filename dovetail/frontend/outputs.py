@@ -70,11 +70,6 @@ class Outputs:
             return self._symbolic(value)
         if isinstance(value, Unread):
             return SourceItem(value.source.fetch)
-        if self._interpreter.is_created(type(value)):
-            self._refuse(
-                f"a {type(value).__qualname__}, whose class is defined inside the function, leaves it",
-                "define the class outside of the function",
-            )
         if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
             return ConstantItem(value)
         return self._source(value) or self._object(value)
@@ -84,7 +79,7 @@ class Outputs:
         if is_bound_builtin(value):
             return None
         if type(value) is types.FunctionType and holds_interpreted(value):
-            # What torch.func.vmap(f) returns, say: it is made again with the user's own function in it.
+            # A result of torch.func.vmap(f), say: it is made again with the user's own function in it.
             return None
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
             return ConstantItem(value)

@@ -32,20 +32,9 @@ def passing_traceback(frame: Frame, error: BaseException) -> types.TracebackType
 
 
 def call_within(
-    frames: Sequence[Frame],
-    variables: Callable[[Frame], dict[str, Any]],
-    function: Callable[..., Any],
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """``function(*args, **kwargs)``, to which the frames look like its callers. ``variables`` are a frame's local variables."""
-    return _call_within(frames, variables, functools.partial(function, *args, **kwargs))()
-
-
-def _call_within(
     frames: Sequence[Frame], variables: Callable[[Frame], dict[str, Any]], call: Callable[[], Any]
 ) -> Callable[[], Any]:
+    """A call to which the frames look like its callers. ``variables`` are a frame's local variables."""
     for frame in reversed(frames):
         code = calling_code(frame.code, show_place(frame), call)
         call = functools.partial(eval, code, frame.globals, variables(frame))
@@ -54,7 +43,7 @@ def _call_within(
 
 def call_for(interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
-    call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
+    call = call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
     handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
     return call() if handled is None else _call_while_handling(handled, call)
 

@@ -263,7 +263,7 @@ def _call_of(node: torch.fx.Node, constants: Mapping[str, Any]) -> tuple[Any, tu
 
 @operator_rule(max, min)
 def _extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
-    """The larger or smaller of numbers made of data: the one that comparisons choose."""
+    """The larger or smaller of numbers made of data, as comparisons choose it."""
     is_float = is_exact_only_in_python(function, numbers) and gives_a_float(function, numbers)
     if is_float or not follows_branches(interpreter):
         return NotImplemented
@@ -297,7 +297,7 @@ def take_way_without_raise(interpreter: TracingInterpreter, condition: Any, jump
     if jump is None or not may_assert(interpreter):
         return NotImplemented
     frame = jump.frame
-    # From Python 3.13 on, the instruction before the jump may be the one that asks.
+    # From Python 3.13 on, the instruction before the jump may ask.
     jumps = frame.decoded.instructions[frame.position].opname.startswith("POP_JUMP")
     jumping, staying = _only_raises(frame.code, jump.target), _only_raises(frame.code, frame.position + 2 - jumps)
     if jumping is staying:
