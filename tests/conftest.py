@@ -1,6 +1,10 @@
-"""Options and rules for all tests."""
+"""Options, rules and fixtures for all tests."""
 
 from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,8 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip_gpu)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _short_collections() -> None:
+    """Collecting garbage costs by the number of live objects: those of libraries and of earlier files do not count again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
-def _ambient_state():
+def _ambient_state() -> Iterator[None]:
     """Every test starts from one seed, and must leave torch's global state as it found it."""
     torch.manual_seed(0)
     before = (torch.is_grad_enabled(), torch.get_default_dtype())
@@ -35,3 +46,11 @@ def _ambient_state():
     torch.set_grad_enabled(before[0])
     torch.set_default_dtype(before[1])
     assert after == before, f"the test left (grad mode, default dtype) as {after}, found them as {before}"
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """No warnings: for tests about graph breaks and fallbacks, ``pytestmark = pytest.mark.usefixtures("quiet")``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -18,6 +18,17 @@ FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 
 
+def taking(run: FlatCallable, order: Sequence[int]) -> FlatCallable:
+    """``run``, called with more values than it takes: with those at the places ``order``."""
+
+    def pick(values: list[Any]) -> list[Any]:
+        picked = [values[index] for index in order]
+        values.clear()
+        return run(picked)
+
+    return pick
+
+
 class BackwardGraphs:
     """Backward callables by pattern of defined tangents; see :class:`dovetail.runtime.function.Backward`.
 
@@ -79,15 +90,7 @@ class BackwardGraphs:
             return lambda values: [None] * self._count
         graph, order = found
         compiled = self._lower(graph, self._is_sealed)
-        if order == list(range(len(order))):
-            return compiled
-
-        def run(values: list[Any]) -> list[Any]:
-            picked = [values[position] for position in order]
-            values.clear()
-            return compiled(picked)
-
-        return run
+        return compiled if order == list(range(len(order))) else taking(compiled, order)
 
 
 def expected_pattern(joint: JointGraph) -> Pattern:

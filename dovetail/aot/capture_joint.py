@@ -22,25 +22,25 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import Descriptor, Gradient, Tangent
-from dovetail.aot.independence import freed_by_backward
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.aot.nodes import checks_assumption, must_stay
 from dovetail.aot.output_dependencies import find_dependencies
 from dovetail.aot.outputs import DescribedOutputs, describe_outputs, is_new_leaf
 from dovetail.aot.state import AOTState
+from dovetail.aot.steps import finds_freed
 from dovetail.aot.tangents import overlaps_itself
 from dovetail.errors import CaptureError, DovetailError
 from dovetail.guards.ambient import without_autocast
-from dovetail.runtime.spec import FreshOutput, OutputDependency, OutputTensor, RuntimeSpec, ViewOutput
+from dovetail.runtime.spec import OutputDependency, RuntimeSpec
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
-from dovetail.trace.backward_order import arrangement_of_leaves
 from dovetail.trace.overrides import (
     GRAPHS,
     INPUT_GRADIENTS,
+    LEAF_ORDERS,
     autograd_nodes,
     check_differentiable,
     inexact_gradients,
@@ -108,7 +108,6 @@ class _Forward:
     """The traced forward: what it returns and writes to, and which of its outputs have a gradient."""
 
     described: DescribedOutputs
-    outputs: tuple[OutputTensor, ...]
     differentiable: tuple[bool, ...]
     program: Any
     dependencies: tuple[OutputDependency, ...]
@@ -156,7 +155,6 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
     )
     return _Forward(
         described,
-        tuple(_mark_freed(output, freed) for output in described.outputs),
         differentiable,
         program,
         find_dependencies(described, differentiable, result.outputs, trace.inputs),
@@ -178,16 +176,6 @@ def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
             advice="pass retain_graph=True to that backward",
         )
     return freed
-
-
-def _mark_freed(output: OutputTensor, freed: set[int]) -> OutputTensor:
-    if isinstance(output, ViewOutput):
-        base = _mark_freed(output.base, freed)
-        assert not isinstance(base, ViewOutput)
-        return dataclasses.replace(output, base=base)
-    if isinstance(output, FreshOutput) and output.index in freed:
-        return dataclasses.replace(output, is_freed=True)
-    return output
 
 
 def _refuse_new_leaves(values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
@@ -237,18 +225,16 @@ class _Backward:
 def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch.Tensor], order: int) -> _Backward:
     """Run autograd on the trace, which records the backward."""
     roots, leaves = forward.roots, forward.leaves
-    together = freed_by_backward(roots) if len(roots) > 1 else None
+    freed = next((find(roots) for find in finds_freed), None) if len(roots) > 1 else None
     check_differentiable(roots)
     inexact = () if trace.settings.exact else inexact_gradients(roots)
     wanted = [leaf for leaf in leaves if leaf is not None]
     if not roots or not wanted:
-        return _Backward((None,) * len(leaves), (), inexact, together)
-    leaf_order = arrangement_of_leaves(
-        [root.grad_fn for root in roots],
-        [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)],
-        len(leaves),
-        len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf}),
-    )
+        return _Backward((None,) * len(leaves), (), inexact, freed)
+    own_leaves = [leaf if item.real.is_leaf else None for leaf, item in zip(leaves, trace.inputs, strict=True)]
+    others = len({item.real.grad_fn for item in trace.inputs if not item.real.is_leaf})
+    starts = [root.grad_fn for root in roots]
+    leaf_order = next((hook(starts, own_leaves, len(leaves), others) for hook in LEAF_ORDERS), ())
     # Autocast belongs to the call of backward(), which is outside of it unless somebody says otherwise (runtime/function.py).
     with torch.enable_grad(), without_autocast(), requested_gradients(trace, roots, partial=order > 1):
         flowing = iter(torch.autograd.grad(roots, wanted, tangents, allow_unused=True))
@@ -258,7 +244,7 @@ def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch
             for check in INPUT_GRADIENTS:
                 check(trace, item, gradient)
             _refuse_gradient(gradient, item.name)
-    return _Backward(gradients, leaf_order, inexact, together)
+    return _Backward(gradients, leaf_order, inexact, freed)
 
 
 @contextlib.contextmanager
@@ -327,7 +313,7 @@ def _runtime_spec(trace: Trace, forward: _Forward, backward: _Backward) -> Runti
     return RuntimeSpec(
         input_requires_grad=tuple(leaf is not None for leaf in forward.leaves),
         output_differentiable=forward.differentiable,
-        outputs=forward.outputs,
+        outputs=forward.described.outputs,
         mutations=forward.described.mutations,
         dependencies=forward.dependencies,
         metadata_changes=tuple(trace.metadata_changes),

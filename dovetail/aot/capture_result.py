@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,52 +13,6 @@ from dovetail.guards import AmbientChange, AmbientState, GuardSet
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import Recipe
 from dovetail.trace import Bindings, Program
-
-Place = tuple[int, str]
-"""A position among the live values, and the way from there as sources spell it: ``(0, "[1]")``."""
-NamesAfter = Mapping[int, Sequence[str]]
-"""The names that values from before a graph break have after it, by their position before it."""
-
-
-@dataclass(frozen=True)
-class BreakSymbols:
-    """What is symbolic among the live values at a graph break.
-
-    ``sizes`` maps tensors to their symbolic dimensions, ``numbers`` are symbolic numbers and tuples with such items.
-    ``unchanged`` names the values that the part before the break was given and only passes on, by position; of these, the values at
-    the positions ``made`` come from the instruction at an earlier graph break.
-
-    >>> BreakSymbols(numbers=frozenset({(0, "[1]")})).numbers_after({0: ["L['shape']"]})
-    frozenset({"L['shape'][1]"})
-    """
-
-    sizes: Mapping[Place, frozenset[int]] = field(default_factory=dict)
-    numbers: frozenset[Place] = frozenset()
-    unchanged: Mapping[int, str] = field(default_factory=dict)
-    made: frozenset[int] = frozenset()
-
-    def with_made(self, names: frozenset[str]) -> BreakSymbols:
-        """The same in a part whose arguments of these names were made at the graph break before it."""
-        made = frozenset(position for position, name in self.unchanged.items() if name in names)
-        return dataclasses.replace(self, made=self.made | made)
-
-    def merged(self, other: BreakSymbols) -> BreakSymbols:
-        """The union with what another capture that ends at the same place has found."""
-        sizes = dict(self.sizes)
-        for place, dims in other.sizes.items():
-            sizes[place] = sizes.get(place, frozenset()) | dims
-        unchanged = {**self.unchanged, **other.unchanged}
-        return BreakSymbols(sizes, self.numbers | other.numbers, unchanged, self.made | other.made)
-
-    def sizes_after(self, names: NamesAfter) -> Iterator[tuple[str, frozenset[int]]]:
-        """Names of tensors after the break with their symbolic dimensions."""
-        for (position, way), dims in self.sizes.items():
-            for name in names.get(position, ()):
-                yield name + way, dims
-
-    def numbers_after(self, names: NamesAfter) -> frozenset[str]:
-        """Names of symbolic numbers after the break."""
-        return frozenset(name + way for position, way in self.numbers for name in names.get(position, ()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +29,8 @@ class CaptureResult:
     is dropped before the graph runs, each with the input that the gradient is; ``inputs_made_differentiable`` require a gradient
     from then on.
 
-    At a graph break, ``resume_point`` says where the function goes on (:mod:`dovetail.frontend.code.points`), ``recipe`` builds the
-    live values there, and ``break_symbols`` says which of them are symbolic.
+    At a graph break, ``resume_point`` says where the function goes on (:mod:`dovetail.frontend.code.points`), and ``recipe`` builds
+    the live values there.
     """
 
     function: Any
@@ -95,4 +48,3 @@ class CaptureResult:
     gradients_dropped_first: tuple[tuple[int, int], ...] = ()
     inputs_made_differentiable: tuple[int, ...] = ()
     resume_point: Hashable | None = None
-    break_symbols: BreakSymbols | None = None

@@ -272,9 +272,12 @@ def _runtime_function(lowering: Lowering) -> RuntimeFunction:
     """The function that runs both graphs as one node of autograd, with what eager does around them."""
     joint = lowering.joint
     assert lowering.forward is not None
-    derivatives = None
-    for hook in steps.differentiable_backward if lowering.is_training else ():
-        derivatives = hook(lowering)
+    derivatives = keep_apart = None
+    if lowering.is_training:
+        for provide in steps.differentiable_backward:
+            derivatives = provide(lowering)
+        for keep in steps.saved_apart:
+            keep_apart = keep(lowering)
     gradients = joint.output_descriptors[joint.num_forward_outputs :]
     return make_runtime_function(
         joint.spec.with_further_inputs(len(lowering.reused)),
@@ -282,6 +285,7 @@ def _runtime_function(lowering: Lowering) -> RuntimeFunction:
         lowering.backward,
         tangent_strides=tangent_strides(joint),
         derivatives=derivatives,
+        keep_apart=keep_apart,
         unreached=[index for index, descriptor in enumerate(gradients) if descriptor is None],
     )
 

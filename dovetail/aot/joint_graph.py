@@ -65,8 +65,7 @@ class JointGraph:
 
     ``capture`` is the frontend's result, with guards, effects and the recipe of the call's result. ``program`` computes the
     forward outputs by the torch calls of the user's function. ``inexact`` names the autograd nodes whose traced formula differs
-    from eager's in the last bit. ``made_by`` says how long
-    the capture took, ``provenance`` which passes have edited the graph since.
+    from eager's in the last bit. ``made_by`` says how long the capture took, ``provenance`` which passes have edited the graph.
     """
 
     graph_module: torch.fx.GraphModule

@@ -22,7 +22,6 @@ from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTens
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace, TracedInput
-from dovetail.trace.memory import may_overlap_itself
 
 MadeLate = tuple[torch.Tensor, Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor], bool]
 _late_outputs: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
@@ -103,6 +102,11 @@ class _Description:
             self.descriptors.append(descriptor)
         return position
 
+    def _fresh(self, index: int) -> FreshOutput:
+        """The tensor at this position of the graph's outputs, as a result."""
+        value = self.values[index]
+        return FreshOutput(index, is_new_leaf(value), self._trace.is_freed(value))
+
     def relate(self, position: int, value: torch.Tensor) -> OutputTensor:
         """How the returned tensor at a position is made."""
         if value.layout is not torch.strided:
@@ -131,17 +135,16 @@ class _Description:
                 advice="return a clone of the dense one",
             )
         output: InputOutput | FreshOutput = (
-            FreshOutput(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
+            self._fresh(self._add(base, UserOutput(str(position)))) if traced is None else InputOutput(traced.index)
         )
         return ViewOutput(output, make, is_recorded, value.requires_grad)
 
     def _alone(self, position: int, value: torch.Tensor, of_custom_function: bool) -> OutputTensor:
         """A returned tensor that no other one shares memory with."""
-        is_leaf = is_new_leaf(value)
-        output = FreshOutput(self._add(value, UserOutput(str(position))), is_leaf)
+        output = self._fresh(self._add(value, UserOutput(str(position))))
         if of_custom_function:
             return ViewOutput(output, view_of_custom_function, True, True)
-        if is_leaf and value._base is not None:
+        if output.is_leaf and value._base is not None:
             # A view made without recording says that it requires a gradient, and takes none.
             return ViewOutput(output, whole_view, False, True)
         return output
@@ -154,9 +157,8 @@ class _Description:
             is_returned = any(base is other for other in self._returned)
             descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(self._base_at))
             self._base_at[memory] = self._add(base, descriptor)
-        index = self._base_at[memory]
-        base = self.values[index]
-        output = FreshOutput(index, is_new_leaf(base))
+        output = self._fresh(self._base_at[memory])
+        base = self.values[output.index]
         return output if value is base else self._view(value, base, output)
 
     def _root(self, memory: int) -> torch.Tensor:
@@ -243,7 +245,7 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
         or private_tensors.size_inside(value) != fake.shape
     ):
         raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
-    if real.layout is torch.strided and not private_tensors.is_fake(real) and may_overlap_itself(real):
+    if real.layout is torch.strided and not private_tensors.is_fake(real) and _may_overlap_itself(real):
         raise CaptureError(
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
@@ -254,3 +256,17 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
             raise CaptureError(
                 f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
             )
+
+
+def _may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a real tensor may share one place in memory."""
+    if tensor.numel() < 2:
+        return False
+    reach = 0
+    for step, size in sorted(
+        (step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    ):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False

@@ -13,16 +13,6 @@ from dovetail.errors import NotCallableError, StageError
 from dovetail.trace import CaptureSettings, Trace
 
 Frontend = Callable[[Trace, Any, tuple[Any, ...], Mapping[str, Any]], CaptureResult]
-_FRONTENDS = {"bytecode": "dovetail.face.loading:bytecode_frontend"}
-"""Frontends by name, as functions that load and return them, which live in a room above."""
-
-
-def _frontend(name: str) -> Frontend:
-    if name not in _FRONTENDS:
-        raise StageError(f"there is no frontend {name!r}", advice=f"the frontends are: {', '.join(_FRONTENDS)}")
-    module, _, loads = _FRONTENDS[name].partition(":")
-    found: Frontend = getattr(importlib.import_module(module), loads)()
-    return found
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,11 @@ def create_state(
             advice="hand over a function or a torch.nn.Module",
         )
     if isinstance(frontend, str):
-        frontend = _frontend(frontend)
+        if frontend != "bytecode":
+            raise StageError(f"there is no frontend {frontend!r}", advice='the frontend by name is "bytecode"')
+        # It lives in a room above.
+        loaded: Frontend = importlib.import_module("dovetail.face.loading").bytecode_frontend()
+        frontend = loaded
     is_open = [True]
     stack.callback(is_open.__setitem__, 0, False)
     trace = Trace(settings, decompositions, fake_mode).open(stack)

@@ -14,7 +14,7 @@ differentiable more than once. A module that has hooks registers them when it is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,6 +27,7 @@ from dovetail.backends import Backend
 from dovetail.backends.protocol import Kind
 from dovetail.events import EventLog
 from dovetail.runtime.derivatives import DifferentiableBackward
+from dovetail.runtime.function import KeepApart
 
 if TYPE_CHECKING:
     from dovetail.aot.compiled_graph import CompiledGraph
@@ -125,6 +126,8 @@ class BackendGraph:
         return dataclasses.replace(self, wrappers=(*self.wrappers, wrapper), **changes)
 
 
+#: In stage 1: for each differentiable output of several, the outputs that its backward leaves without theirs; None: all.
+finds_freed: Place[Callable[[Sequence[torch.Tensor]], tuple[frozenset[int], ...] | None]] = Place()
 #: In front of all steps: passes that a graph needs because of operators in it, each with a test whether it needs it.
 required_passes: Place[Callable[[JointGraph], Pass | None]] = Place()
 #: In place of all steps; None: the steps are done.
@@ -137,5 +140,7 @@ choose_saved: Place[Callable[[Lowering], ChooseSaved]] = Place()
 after_partition: Place[Callable[[Lowering], Lowering]] = Place()
 #: In front of the backend, for each graph that it compiles: hooks may change the graph and wrap its callable.
 before_backend: Place[Callable[[Lowering, BackendGraph], BackendGraph]] = Place()
+#: Where a call keeps its saved values apart from its node of autograd; the last hook decides.
+saved_apart: Place[Callable[[Lowering], KeepApart | None]] = Place()
 #: What differentiates the backward; the last hook decides. Without one a second derivative raises HigherOrderGradientError.
 differentiable_backward: Place[Callable[[Lowering], DifferentiableBackward | None]] = Place()

@@ -43,7 +43,16 @@ def export_joint(
 
     ``values`` are tensors to put into the artefact, by the name of a parameter or buffer or by the path of another input (such
     as ``model.state_dict()``); names that are no input of the graph are left out. ``state`` may be None or closed. Raises
-    :class:`ArtefactError` for a graph that cannot be written as data: nothing is written then.
+    :class:`ArtefactError` for a graph that cannot be written as data: nothing is written then. The calling tree::
+
+        export_joint
+        +-- _check_capture       refuses calls that do more than a file can hold
+        +-- _symbols, _guards    sizes: size_expressions
+        +-- _node                operators: allow_list, arguments; constants go into the tensors
+        +-- encode_descriptor, encode_spec, encode_result
+        +-- _state               values of inputs go into the tensors
+        +-- validate             by the schema that readers use
+        +-- write_artefact       files
     """
     joint.lint()
     _check_capture(joint)

@@ -47,7 +47,20 @@ class _UnknownFunction(GuardSet):
 
 
 def load(path: str | os.PathLike[str]) -> LoadedGraph:
-    """Read an artefact that ``joint.export`` wrote. Raises :class:`ArtefactError`; no code from the file is executed."""
+    """Read an artefact that ``joint.export`` wrote. Raises :class:`ArtefactError`; no code from the file is executed.
+
+    The calling tree::
+
+        load
+        +-- read_artefact        checks format, version and checksums
+        +-- validate             checks the form of the document
+        +-- _build
+            +-- GraphReader.add  makes each node, and runs it on fake tensors
+            +-- _joint_graph     decodes descriptors and spec
+            +-- evaluate         checks the guards on sizes
+            +-- JointGraph.lint
+            +-- _state           checks the values of inputs
+    """
     payload, tensors = read_artefact(path)
     try:
         validate(payload, make_schema())

@@ -66,10 +66,10 @@ class EngineGate:
         with self._changed:
             self._changed.wait_for(lambda: self._holder is None)
             self._holder = thread
-            is_free = self._changed.wait_for(lambda: self._entering <= {thread}, PATIENCE)
         try:
-            if not is_free:
-                raise CaptureError("another thread's backward keeps torch's engine to itself")
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._entering <= {thread}, PATIENCE):
+                    raise CaptureError("another thread's backward keeps torch's engine to itself")
             private_engine.set_engine_compiler(make)
             try:
                 yield

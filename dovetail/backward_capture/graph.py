@@ -13,7 +13,7 @@ from dovetail.backward_capture.builder import ARGUMENTS, GraphBuilder
 from dovetail.backward_capture.printer import render
 from dovetail.backward_capture.segments import EFFECTS, USER_CODE
 from dovetail.errors import CaptureError
-from dovetail.trace.backward_order import BackwardCall, eager_order, hook_order
+from dovetail.rules.gradients.engine_order import BackwardCall, eager_order, hook_order
 
 
 class CapturedBackward:

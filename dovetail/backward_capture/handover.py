@@ -1,4 +1,4 @@
-"""How a backward gets from the program's call through torch's engine into a captured graph, or back to eager."""
+"""Takes a backward from the program's call through torch's engine into a captured graph, or back to eager."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.reducers import replace_native_reducers
 from dovetail.backward_capture.session import BackwardSession
 from dovetail.errors import CaptureError
+from dovetail.rules.gradients.engine_order import BackwardCall, hook_order, will_execute
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
-from dovetail.trace.backward_order import BackwardCall, hook_order, will_execute
 
 
 class EngineArguments(NamedTuple):
@@ -60,7 +60,7 @@ class Handover:
             |       +-- torch's engine     walks the autograd graph
             |           +-- make_builder   where it has not met such a graph: a GraphBuilder, called for each node
             |           |   +-- _finish    its graph becomes a CapturedBackward, which the engine remembers
-            |           +-- _collect       with what the nodes have saved, at each run
+            |           +-- _collect       at each run, with the values that the nodes have saved
             +-- BackwardSession.run        runs the captured graph
 
     The captured graph runs after the engine has returned, because the engine admits one such call at a time, whichever thread it

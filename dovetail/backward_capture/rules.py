@@ -1,4 +1,4 @@
-"""How the interpreter calls the formulas of autograd nodes that a captured backward holds."""
+"""The interpreter's rule for the formulas of autograd nodes in a captured backward."""
 
 from __future__ import annotations
 

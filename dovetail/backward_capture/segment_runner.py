@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,6 @@ from torch import fx
 from dovetail.backward_capture import accumulation, hooks
 from dovetail.backward_capture.builder import Collected
 from dovetail.backward_capture.segments import USER_CODE, Segment, Write
-
-#: How many functions of the same code are kept.
-_MOST_HOOKS = 16
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class SegmentRunner:
             _step(segment, function, frozenset(number for number, last in last_use.items() if last == index))
             for index, (segment, function) in enumerate(zip(segments, functions, strict=True))
         ]
-        #: Functions among the hooks of earlier runs, by code, and by globals, cells and defaults.
-        self._hooks: dict[types.CodeType, dict[tuple[int, ...], Any]] = {}
+        #: Functions among the hooks of earlier runs that a guard keeps alive, by code, globals, cells and defaults.
+        self._hooks: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
         # Only code of the user's could write to saved tensors.
         self._checks = any(node.target in USER_CODE for segment in segments for node in segment.graph.graph.nodes)
 
@@ -88,15 +86,11 @@ class SegmentRunner:
         return [None if number is None else values[number] for number in self._results]
 
     def _known(self, hook: Any) -> Any:
-        """The function of an earlier run that does the same as a hook made anew, which the segments would be compiled for again."""
+        """The function of an earlier run that does the same as a hook made anew, for which segments would be compiled again."""
         if type(hook) is not types.FunctionType or hook.__dict__ or hook.__kwdefaults__:
             return hook
-        # A function that is kept keeps its cells: as many are as there may be entries.
-        known = self._hooks.setdefault(hook.__code__, {})
-        key = tuple(map(id, (hook.__globals__, *(hook.__closure__ or ()), *(hook.__defaults__ or ()))))
-        if len(known) < _MOST_HOOKS:
-            known.setdefault(key, hook)
-        return known.get(key, hook)
+        inside = hook.__globals__, *(hook.__closure__ or ()), *(hook.__defaults__ or ())
+        return self._hooks.setdefault((hook.__code__, *map(id, inside)), hook)
 
 
 def _step(segment: Segment, function: Callable[..., Any], last_used: frozenset[int | None]) -> _Step:

@@ -20,7 +20,7 @@ from dovetail.backward_capture.segment_runner import SegmentRunner
 from dovetail.backward_capture.segments import Segment, cut, hook_index
 from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
-from dovetail.trace.backward_order import BackwardCall, hook_order
+from dovetail.rules.gradients.engine_order import BackwardCall, hook_order
 
 #: ``compile_graph(function) -> function``: what happens to each segment of a captured backward.
 GraphCompiler = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -10,7 +10,7 @@ from dovetail.aot.nodes import exchanges_with_ranks
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend
 from dovetail.errors import CollectiveError, DovetailError
 
-# What gloo, NCCL and the store say when a process is gone or too late.
+# Words of gloo, NCCL and the store about a process that is gone or too late.
 _SIGNS = re.compile(
     r"gloo|nccl|connection|timed? ?out|broken pipe|socket|peer|process group|no longer alive", re.IGNORECASE
 )

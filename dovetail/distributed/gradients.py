@@ -13,7 +13,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import must_stay
 from dovetail.distributed.exchange import Site, places
 from dovetail.distributed.placement import is_data
-from dovetail.trace.gradient_marks import GRADIENT_OF
+from dovetail.rules.gradients.marks import GRADIENT_OF
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ from dovetail.distributed.exchange import Phase, Reduction, Site, Team, make_buc
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked, merge_accumulated
 from dovetail.distributed.placement import check_parameters
 from dovetail.errors import DistributedError
+from dovetail.rules.gradients.marks import EXCHANGE, GRADIENT_OF
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.gradient_marks import EXCHANGE, GRADIENT_OF
 
 
 def replicate(

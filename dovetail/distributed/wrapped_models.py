@@ -25,14 +25,14 @@ from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
+from dovetail.rules.gradients.marks import EXCHANGE
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace.gradient_marks import EXCHANGE
 
 
 @dataclass(frozen=True)
 class Replica:
-    """How a wrapped module wants the gradients of its parameters, given by identity, to be exchanged."""
+    """The exchange that a wrapped module wants for the gradients of its parameters, which are given by identity."""
 
     reduction: Reduction
     members: frozenset[int]

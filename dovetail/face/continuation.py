@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.aot.capture_result import BreakSymbols, NamesAfter
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
-from dovetail.frontend.breaks.symbols import names_after_break, names_made_at_break
 from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -27,40 +25,17 @@ class _Suspended:
     values: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The graph break from which a continuation was first reached.
-
-    ``names`` are the continuation's names for values from before the break, ``made`` those for values that the instruction there
-    has made.
-    """
-
-    point: ResumePoint
-    names: NamesAfter
-    made: frozenset[str]
-
-
 class Continuation(Dispatcher):
     """The code of a function after a graph break, with entries of its own. Its arguments are the values that live at the break."""
 
-    def __init__(self, resumption: Resumption, options: Options, shared: SharedState, origin: _Origin) -> None:
+    def __init__(self, resumption: Resumption, options: Options, shared: SharedState, made: frozenset[str]) -> None:
         # Code that is first reached after sizes have changed will see them change too.
         changed = any(part.changes.sizes for part in shared.learned.parts.values())
         for_all_sizes = shared.learned.sizes_vary or changed
-        super().__init__(
-            Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=origin.made)
-        )
-        self._origin = origin
+        super().__init__(Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=made))
 
     def __repr__(self) -> str:
         return f"<continuation {self.original.__qualname__}: {len(self.entries)} entries>"
-
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super()._learn(args, kwargs)
-        shared, point, origin = self._part.shared, self._part.point, self._origin
-        symbols = shared.learned.breaks.get(origin.point)
-        if symbols is not None:
-            shared.learn_part(point, changes=shared.part(point).changes.with_symbols(symbols, origin.names))
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
         values = results.pop()
@@ -114,11 +89,31 @@ class Continuations:
         self, before: ResumePoint, live: tuple[Any, ...], resumption: Resumption, values: tuple[Any, ...]
     ) -> Continuation:
         """The continuation that is first reached from the break at ``before``, where the values were ``live``."""
-        names = resumption.names
-        after = names_after_break(live, values, names)
-        made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, names)
-        earlier = self._shared.learned.breaks.get(before, BreakSymbols()).made
-        made |= {name for position in earlier for name in after.get(position, ())}
-        continuation = Continuation(resumption, self._options, self._shared, _Origin(before, after, made))
+        made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, resumption.names)
+        continuation = Continuation(resumption, self._options, self._shared, made)
         # Another thread may have come here at the same time.
         return self._by_point.setdefault(resumption.point, continuation)
+
+
+_CONSTANTS = (int, bool, float, complex, str, bytes, type(None))
+
+
+def names_made_at_break(
+    before: Sequence[Any], names_before: Sequence[str], after: Sequence[Any], names_after: Sequence[str]
+) -> frozenset[str]:
+    """The names of values that the instruction at a graph break has made: they were not there before it.
+
+    Constants have no identity; a constant was there before if the same name had an equal one.
+
+    >>> sorted(names_made_at_break([[1], True, 2], ["a", "b", "c"], [True, 2, (3,)], ["b", "stack[0]", "stack[1]"]))
+    ['stack[0]', 'stack[1]']
+    """
+    objects = {id(value) for value in before if not isinstance(value, _CONSTANTS)}
+    constants = {name: value for name, value in zip(names_before, before, strict=True) if isinstance(value, _CONSTANTS)}
+
+    def was_there(name: str, value: Any) -> bool:
+        if name in constants and type(constants[name]) is type(value) and constants[name] == value:
+            return True
+        return id(value) in objects
+
+    return frozenset(name for value, name in zip(after, names_after, strict=True) if not was_there(name, value))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.capture_result import BreakSymbols
 from dovetail.errors import (
     EagerFallbackWarning,
     GraphBreakError,
@@ -153,11 +152,6 @@ class Dispatcher:
 
     def _keep(self, entry: Entry) -> None:
         self.entries = [entry, *self.entries]
-        capture, shared = entry.compiled.joint.capture, self._part.shared
-        if capture.break_symbols is not None:
-            point, symbols = capture.resume_point, capture.break_symbols.with_made(self._part.made_at_break)
-            known = shared.learned.breaks.get(point, BreakSymbols())
-            shared.learn(breaks={**shared.learned.breaks, point: known.merged(symbols)})
 
     # --- eager --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.aot.capture_result import BreakSymbols
 from dovetail.backends import Backend
 from dovetail.events import EventLog
 from dovetail.frontend.code.points import ResumePoint
@@ -30,7 +29,7 @@ class Learned:
 
     ``without`` names strategies that were given up, ``observed`` holds values that rules have noted in earlier captures
     (:meth:`dovetail.trace.trace.Trace.changes`), ``reported`` are reasons and places that the user was told of. ``parts`` are the
-    function (by the key ``()``) and its continuations by their resume points, ``breaks`` what is symbolic at each graph break.
+    function (by the key ``()``) and its continuations by their resume points.
     ``sizes_vary``: code runs for real in a loop over a size that changes, so that what follows is compiled for all sizes.
     """
 
@@ -38,7 +37,6 @@ class Learned:
     observed: Mapping[Hashable, Any] = field(default_factory=dict)
     reported: frozenset[tuple[str, str]] = frozenset()
     parts: Mapping[ResumePoint, PartLearned] = field(default_factory=dict)
-    breaks: Mapping[Hashable, BreakSymbols] = field(default_factory=dict)
     sizes_vary: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What a capture knows of the function that is called: its code, its lines, what the user calls its arguments."""
+"""Facts about the function that is called: its code, its lines, the names of its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def code_of(function: Any) -> types.CodeType | None:
 
 
 def argument_names(function: Any, count: int) -> list[str]:
-    """What the user calls the positional arguments of a function or module.
+    """The names that the user knows the positional arguments of a function or module by.
 
     >>> argument_names(lambda x, y: x, 3)
     ["L['x']", "L['y']", 'args[2]']

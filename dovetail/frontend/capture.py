@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from dovetail.aot.capture_result import BreakSymbols, CaptureResult
+from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError
 from dovetail.frontend import native_errors
-from dovetail.frontend.breaks.symbols import find_symbols
 from dovetail.frontend.callee import argument_names, definition_of, refuse_generator_functions
-from dovetail.frontend.code.frame import Break, Stop, Unread
+from dovetail.frontend.code.frame import Break, Stop
 from dovetail.frontend.code.points import ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.effects.finalizers import check_let_go
@@ -84,7 +83,6 @@ class _Capture:
         self._change: AmbientChange | None = None
         self._effects: tuple[EffectRecipe, ...] = ()
         self._resume_point: ResumePoint | None = None
-        self._break_symbols: BreakSymbols | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
         """Interpret the call and undo it."""
@@ -116,8 +114,6 @@ class _Capture:
         except Stop as stop:
             self._check_break(stop)
             self._resume_point, result, _ = flatten(stop.frames)
-            unchanged = _unchanged(result, self._interpreter.values)
-            self._break_symbols = find_symbols(result, unchanged, self._trace.settings.shapes)
         if self._interpreter.break_in_del is not None:
             raise self._interpreter.break_in_del
         return result
@@ -130,7 +126,7 @@ class _Capture:
         arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
         keywords = {key: values.read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
         if is_bound_builtin(function):
-            # What a method of a tensor or of a container belongs to is an input like any other.
+            # The owner of a method of a tensor or of a container is an input like any other.
             owner = values.read(function.__self__, AttributeSource(callee, "__self__"))
             function = getattr(owner, function.__name__)
         return interpreter.call(function, arguments, keywords, direct=True)
@@ -223,14 +219,7 @@ class _Capture:
             gradients_dropped_first=tuple(interpreter.effects.gradients_dropped_first),
             inputs_made_differentiable=tuple(interpreter.effects.inputs_made_differentiable),
             resume_point=self._resume_point,
-            break_symbols=self._break_symbols,
         )
-
-
-def _unchanged(live: Sequence[Any], values: Any) -> dict[int, str]:
-    """The names of live values that the capture was given and only passes on, by position."""
-    sources = (value.source if isinstance(value, Unread) else values.source_of(value) for value in live)
-    return {position: source.name for position, source in enumerate(sources) if source is not None}
 
 
 def describe(source: Source, real: torch.Tensor) -> Descriptor:

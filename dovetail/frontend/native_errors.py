@@ -11,13 +11,3 @@ def mark_native(error: BaseException) -> None:
 def is_marked_native(error: BaseException) -> bool:
     """Whether :func:`mark_native` was called on an exception."""
     return bool(getattr(error, "_dovetail_native", False))
-
-
-def mark_independent(error: BaseException) -> None:
-    """Note on an exception that a call without any argument raised it: it depends on no tensor and no size."""
-    error._dovetail_independent = True  # type: ignore[attr-defined]
-
-
-def is_marked_independent(error: BaseException) -> bool:
-    """Whether :func:`mark_independent` was called on an exception."""
-    return bool(getattr(error, "_dovetail_independent", False))

@@ -17,7 +17,6 @@ from dovetail.runtime.recipe import CallItem, ConstantItem, NumberItem, Recipe, 
 from dovetail.runtime.recipe_builder import RecipeBuilder, holds_interpreted
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.python_numbers import number_as_tensor
 
 
 class Outputs:
@@ -71,11 +70,6 @@ class Outputs:
             return self._symbolic(value)
         if isinstance(value, Unread):
             return SourceItem(value.source.fetch)
-        if self._interpreter.is_created(type(value)):
-            self._refuse(
-                f"a {type(value).__qualname__}, whose class is defined inside the function, leaves it",
-                "define the class outside of the function",
-            )
         if is_leaf_value(value) or isinstance(value, (Null, FramePoint)):
             return ConstantItem(value)
         return self._source(value) or self._object(value)
@@ -85,7 +79,7 @@ class Outputs:
         if is_bound_builtin(value):
             return None
         if type(value) is types.FunctionType and holds_interpreted(value):
-            # What torch.func.vmap(f) returns, say: it is made again with the user's own function in it.
+            # A result of torch.func.vmap(f), say: it is made again with the user's own function in it.
             return None
         if isinstance(value, IDENTITY_TYPES) and not self._interpreter.is_created(value):
             return ConstantItem(value)
@@ -128,3 +122,10 @@ class Outputs:
 
     def _refuse(self, what: str, advice: str = "") -> NoReturn:
         raise CaptureError(what, where=self._interpreter.locate(), advice=advice)
+
+
+def number_as_tensor(value: Any) -> torch.Tensor:
+    """A symbolic number as a traced tensor without dimensions."""
+    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+    with torch.no_grad():
+        return torch.scalar_tensor(value, dtype=kinds[type(value)])

@@ -171,9 +171,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     ) -> Any:
         """Interpret a Python function, whatever the rules say of it."""
 
-    def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
-        """Interpret the body of a class; its names go into ``namespace``."""
-
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch under the trace's modes; rules for this very function are not asked again."""
 
@@ -203,9 +200,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``type.__call__``."""
 
-    def make_class(self, metaclass: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``type.__call__`` for a metaclass."""
-
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def load_default_attribute(self, target: Any, name: str) -> Any:
@@ -213,9 +207,6 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def store_default_attribute(self, target: Any, name: str, value: Any) -> None:
         """Do the work of ``object.__setattr__``."""
-
-    def read_cell(self, cell: types.CellType) -> Any:
-        """The content of a cell that has one."""
 
     def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
         """``count``, ``index`` or ``remove`` of a list or tuple, with the items' own methods interpreted."""
@@ -239,15 +230,3 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def guard_registration(self, kind: type, among: Any) -> None:
         """Guard whether a class counts as a subclass of an abstract one that it does not inherit from."""
-
-    def guard_closure(self, function: types.FunctionType) -> None:
-        """Guard a function's code, and remember where its cells can be found again."""
-
-    def guard_missing_key(self, owner: Any, key: Any) -> None:
-        """Guard that a dictionary has no such key."""
-
-    def note_closure(self, function: types.FunctionType, source: Any) -> None:
-        """Remember where a function's closure cells, and what they hold, can be found again."""
-
-    def note_cell(self, cell: types.CellType, source: Any) -> None:
-        """Remember where a cell that a resumed frame owns can be found again."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -79,19 +79,11 @@ class Chain(list[Rule], Generic[Rule]):
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-class CallRule(Protocol):
-    """Does a call of one certain function."""
-
-    def __call__(self, interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords, /) -> Any:
-        """The result of the call. For the function's own meaning: ``interpreter.call_torch`` or ``call_native``."""
-
-
-class FunctionRule(Protocol):
-    """Does calls of several functions, each of which is handed over; of a bound method ``function.__self__`` is the owner."""
-
-    def __call__(self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, /) -> Any:
-        """The result of the call, or NotImplemented."""
-
+#: ``rule(interpreter, args, kwargs)`` does a call of one certain function. For the function's own meaning it asks
+#: ``interpreter.call_torch`` or ``call_native``.
+CallRule = Callable[["TracingInterpreter", Arguments, Keywords], Any]
+#: ``rule(interpreter, function, args, kwargs)`` does calls of several functions; a bound method has its owner in ``__self__``.
+FunctionRule = Callable[["TracingInterpreter", Any, Arguments, Keywords], Any]
 
 #: A call of exactly this function or class; of a method of a builtin class also where it is bound.
 rule: Table[CallRule] = Table()
@@ -99,27 +91,16 @@ rule: Table[CallRule] = Table()
 method_rule: Chains[FunctionRule] = Chains()
 #: A function of torch that is given one of these layouts.
 layout_rule: Table[FunctionRule] = Table()
-#: A function that a library makes anew each time, by the ``id`` of its code.
-code_rule: Table[FunctionRule] = Table()
 #: An object of this very class that is called.
 callable_rule: Table[FunctionRule] = Table()
 
 # --- attributes, operators, texts -------------------------------------------------------------------------------------
 
 
-class AttributeRule(Protocol):
-    """Reads an attribute of a tensor, or sets it."""
-
-    def __call__(self, interpreter: TracingInterpreter, target: torch.Tensor, name_or_value: Any, /) -> Any:
-        """The attribute, or NotImplemented. A setter is given the value; NotImplemented says that it cannot be set so."""
-
-
-class OperatorRule(Protocol):
-    """Does operators on values of a kind."""
-
-    def __call__(self, interpreter: TracingInterpreter, function: Any, operands: Arguments, /) -> Any:
-        """The result, or NotImplemented; ``function`` is that of the module ``operator``, or ``max`` or ``min``."""
-
+#: ``rule(interpreter, tensor, name_or_value)`` reads an attribute by its name, or sets it to a value.
+AttributeRule = Callable[["TracingInterpreter", "torch.Tensor", Any], Any]
+#: ``rule(interpreter, function, operands)`` does an operator, by its function of the module ``operator``, or ``max`` or ``min``.
+OperatorRule = Callable[["TracingInterpreter", Any, Arguments], Any]
 
 #: An attribute of a traced tensor that is read, or set, by its name.
 attribute_rule: Table[AttributeRule] = Table()
@@ -128,8 +109,6 @@ setter_rule: Table[AttributeRule] = Table()
 operator_rule: Chains[OperatorRule] = Chains()
 #: A pure function of numbers, at least one of them symbolic.
 number_rule: Chain[OperatorRule] = Chain()
-#: ``isinstance`` with a class of this metaclass: guards all that decides whether a value counts as an instance.
-instance_rule: Table[Callable[[TracingInterpreter, Any, type], None]] = Table()
 #: The text of a symbolic number that the instruction at which a frame stands formats by a specification.
 format_rule: Chain[Callable[[TracingInterpreter, Frame, Any, str], Any]] = Chain()
 #: An error that Python or torch has raised, with the operands of the call: its text may be mended.
@@ -149,25 +128,12 @@ class Jump:
     wanted: bool
 
 
-class BranchRule(Protocol):
-    """Knows which way a branch on data goes, or makes sure of it."""
-
-    def __call__(self, interpreter: TracingInterpreter, value: Any, jump: Jump | None, /) -> Any:
-        """The truth of ``value``, or NotImplemented. The value is a traced tensor or a number made of data; ``jump`` is the
-        instruction that asks, where it is one. An answer that another call may not share is guarded, or asserted in the graph.
-        """
-
-
-class DataRule(Protocol):
-    """Does a call that needs the data of tensors."""
-
-    def __call__(
-        self, interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords, result: Any, /
-    ) -> Any:
-        """The result, or NotImplemented. ``result`` is that of the call itself where it has one that no graph can hold (a view
-        that lies where data says), else NotImplemented.
-        """
-
+#: ``rule(interpreter, value, jump)`` gives the truth of a traced tensor or of a number made of data; ``jump`` is the instruction
+#: that asks, where it is one. An answer that another call may not share is guarded, or asserted in the graph.
+BranchRule = Callable[["TracingInterpreter", Any, "Jump | None"], Any]
+#: ``rule(interpreter, function, args, kwargs, result)`` does a call that needs the data of tensors. ``result`` is that of the call
+#: itself where it has one that no graph can hold (a view that lies where data says), else NotImplemented.
+DataRule = Callable[["TracingInterpreter", Any, Arguments, Keywords, Any], Any]
 
 #: The truth of a value that depends on the data of tensors.
 branch_rule: Chain[BranchRule] = Chain()

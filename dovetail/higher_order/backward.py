@@ -18,8 +18,7 @@ from dovetail.errors import DovetailError, HigherOrderGradientError
 from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
-from dovetail.runtime.derivatives import Edges, Gradients, refusal
-from dovetail.runtime.saved_values import FREED
+from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import state as private_state
 
@@ -161,7 +160,7 @@ class DifferentiableBackward:
             self._leaves = Leaves(self.needed, primals, saved)
         elif kept.held and not kept.by.are_saved(primals, saved):
             # The graph is pure: it has written to no leaf.
-            kept.note_held(dict(enumerate(primals)))
+            kept.note_held(primals)
             self._leaves = Leaves(self.needed, primals, ())
 
     def first_order(

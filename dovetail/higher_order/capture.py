@@ -48,7 +48,7 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, ShapePolicy, Trace, shape_guards
 from dovetail.trace.overrides import requested_gradients
-from dovetail.trace.repeats import has_random_result
+from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
 
@@ -68,7 +68,7 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     reached = needed_for(joint.gradients)
     symbolic = has_symbolic_sizes(primals)
     indices = tuple(index for index, node in enumerate(primals) if symbolic or node in reached)
-    draws = [node for node in joint.graph.nodes if has_random_result(node)]
+    draws = [node for node in joint.graph.nodes if _has_random_result(node)]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)
     varying = tuple(index for index in indices if has_symbolic_sizes([primals[index]]))
@@ -335,3 +335,16 @@ def _replay(trace: Trace, joint: JointGraph, sources: Sequence[torch.Tensor]) ->
     }
     numbers = [_Number(item) if id(item) in carriers else item for item in inputs]
     return replayed(trace, joint.program).run(inputs, numbers)
+
+
+def _has_random_result(node: torch.fx.Node) -> bool:
+    """Whether what a node computes depends on a random generator: attention without dropout does not."""
+    if not draws_random_numbers(node.target):
+        return False
+    target: Any = node.target
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else None
+            probability = node.kwargs.get(argument.name, argument.default_value if given is None else given)
+            return not (isinstance(probability, (int, float)) and probability == 0)
+    return True

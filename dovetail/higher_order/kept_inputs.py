@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.derivatives import Edges, refusal
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import state as private_state
@@ -92,20 +91,19 @@ def _getter(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], Sequence[Any]
 
 
 class KeptInputs:
-    """The inputs of one call; see :class:`dovetail.runtime.derivatives.KeptInputs`.
+    """The inputs of one call.
 
     A parameter is found again through the autograd graph and only its version is noted, for eager's error about a write
     between forward and backward; anything else is kept as autograd keeps its saved tensors.
     """
 
-    __slots__ = ("by", "errors", "held", "leaves", "saved", "states", "versions")
+    __slots__ = ("by", "held", "leaves", "saved", "states", "versions")
 
     def __init__(self, primals: Sequence[torch.Tensor], leaves: Leaves) -> None:
         found, needed = leaves.of(primals), leaves.needed
         self.by, self.leaves, self.held = leaves, leaves.noted, leaves.held
         # By map: a loop in Python is several times as slow, and this is done for every parameter in every call.
         self.versions = list(map(_version, found))
-        self.errors: dict[int, Exception] = {}
         self.saved: list[tuple[int, Any]] = []
         for index in leaves.others:
             value = primals[index]
@@ -115,41 +113,19 @@ class KeptInputs:
             self.saved.append((index, private_autograd.make_saved_tensor(value)))
         self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
 
-    def note_held(self, variables: Mapping[int, torch.Tensor]) -> None:
+    def note_held(self, primals: Sequence[torch.Tensor]) -> None:
         """Rely no longer on what the graph has saved. None of the leaves has been written to so far."""
         self.leaves += self.held
-        self.versions += [variables[index]._version for index in self.held]
+        self.versions += [primals[index]._version for index in self.held]
         self.held = ()
-
-    def let_go(self, saved: Any, edges: Edges) -> None:
-        """See the protocol."""
-        for index, place in zip(self.held, self.by.places, strict=False):
-            try:
-                is_leaf = saved[place] is edges[index][0].variable
-            except RuntimeError as error:
-                self.errors[index] = error
-            else:
-                if not is_leaf:
-                    self.errors[index] = _copied()
-        self.note_held({index: edges[index][0].variable for index in self.held})
-
-    def check_partly(self, saved: Any, defined: Sequence[bool]) -> bool:
-        """See the protocol."""
-        only = self.by.needed.for_outputs(defined)
-        if only is None:
-            return False
-        for index, place in zip(self.held, self.by.places, strict=False):
-            if index in only:
-                saved[place]
-        return True
 
     def check_saved(self, edges: Edges, saved: Sequence[Any]) -> None:
         """Refuse a derivative where the graph of this call has saved a copy of a leaf that it saved itself before: nobody
-        knows whether the leaf was written to since. ``saved`` has None for values that are not wanted.
+        knows whether the leaf was written to since.
         """
         for index, place in zip(self.held, self.by.places, strict=False):
-            if saved[place] is not None and saved[place] is not edges[index][0].variable:
-                raise _copied()
+            if saved[place] is not edges[index][0].variable:
+                raise refusal("the backend has copied an input at this call that it did not copy at earlier ones")
 
     def unpack(self, edges: Edges, only: Collection[int] | None = None) -> dict[int, torch.Tensor]:
         """The needed inputs by index, or ``only`` some of them; raises eager's error for one that was written to.
@@ -160,9 +136,6 @@ class KeptInputs:
         def is_wanted(index: int) -> bool:
             return only is None or index in only
 
-        for index, error in self.errors.items():
-            if is_wanted(index):
-                raise error
         found: dict[int, torch.Tensor] = {}
         for index, version in zip(self.leaves, self.versions, strict=True):
             if is_wanted(index):
@@ -178,7 +151,3 @@ class KeptInputs:
         found.update({index: saved.unpack() for index, saved in self.saved if is_wanted(index)})
         # In one order, whichever of them are leaves in this call: the captured backward takes them by position.
         return dict(sorted(found.items()))
-
-
-def _copied() -> HigherOrderGradientError:
-    return refusal("the backend has copied an input at this call that it did not copy at earlier ones")

@@ -7,16 +7,15 @@ taken out of the graph, and the runtime drops them before the graph runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dovetail.aot.backward_graphs import FlatCallable
+from dovetail.aot.backward_graphs import taking
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.aot.steps import BackendGraph, Lowering, after_partition, before_backend
+from dovetail.passes.editing import copy_graph
 from dovetail.runtime.spec import FreshOutput, OutputTensor, ViewOutput
-from dovetail.torch_private import tracing as private_tracing
 
 
 @after_partition
@@ -70,24 +69,8 @@ def without_inputs(graph: torch.fx.GraphModule, indices: Sequence[int]) -> tuple
     >>> left, graph(torch.ones(1))
     ([1], [tensor([1.])])
     """
-    smaller = torch.fx.Graph()
-    smaller.output(smaller.graph_copy(graph.graph, {}))
-    for node, original in zip(smaller.nodes, graph.graph.nodes, strict=True):
-        node.meta = dict(original.meta)
-    placeholders = smaller.find_nodes(op="placeholder")
-    unused = set(indices)
-    for index in unused:
-        smaller.erase_node(placeholders[index])
-    left = [index for index in range(len(placeholders)) if index not in unused]
-    return private_tracing.lazy_graph_module(graph, smaller), left
-
-
-def taking(run: FlatCallable, left: Sequence[int]) -> FlatCallable:
-    """``run``, called with more inputs than it takes."""
-
-    def pick(values: list[Any]) -> list[Any]:
-        picked = [values[index] for index in left]
-        values.clear()
-        return run(picked)
-
-    return pick
+    smaller = copy_graph(graph)
+    placeholders = smaller.graph.find_nodes(op="placeholder")
+    for index in indices:
+        smaller.graph.erase_node(placeholders[index])
+    return smaller, [index for index in range(len(placeholders)) if index not in indices]

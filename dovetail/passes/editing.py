@@ -18,6 +18,9 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
     """See :meth:`dovetail.aot.joint_graph.JointGraph.apply`."""
     start = time.perf_counter()
     copy = joint.with_graph(copy_graph(joint.graph_module))
+    for node in copy.graph.nodes:
+        # To see later edits, also in copies that the pass makes.
+        node.meta["signature"] = _signature(node)
     returned = graph_pass(copy)
     if returned is None:
         returned = copy
@@ -39,7 +42,7 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
 
 
 def fill_values(joint: JointGraph) -> None:
-    """Compute the fake value of nodes that have none, or that a pass has changed since :func:`copy_graph`."""
+    """Compute the fake value of nodes that have none, or that a pass has changed since they were signed."""
     stale: set[torch.fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op != "call_function":
@@ -64,13 +67,10 @@ def _signature(node: torch.fx.Node) -> tuple[Any, ...]:
 
 
 def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph with nodes of its own; fake values are shared. Each operator remembers its arguments, to see later edits."""
+    """A graph with nodes of its own; fake values are shared."""
     graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    output: Any = graph.graph_copy(module.graph, copies)
+    output: Any = graph.graph_copy(module.graph, {})
     graph.output(output)
-    for old, new in copies.items():
+    for old, new in zip(module.graph.nodes, graph.nodes, strict=True):
         new.meta = dict(old.meta)
-        if new.op == "call_function":
-            new.meta["signature"] = _signature(new)
-    return torch.fx.GraphModule(module, graph)
+    return private_tracing.lazy_graph_module(module, graph)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
 
-from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput, Tangent
+from dovetail.aot.descriptors import Descriptor, Gradient, ParamInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.errors import OptionError
 
@@ -57,9 +59,6 @@ def scale_loss(factor: float) -> Callable[[JointGraph], None]:
         raise OptionError(f"factor must be greater than 0, not {factor!r}")
 
     def scale(joint: JointGraph) -> None:
-        tangents = [
-            node for node in joint.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("desc"), Tangent)
-        ]
         # The gradients first: one of them may be the tangent itself.
         divided = {
             position: joint.call(aten.div.Tensor, node, float(factor))
@@ -70,9 +69,9 @@ def scale_loss(factor: float) -> Callable[[JointGraph], None]:
             descriptor = joint.output_descriptors[position]
             assert descriptor is not None
             joint.replace_output(descriptor, node)
-        for tangent in tangents:
+        for tangent in joint.tangents:
             scaled = joint.call(aten.mul.Tensor, tangent, float(factor))
-            tangent.replace_all_uses_with(scaled, delete_user_cb=lambda user, own=scaled: user is not own)
+            tangent.replace_all_uses_with(scaled, delete_user_cb=functools.partial(operator.is_not, scaled))
 
     return scale
 

@@ -221,9 +221,9 @@ class _Programme:
         """Keep at most this many bytes."""
         self.constrain(self.weights.items(), 0.0, budget / self._scale)
 
-    def costs(self, numpy: Any, has_budget: bool) -> Any:
+    def costs(self, has_budget: bool) -> list[float]:
         """What to make small: with a budget the time, else the bytes; a trifle of the other one decides between equals."""
-        cost = numpy.zeros(self.total)
+        cost = [0.0] * self.total
         fixed = self.candidates.fixed
         times = [0.0 if node in fixed else estimate_cost(node) for node in self.candidates.nodes]
         whole = max(1.0, sum(times))
@@ -235,15 +235,11 @@ class _Programme:
             cost[column] = share * (1e-4 if has_budget else 1.0)
         return cost
 
-    def highest(self, numpy: Any) -> Any:
+    def highest(self) -> list[float]:
         """Upper bounds of the variables: 0 for what cannot be."""
-        highest = numpy.ones(self.total)
-        for node, position in self.number.items():
-            if node in self.candidates.unsavable:
-                highest[position] = 0.0
-            if node in self.candidates.fixed:
-                highest[self.count + position] = 0.0
-        return highest
+        nodes, unsavable, fixed = self.candidates.nodes, self.candidates.unsavable, self.candidates.fixed
+        saved = [float(node not in unsavable) for node in nodes]
+        return [*saved, *(float(node not in fixed) for node in nodes), *[1.0] * len(self.storages)]
 
 
 def solve(candidates: Candidates, budget: int | None) -> list[torch.fx.Node]:
@@ -251,7 +247,7 @@ def solve(candidates: Candidates, budget: int | None) -> list[torch.fx.Node]:
 
     Raises :class:`OptionError` where scipy is missing and :class:`BackendError` where its solver finds no plan.
     """
-    numpy, optimize, sparse = _scipy()
+    optimize, sparse = _scipy()
     if not candidates.nodes:
         return []
     programme = _Programme(candidates)
@@ -261,9 +257,9 @@ def solve(candidates: Candidates, budget: int | None) -> list[torch.fx.Node]:
         (programme.entries, (programme.rows, programme.columns)), shape=(len(programme.lower), programme.total)
     )
     result = optimize.milp(
-        programme.costs(numpy, budget is not None),
-        integrality=numpy.ones(programme.total),
-        bounds=optimize.Bounds(0.0, programme.highest(numpy)),
+        programme.costs(budget is not None),
+        integrality=[1] * programme.total,
+        bounds=optimize.Bounds(0.0, programme.highest()),
         constraints=optimize.LinearConstraint(matrix, programme.lower, programme.upper),
         options={"time_limit": SECONDS_TO_SOLVE, "mip_rel_gap": 0.0},
     )
@@ -295,12 +291,11 @@ def _prune(candidates: Candidates, chosen: list[torch.fx.Node]) -> list[torch.fx
     return [node for node in chosen if node in kept]
 
 
-def _scipy() -> tuple[Any, Any, Any]:
+def _scipy() -> tuple[Any, Any]:
     try:
-        import numpy
         from scipy import optimize, sparse
     except ImportError as error:
         raise OptionError(
             "memory_budget needs scipy's solver, and scipy is not installed", advice="pip install 'dovetail[budget]'"
         ) from error
-    return numpy, optimize, sparse
+    return optimize, sparse

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from dovetail.aot.steps import BackendGraph, Lowering, Table, before_backend, de
 from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
 from dovetail.passes.decompose import decompose_graph
+from dovetail.passes.editing import copy_graph
+from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace.fused_updates import NAMES, takes_symbols
 
 _aten = torch.ops.aten
 # Schemas say that they are written to; no kernel does, unless it unscales the gradients.
@@ -63,7 +63,10 @@ def run_updates_behind(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
         graph=trailing.graph,
         visible=(*unit.visible, *trailing.visible),
         write_backs={output: index for output, index in unit.write_backs.items() if output not in trailing.written},
-        details={**unit.details, "updates": len(trailing.updates)},
+        details={
+            **unit.details,
+            "updates": sum(node.target in _in_place().values() for node in trailing.updates.graph.nodes),
+        },
     )
 
 
@@ -88,56 +91,16 @@ def fused_updates(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 @dataclass(frozen=True)
-class _Input:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Output:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A number that the graph computes from inputs of one element."""
-
-    target: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class TrailingUpdate:
-    """One call of an in-place operator behind a graph; its tensors are named by their place among inputs and outputs."""
-
-    kernel: Any
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-
-    def run(self, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> None:
-        """Write the new values."""
-        arguments = [_found(item, inputs, outputs) for item in self.arguments]
-        self.kernel(*arguments, **{key: _found(item, inputs, outputs) for key, item in self.keywords.items()})
-
-
-def _found(item: Any, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> Any:
-    if isinstance(item, _Input):
-        return inputs[item.index]
-    if isinstance(item, _Output):
-        return outputs[item.index]
-    if isinstance(item, _Number):
-        return item.target(*(_found(each, inputs, outputs) for each in item.arguments))
-    return [_found(each, inputs, outputs) for each in item] if isinstance(item, list) else item
-
-
-@dataclass(frozen=True)
 class Trailing:
-    """What :func:`take_off` has found: the graph without the updates, and what to do behind it.
+    """What :func:`take_off` has found: the graph without the updates, and the updates as a graph behind it.
 
-    ``written`` are outputs, and the inputs that take their places; ``extra`` counts the outputs that were added at the end.
+    ``reads`` names what ``updates`` takes, by the place among the first graph's inputs (``"input"``) or outputs. ``written`` are
+    outputs, and the inputs that take their places; ``extra`` counts the outputs that were added at the end.
     """
 
     graph: torch.fx.GraphModule
-    updates: tuple[TrailingUpdate, ...]
+    updates: torch.fx.GraphModule
+    reads: tuple[tuple[str, int], ...]
     written: Mapping[int, int]
     extra: int
 
@@ -149,15 +112,14 @@ class Trailing:
 
     def behind(self, run: FlatCallable) -> FlatCallable:
         """``run``, the compiled graph, with the updates behind it; inputs and outputs are those of the graph as it was."""
-        needed = {*_inputs_read(self.updates), *self.written.values()}
+        needed = {*(index for kind, index in self.reads if kind == "input"), *self.written.values()}
 
         def run_all(values: list[Any]) -> list[Any]:
             # The graph may empty the list of its inputs.
             inputs = {index: values[index] for index in needed}
             outputs = run(values)
             with private_operators.BelowAutograd(), private_operators.NoAutocast():
-                for update in self.updates:
-                    update.run(inputs, outputs)
+                self.updates(*[(inputs if kind == "input" else outputs)[index] for kind, index in self.reads])
             for output, index in self.written.items():
                 outputs[output] = inputs[index]
             return outputs[: len(outputs) - self.extra]
@@ -170,24 +132,6 @@ def _source(item: Any) -> Any:
     while isinstance(item, torch.fx.Node) and item.target in _SAME_TENSOR:
         item = item.args[0]
     return item
-
-
-def _places(update: TrailingUpdate) -> list[Any]:
-    return [
-        item
-        for value in (*update.arguments, *update.keywords.values())
-        for item in (value if isinstance(value, list) else [value])
-    ]
-
-
-def _inputs_read(updates: Sequence[TrailingUpdate]) -> Iterator[int]:
-    stack = [item for update in updates for item in _places(update)]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, _Input):
-            yield item.index
-        elif isinstance(item, _Number):
-            stack += item.arguments
 
 
 def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Trailing | None:
@@ -207,12 +151,10 @@ def take_off(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> Tra
     """
     if not fused_updates(graph):
         return None
-    smaller = torch.fx.Graph()
-    smaller.output(smaller.graph_copy(graph.graph, {}))
-    for node, original in zip(smaller.nodes, graph.graph.nodes, strict=True):
-        node.meta = dict(original.meta)
-    module = private_tracing.lazy_graph_module(graph, smaller)
-    return _TakingOff(module, write_backs).run()
+    try:
+        return _TakingOff(copy_graph(graph), write_backs).run()
+    except _StaysError:
+        return None
 
 
 def _are_side_by_side(node: Any) -> bool:
@@ -233,53 +175,52 @@ def _are_side_by_side(node: Any) -> bool:
     )
 
 
+class _StaysError(Exception):
+    """An update cannot be taken off."""
+
+
 class _TakingOff:
-    """The graph while its updates are taken off, and the places of what they need."""
+    """The graph while its updates are taken off, and the graph of the updates."""
 
     def __init__(self, graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> None:
         self.graph = graph
         self.write_backs = write_backs
         self.results = output_arguments(graph)
-        self.count = len(self.results)
         self.inputs = {node: index for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
         self.written: dict[int, int] = {}
+        self.updates = torch.fx.Graph()
+        self.reads: dict[tuple[str, int], torch.fx.Node] = {}
 
-    def run(self) -> Trailing | None:
-        updates = []
+    def run(self) -> Trailing:
+        count = len(self.results)
         for node in fused_updates(self.graph):
-            update = self._update(node)
-            if update is None:
-                return None
-            updates.append(update)
-        if self._is_seen_otherwise(updates):
-            return None
-        output = self.graph.graph.output_node()
+            self._take(node)
+        self._check_unseen()
         for index in self.written:
             self.results[index] = None
-        output.args = (self.results,)
+        self.graph.graph.output_node().args = (self.results,)
         self.graph.graph.eliminate_dead_code()
         if fused_updates(self.graph):
-            return None
+            raise _StaysError
         self.graph.recompile()
-        return Trailing(self.graph, tuple(updates), self.written, len(self.results) - self.count)
+        self.updates.output(None)
+        updates = torch.fx.GraphModule(torch.nn.Module(), self.updates)
+        return Trailing(self.graph, updates, tuple(self.reads), self.written, len(self.results) - count)
 
-    def _update(self, node: Any) -> TrailingUpdate | None:
-        """The in-place call for a node; None where its results have other readers, or its operands no place."""
-        schema = node.target._schema
-        if node.kwargs.get("grad_scale") is not None or len(node.args) > len(schema.arguments):
+    def _take(self, node: Any) -> None:
+        """Add the in-place call for a node; its results may have no other readers, and its operands must have a place."""
+        if node.kwargs.get("grad_scale") is not None or len(node.args) > len(node.target._schema.arguments):
             # The kernel then divides the gradients in place too.
-            return None
+            raise _StaysError
         written_lists = self._results_of(node)
-        if written_lists is None or not _are_side_by_side(node):
-            return None
+        if not _are_side_by_side(node):
+            raise _StaysError
         for place, results in written_lists.items():
             operands = node.args[place]
-            if not isinstance(operands, (list, tuple)):
-                return None
             for position, outputs in results.items():
                 index = self.inputs.get(_source(operands[position]))
                 if index is None or any(self.write_backs.get(output) != index for output in outputs):
-                    return None
+                    raise _StaysError
                 self.written.update(dict.fromkeys(outputs, index))
         kernel = _in_place()[node.target]
         for place, argument in enumerate(kernel._schema.arguments):
@@ -288,84 +229,76 @@ class _TakingOff:
             # What the kernel writes must be an input whose new value is an output: all else could be read by somebody.
             operands = node.args[place] if place < len(node.args) else ()
             if len(operands) != len(written_lists.get(place, {})):
-                return None
-        arguments = [self._place(item) for item in node.args]
+                raise _StaysError
         keywords = {key: self._place(item) for key, item in node.kwargs.items()}
-        if any(item is NotImplemented for item in (*arguments, *keywords.values())):
-            return None
-        return TrailingUpdate(kernel, tuple(arguments), keywords)
+        self.updates.call_function(kernel, tuple(map(self._place, node.args)), keywords)
 
-    def _results_of(self, node: Any) -> dict[int, dict[int, list[int]]] | None:
-        """By argument and position in it, the outputs that are the new value; None where one is read otherwise.
+    def _results_of(self, node: Any) -> dict[int, dict[int, list[int]]]:
+        """By argument and position in it, the outputs that are the new value.
 
         The results of these operators are the new values of their first arguments, in their order.
         """
         found: dict[int, dict[int, list[int]]] = {}
         for pick in node.users:
-            if pick.target is not operator.getitem:
-                return None
-            for item in pick.users:
-                if item.target is not operator.getitem or item.args[0] is not pick:
-                    return None
+            for item in pick.users if pick.target is operator.getitem else (None,):
+                if item is None or item.target is not operator.getitem or item.args[0] is not pick:
+                    raise _StaysError
                 outputs = self._outputs_of(item)
-                if outputs is None:
-                    return None
                 if outputs:
                     found.setdefault(pick.args[1], {})[item.args[1]] = outputs
         return found
 
-    def _outputs_of(self, value: Any) -> list[int] | None:
-        """The outputs that a value is written back by; None where anything else reads it."""
+    def _outputs_of(self, value: Any) -> list[int]:
+        """The outputs that a value is written back by; nothing else may read it."""
         outputs = [index for index, result in enumerate(self.results) if result is value]
         for user in value.users:
             if user.op == "output":
                 continue
             is_copy = user.target is _aten.copy.default and user.args[1] is value and user.args[0] in self.inputs
             if not (is_copy or user.target in _SAME_TENSOR):
-                return None
-            further = self._outputs_of(user)
-            if further is None:
-                return None
-            outputs += further
-        return outputs if all(index in self.write_backs for index in outputs) else None
+                raise _StaysError
+            outputs += self._outputs_of(user)
+        if any(index not in self.write_backs for index in outputs):
+            raise _StaysError
+        return outputs
 
     def _place(self, item: Any) -> Any:
-        """Where the value is found behind the graph; ``NotImplemented`` for a number that is more than arithmetic on inputs."""
+        """A value in the graph of the updates."""
         if isinstance(item, (list, tuple)):
             return [self._place(each) for each in item]
         if not isinstance(item, torch.fx.Node):
             return item
         item = _source(item)
         if item in self.inputs:
-            return _Input(self.inputs[item])
+            return self._read("input", self.inputs[item])
         if not isinstance(item.meta.get("val"), torch.Tensor):
-            return self._number(item)
+            is_known = item.target is _aten._local_scalar_dense.default or is_pure_function(item.target)
+            if item.op != "call_function" or item.kwargs or not is_known:
+                raise _StaysError
+            return self.updates.call_function(item.target, tuple(map(self._place, item.args)))
         for index, result in enumerate(self.results):
             if _source(result) is item:
-                return _Output(index)
+                return self._read("output", index)
         self.results.append(item)
-        return _Output(len(self.results) - 1)
+        return self._read("output", len(self.results) - 1)
 
-    def _number(self, node: Any) -> Any:
-        is_known = node.target is _aten._local_scalar_dense.default or is_pure_function(node.target)
-        if node.op != "call_function" or node.kwargs or not is_known:
-            return NotImplemented
-        arguments = []
-        for item in node.args:
-            number = isinstance(item, torch.fx.Node) and item not in self.inputs
-            arguments.append(self._number(item) if number else self._place(item))
-        return NotImplemented if NotImplemented in arguments else _Number(node.target, tuple(arguments))
+    def _read(self, kind: str, index: int) -> torch.fx.Node:
+        if (kind, index) not in self.reads:
+            with self.updates.inserting_after(next(reversed(self.reads.values()), None)):
+                self.reads[kind, index] = self.updates.placeholder(f"{kind}_{index}")
+        return self.reads[kind, index]
 
-    def _is_seen_otherwise(self, updates: Sequence[TrailingUpdate]) -> bool:
-        """Whether an output may lie in memory that the updates write to, or the graph writes to what they read of its inputs."""
+    def _check_unseen(self) -> None:
+        """No output may lie in memory that the updates write to, and the graph may not write to what they read of its inputs."""
         memory = Memory(self.graph)
         nodes = list(self.inputs)
         written = {memory.group(nodes[index]) for index in self.written.values()}
         in_graph = {memory.group(nodes[at]) for out, at in self.write_backs.items() if out not in self.written}
-        if any(memory.group(nodes[index]) in in_graph for index in _inputs_read(updates)):
-            return True
-        return any(
-            isinstance(result, torch.fx.Node) and memory.group(result) in written
+        read = {memory.group(nodes[index]) for kind, index in self.reads if kind == "input"}
+        seen = {
+            memory.group(result)
             for index, result in enumerate(self.results)
-            if index not in self.written
-        )
+            if isinstance(result, torch.fx.Node) and index not in self.written
+        }
+        if read & in_graph or seen & written:
+            raise _StaysError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.quirks.registry import Example, quirk
-from dovetail.runtime.partial_gradients import are_partial
+from dovetail.runtime.derivatives import are_partial
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
 from dovetail.trace import Trace

@@ -7,7 +7,9 @@ until then. Without a provider a second derivative raises :class:`HigherOrderGra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,18 +19,13 @@ from dovetail.errors import HigherOrderGradientError
 Edges = Sequence[tuple[Any, int]]
 """Where the gradients of a node go on to: nodes of autograd, each with the number of its output."""
 Gradients = Sequence["torch.Tensor | None"]
-
-
-class KeptInputs(Protocol):
-    """What one call keeps of its inputs, for a derivative of its backward."""
-
-    def check_partly(self, saved: Any, defined: Sequence[bool]) -> bool:
-        """Whether a backward from the ``defined`` outputs needs some of the inputs only; raises eager's error where one of these
-        was written to. ``saved[place]`` gives a saved value, or raises that error.
-        """
-
-    def let_go(self, saved: Any, edges: Edges) -> None:
-        """Some of what the graph has saved is about to be freed."""
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors after "
+    "calling backward."
+)
+"""Eager's text."""
 
 
 class DifferentiableBackward(Protocol):
@@ -38,7 +35,7 @@ class DifferentiableBackward(Protocol):
         """Put nodes of autograd in front of inputs that need them, before the forward runs."""
 
     def keep(self, primals: Sequence[torch.Tensor]) -> Any:
-        """Keep what a call's inputs are needed for, as :class:`KeptInputs`."""
+        """Keep what is needed of a call's inputs; the runtime hands it back to the other methods."""
 
     def settle(self, kept: Any, primals: Sequence[torch.Tensor], saved: Sequence[Any]) -> None:
         """The forward has run, and has saved these values."""
@@ -56,6 +53,30 @@ class DifferentiableBackward(Protocol):
 
     def first_order(self, kept: Any, edges: Edges, tangents: Gradients, saved: Sequence[Any]) -> Gradients:
         """One gradient for each input, in the autocast state of the moment, connected to nothing."""
+
+
+_partial: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail partial gradients", default=False)
+
+
+@contextlib.contextmanager
+def partial_gradients() -> Iterator[None]:
+    """Backwards in the block compute some summands of gradients, and another backward the rest: where eager checks a gradient as
+    a whole, no summand alone says whether the check holds.
+
+    >>> with partial_gradients():
+    ...     are_partial()
+    True
+    """
+    token = _partial.set(True)
+    try:
+        yield
+    finally:
+        _partial.reset(token)
+
+
+def are_partial() -> bool:
+    """Whether the backward that runs now computes summands of gradients."""
+    return _partial.get()
 
 
 def refusal(reason: str, advice: str = "") -> HigherOrderGradientError:

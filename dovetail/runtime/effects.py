@@ -80,21 +80,9 @@ def _write_attributes(container: Any, items: Mapping[str, Any], deleted: tuple[s
         setter.__setattr__(container, name, item)
 
 
-def _write_cell(container: Any, value: Any, deleted: tuple[Any, ...]) -> None:
-    container.cell_contents = value
-
-
 def _write_deque(container: Any, items: Any, deleted: tuple[Any, ...]) -> None:
     container.clear()
     container.extend(items)
-
-
-def _write_list(container: Any, items: Any, deleted: tuple[Any, ...]) -> None:
-    list.__setitem__(container, slice(None), items)
-
-
-def _append(container: Any, items: Any, deleted: tuple[Any, ...]) -> None:
-    list.extend(container, items)
 
 
 def _write_set(container: Any, changes: Any, deleted: tuple[Any, ...]) -> None:
@@ -103,19 +91,14 @@ def _write_set(container: Any, changes: Any, deleted: tuple[Any, ...]) -> None:
     set.update(container, added)
 
 
-def _call(container: Any, call: Any, deleted: tuple[Any, ...]) -> None:
-    function, args, keywords = call
-    function(*args, **keywords)
-
-
 WRITERS: dict[str, Callable[[Any, Any, tuple[Any, ...]], None]] = {
-    "append": _append,
+    "append": lambda container, items, deleted: list.extend(container, items),
     "attribute": _write_attributes,
-    "call": _call,
-    "cell": _write_cell,
+    "call": lambda container, call, deleted: call[0](*call[1], **call[2]),
+    "cell": lambda cell, value, deleted: setattr(cell, "cell_contents", value),
     "deque": _write_deque,
     "dict": write_items,
-    "list": _write_list,
+    "list": lambda container, items, deleted: list.__setitem__(container, slice(None), items),
     "ordered dict": _write_all_items,
     "set": _write_set,
 }

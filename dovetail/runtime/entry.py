@@ -32,6 +32,13 @@ class Completed:
 class Entry:
     """Guards, the compiled function, the recipe for the result and the effects to apply.
 
+    >>> # tensors = entry.checker.check(callee, args, kwargs)      the guards; None for a miss
+    >>> # entry.call(callee, args, kwargs, tensors)
+    >>> #     numbers(tensors)                 numbers of the result that follow from sizes
+    >>> #     run(tensors)                     the graph (dovetail.runtime.function), or eager where it cannot take the data
+    >>> #     finish(tensors, results, ...)    the result, then the effects (dovetail.runtime.recipe_code)
+    >>> #     ambient_change.make()            states of torch that the call leaves changed
+
     ``run`` is None for an entry that runs the user's function eagerly; ``reason`` then says why. An entry with a
     ``resume_point`` ends at a graph break: its result is the live values there. ``numbers`` computes numbers of the result
     from the sizes of the inputs.

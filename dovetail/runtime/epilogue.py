@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from dovetail.runtime.derivatives import FREED
 from dovetail.runtime.output_dependencies import depend_on
-from dovetail.runtime.saved_values import FREED
 from dovetail.runtime.spec import FreshOutput, InputOutput, OutputDependency, OutputTensor, RuntimeSpec, ViewOutput
-from dovetail.trace.metadata import MetadataChange
+from dovetail.trace.trace import MetadataChange
 
 Tensors = list[torch.Tensor]
 

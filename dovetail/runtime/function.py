@@ -22,13 +22,10 @@ import torch
 
 from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
-from dovetail.runtime.derivatives import DifferentiableBackward, KeptInputs, refusal
+from dovetail.runtime.derivatives import DifferentiableBackward, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
-from dovetail.runtime.independence import Independence
 from dovetail.runtime.origins import check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import prepare_hooks, refuse_gradients_through, require_gradient
-from dovetail.runtime.partial_gradients import partial_gradients
-from dovetail.runtime.saved_values import SavedValues, is_of_write, unpack
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
@@ -54,6 +51,19 @@ class Backward(Protocol):
         """Which of the saved values it takes."""
 
 
+class SavedApart(Protocol):
+    """The saved values of one call, where a backward from some outputs leaves others with theirs."""
+
+    def read(self, defined: Pattern) -> Sequence[Any]:
+        """Those that a backward from these outputs takes; raises eager's error where they were freed or written to."""
+
+    def free(self, defined: Pattern) -> bool:
+        """A backward from these outputs has begun, and no other one follows; whether anything is left."""
+
+
+KeepApart = Callable[[Sequence[Any]], SavedApart]
+
+
 def make_runtime_function(
     spec: RuntimeSpec,
     forward: FlatCallable,
@@ -61,18 +71,19 @@ def make_runtime_function(
     *,
     tangent_strides: TangentStrides | None = None,
     derivatives: DifferentiableBackward | None = None,
+    keep_apart: KeepApart | None = None,
     unreached: Sequence[int] = (),
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
     ``forward(primals)`` returns the forward outputs and then what the backward needs. A tangent with other strides than
     ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
-    for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``unreached`` are inputs that get no
-    gradient whatever is asked for.
+    for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``keep_apart`` keeps what a call has
+    saved apart from its node of autograd. ``unreached`` are inputs that get no gradient whatever is asked for.
     """
     compute = forward
     if backward is not None:
-        compute = DifferentiableGraph(spec, forward, backward, tangent_strides, derivatives, unreached)
+        compute = DifferentiableGraph(spec, forward, backward, tangent_strides, derivatives, keep_apart, unreached)
     epilogue = Epilogue(spec)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -92,20 +103,19 @@ class Call:
     """The state of one call, from its forward to its last backward; the call's node of autograd holds it.
 
     ``origins`` are tensors that inputs stand for, ``strides`` are those that the backward takes tangents in. ``reads`` must be
-    unchanged since the call, ``kept`` are inputs kept for a derivative of the backward, ``constants`` are the saved values that
-    are no tensors (each in a tuple, None in the places of tensors). After a backward, ``freed`` are the outputs that have none
-    any more, and ``rest`` is what the others need. ``is_partial``: a derivative of the backward has run, so that an ordinary
+    unchanged since the call, ``kept`` is kept of the inputs for a derivative of the backward, ``constants`` are the saved values
+    that are no tensors (each in a tuple, None in the places of tensors). ``apart`` are the saved values where they are not read
+    from the node. ``is_partial``: a derivative of the backward has run, so that an ordinary
     backward gives summands of gradients only.
     """
 
     graph: DifferentiableGraph
     origins: list[tuple[torch.Tensor, int]]
     reads: CallReads | None
-    kept: KeptInputs | None
+    kept: Any
     strides: Sequence[tuple[int, ...]] = ()
     constants: list[tuple[Any] | None] | None = None
-    freed: frozenset[int] = frozenset()
-    rest: list[Any] | None = None
+    apart: SavedApart | None = None
     is_partial: bool = False
 
 
@@ -164,6 +174,7 @@ class DifferentiableGraph:
         backward: Backward,
         tangent_strides: TangentStrides | None,
         derivatives: DifferentiableBackward | None,
+        keep_apart: KeepApart | None,
         unreached: Sequence[int],
     ) -> None:
         self.number = private_autograd.new_function_number()
@@ -171,12 +182,11 @@ class DifferentiableGraph:
         self._backward = backward
         self._tangent_strides = tangent_strides
         self._derivatives = derivatives
+        self._keep_apart = keep_apart
         flags = spec.output_differentiable
         self._count = len(flags)
         self._differentiable = [index for index, flag in enumerate(flags) if flag]
         self._constant = [index for index, flag in enumerate(flags) if not flag]
-        together = spec.freed_by_backward
-        self._independence = None if together is None else Independence(together, backward.needed)
         self._requires_grad = any(spec.input_requires_grad)
         reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
         # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
@@ -237,8 +247,10 @@ class DifferentiableGraph:
         if self._tangent_strides is None:
             call.strides = [results[index].stride() for index in self._differentiable]
         saved = results[self._count :]
+        if self._keep_apart is not None:
+            call.apart = self._keep_apart(saved)
         if derivatives is not None:
-            derivatives.settle(kept, primals, saved)
+            derivatives.settle(kept, primals, saved if call.apart is None else ())
         ctx.set_materialize_grads(False)
         self._save(ctx, saved)
         if self._constant:
@@ -265,8 +277,6 @@ class DifferentiableGraph:
             call.reads.check()
         tangents = [gradients[index] for index in self._differentiable]
         defined = tuple([tangent is not None for tangent in tangents])
-        if self._independence is not None:
-            self._independence.check(call.freed, defined)
         if torch.is_grad_enabled():
             return self._with_derivative(ctx, call, tangents, defined)
         if private_state.is_any_autocast_on() and self._has_other_types(defined):
@@ -275,16 +285,9 @@ class DifferentiableGraph:
 
     def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to nothing."""
-        values: Any
-        try:
-            saved = values = self._saved(ctx, call)
-        except RuntimeError as error:
-            if self._independence is None or all(defined) or not is_of_write(error):
-                raise
-            values = self._saved_one_by_one(ctx, call, error)
-            saved = values.at(self._independence.wanted(defined))
+        saved = self._saved(ctx, call, defined)
         if not private_autograd.keeps_graph():
-            self._free(ctx, call, values, defined)
+            self._free(call, defined)
         if call.is_partial:
             with partial_gradients():
                 return self.to_edges(self._backward(defined)(self._graph_inputs(call, saved, tangents)))
@@ -295,7 +298,7 @@ class DifferentiableGraph:
         if self._derivatives is None:
             raise refusal("the graph was compiled without it")
         # As in the ordinary backward: raises for what is freed, and for what was written to.
-        saved = self._saved_for_derivative(ctx, call, defined)
+        saved = self._saved(ctx, call, defined)
         call.is_partial = True
 
         def plain() -> Gradients:
@@ -312,11 +315,11 @@ class DifferentiableGraph:
                 "backward() is called inside of an autocast block, where it has other types than the captured one",
                 advice="call backward() outside of the autocast block",
             )
-        saved = self._saved_for_derivative(ctx, call, defined)
+        saved = self._saved(ctx, call, defined)
         with reads_of(call.reads):
             found = self._derivatives.first_order(call.kept, self._from_edges(ctx.next_functions), tangents, saved)
         if not private_autograd.keeps_graph():
-            self._free(ctx, call, saved, defined)
+            self._free(call, defined)
         return self.to_edges(found)
 
     def _has_other_types(self, defined: Pattern) -> bool:
@@ -334,37 +337,13 @@ class DifferentiableGraph:
                 values.append(_with_strides(tangent, call.strides[position]))
         return values
 
-    # --- saved values -------------------------------------------------------------------------------------------------
-
-    def _saved(self, ctx: Any, call: Call) -> Sequence[Any]:
+    def _saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
-        return _with_constants(call, ctx.saved_tensors) if call.rest is None else unpack(call.rest)
+        return _with_constants(call, ctx.saved_tensors) if call.apart is None else call.apart.read(defined)
 
-    def _saved_one_by_one(self, ctx: Any, call: Call, error: RuntimeError) -> SavedValues:
-        if call.rest is not None:
-            return SavedValues(call.rest, error)
-        return SavedValues.of(private_autograd.raw_saved_tensors(ctx), call.constants, error)
-
-    def _saved_for_derivative(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
-        """What the forward has saved; where a value was written to that only other outputs need, without that."""
-        try:
-            return self._saved(ctx, call)
-        except RuntimeError as error:
-            if self._independence is None or call.kept is None or not is_of_write(error):
-                raise
-            values = self._saved_one_by_one(ctx, call, error)
-            if not call.kept.check_partly(values, defined):
-                raise
-            return values.at(self._independence.wanted(defined))
-
-    def _free(self, ctx: Any, call: Call, saved: Sequence[Any] | SavedValues, defined: Pattern) -> None:
+    def _free(self, call: Call, defined: Pattern) -> None:
         """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
-        if self._independence is not None:
-            call.freed = self._independence.after(call.freed, defined)
-            call.rest = self._independence.keep(saved, call.freed)
-            if call.kept is not None and call.rest is not None:
-                call.kept.let_go(saved, self._from_edges(ctx.next_functions))
-        if self._independence is None or call.rest is None:
+        if call.apart is None or not call.apart.free(defined):
             call.kept = None
 
     # --- for compiled autograd ----------------------------------------------------------------------------------------

@@ -92,26 +92,15 @@ def holds_interpreted(function: types.FunctionType, seen: frozenset[int] = froze
 # --- makers: what a recipe calls ---------------------------------------------------------------------------------------
 
 
-def _with_attributes(made: Any, attributes: Mapping[str, Any]) -> Any:
+def _make(kind: type, arguments: tuple[Any, ...], attributes: Mapping[str, Any]) -> Any:
+    """An object of a subclass of an immutable class, or a container that is more than its items, past its own constructor."""
+    made: Any = native_new(kind)(kind, *arguments)
+    for base in (collections.defaultdict, collections.deque):
+        if issubclass(kind, base):
+            base.__init__(made, *arguments)
     if attributes:
         made.__dict__.update(attributes)
     return made
-
-
-def _make_defaultdict(kind: type, factory: Any, pairs: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
-    made: Any = collections.defaultdict.__new__(kind)
-    collections.defaultdict.__init__(made, factory, pairs)
-    return _with_attributes(made, attributes)
-
-
-def _make_deque(kind: type, maximum: int, items: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
-    made: Any = collections.deque.__new__(kind)
-    collections.deque.__init__(made, items, maximum)
-    return _with_attributes(made, attributes)
-
-
-def _make_immutable(kind: type, content: Any, attributes: Mapping[str, Any]) -> Any:
-    return _with_attributes(native_new(kind)(kind, content), attributes)
 
 
 def _make_partial(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -160,6 +149,8 @@ _BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     types.MethodType: _bound_method,
     types.BuiltinFunctionType: _bound_builtin,
     types.MethodWrapperType: _bound_builtin,
+    slice: lambda value: (slice, (value.start, value.stop, value.step)),
+    torch.Size: lambda value: (torch.Size, (tuple(value),)),
     super: lambda value: (super, (value.__thisclass__, value.__self__)),
     functools.partial: lambda value: (_make_partial, (value.func, value.args, value.keywords)),
     **dict.fromkeys(
@@ -177,19 +168,17 @@ def _made_by_call(value: Any, kind: type) -> tuple[Any, ...] | None:
         return found
     if kind in _BY_CALL:
         return _BY_CALL[kind](value)
+    attributes = getattr(value, "__dict__", {})
     if isinstance(value, tuple):
-        content = (tuple(value), value.__dict__) if getattr(value, "__dict__", None) else None
-        return None if content is None else (functools.partial(_make_immutable, kind), content)
-    if isinstance(value, collections.defaultdict):
-        maker = functools.partial(_make_defaultdict, kind)
-        return maker, (value.default_factory, tuple(dict.items(value)), getattr(value, "__dict__", {}))
-    if isinstance(value, collections.deque) and value.maxlen is not None:
-        maker = functools.partial(_make_deque, kind, value.maxlen)
-        return maker, (tuple(value), getattr(value, "__dict__", {}))
-    plain = plain_content(value)
-    if plain is None:
-        return None
-    return functools.partial(_make_immutable, kind), (plain, getattr(value, "__dict__", {}))
+        arguments: tuple[Any, ...] = (tuple(value),) if attributes else ()
+    elif isinstance(value, collections.defaultdict):
+        arguments = (value.default_factory, tuple(dict.items(value)))
+    elif isinstance(value, collections.deque):
+        arguments = () if value.maxlen is None else (tuple(value), value.maxlen)
+    else:
+        content = plain_content(value)
+        arguments = () if content is None else (content,)
+    return (functools.partial(_make, kind), (arguments, attributes)) if arguments else None
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -220,13 +209,9 @@ class RecipeBuilder:
         if number is not None:
             return SharedItem(number)
         kind = type(value)
-        if kind is torch.Size:
-            return CallItem(ConstantItem(torch.Size), (TupleItem(tuple, tuple(map(self.build, value))),))
         if _is_array_scalar(value):
             # Immutable, and never handed on as an input of the graph.
             return ConstantItem(value)
-        if kind is slice:
-            return CallItem(ConstantItem(slice), tuple(map(self.build, (value.start, value.stop, value.step))))
         if kind is types.TracebackType:
             return ConstantItem(shown_part(value))
         if kind is types.FrameType and is_shown_frame(value):

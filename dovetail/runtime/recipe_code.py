@@ -149,12 +149,6 @@ class _Writer:
         """Several values, each with a comma behind it."""
         return "".join([f"{self.expression(item)}, " for item in items])
 
-    def constant(self, item: ConstantItem) -> str:
-        return repr(item.value) if item.value is None or type(item.value) is bool else self.name(item.value)
-
-    def source(self, item: SourceItem) -> str:
-        return f"{self.name(item.fetch)}(callee, args, kwargs)"
-
     def tuple_(self, item: TupleItem) -> str:
         items = f"({self.expressions(item.items)})"
         if hasattr(item.cls, "n_sequence_fields"):
@@ -220,8 +214,8 @@ _EXPRESSIONS: dict[type, Callable[[_Writer, Any], str]] = {
     TensorItem: lambda writer, item: f"tensors[{item.index}]",
     NumberItem: lambda writer, item: f"tensors[{-1 - item.index}]",
     SharedItem: lambda writer, item: f"v{item.number}",
-    ConstantItem: _Writer.constant,
-    SourceItem: _Writer.source,
+    ConstantItem: lambda writer, item: "None" if item.value is None else writer.name(item.value),
+    SourceItem: lambda writer, item: f"{writer.name(item.fetch)}(callee, args, kwargs)",
     TupleItem: _Writer.tuple_,
     CallItem: _Writer.call,
     ObjectItem: _Writer.object_,

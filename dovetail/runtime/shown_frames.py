@@ -5,7 +5,7 @@ the interpreter there. So for each line that is to be seen there is a piece of c
 the user's instruction; its frame is the one that is shown.
 
 >>> code = is_shown_frame.__code__
->>> frame = shown_frame(code, {}, Place(code.co_firstlineno))[0]
+>>> frame = shown_frame(code, {}, dis.Positions(code.co_firstlineno))[0]
 >>> frame.f_code.co_name, frame.f_lineno == code.co_firstlineno
 ('is_shown_frame', True)
 """
@@ -17,7 +17,7 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 #: Where a shown frame is no line of the program's: packages whose frames eager does not have, or has in another shape.
 _INTERNAL = (
@@ -40,23 +40,14 @@ _STANDS, _CALLS = "dovetail: stands for a frame", "dovetail: calls for a frame"
 _PLACEHOLDER = "dovetail: what is called"
 
 
-class Place(NamedTuple):
-    """Lines and columns of an instruction."""
-
-    line: int
-    end_line: int | None = None
-    column: int | None = None
-    end_column: int | None = None
-
-
-def _positions(place: Place, first: int) -> dict[str, Any]:
+def _positions(place: dis.Positions, first: int) -> dict[str, Any]:
     """What a node of a syntax tree is told of a place, if the code is then said to begin at the line ``first``."""
-    line = place.line - first + 1
+    line, earlier = place.lineno or first, first - 1
     return {
-        "lineno": line,
-        "end_lineno": line + (place.end_line or place.line) - place.line,
-        "col_offset": place.column or 0,
-        "end_col_offset": place.end_column or 0,
+        "lineno": line - earlier,
+        "end_lineno": (place.end_lineno or line) - earlier,
+        "col_offset": place.col_offset or 0,
+        "end_col_offset": place.end_col_offset or 0,
     }
 
 
@@ -70,23 +61,23 @@ def _named(made: types.CodeType, code: types.CodeType, first: int, mark: str) ->
 
 
 @functools.lru_cache(maxsize=4096)
-def _standing_code(code: types.CodeType, place: Place) -> tuple[types.CodeType, int]:
+def _standing_code(code: types.CodeType, place: dis.Positions) -> tuple[types.CodeType, int]:
     """Code of a generator that yields at a place, and the offset of that instruction."""
     tree = ast.parse("def shown(): yield")
     for node in ast.walk(tree):
-        for name, value in _positions(place, place.line).items():
+        for name, value in _positions(place, place.lineno or 1).items():
             setattr(node, name, value)
     module = compile(tree, code.co_filename, "exec")
     made = next(item for item in module.co_consts if isinstance(item, types.CodeType))
     offset = next(item.offset for item in dis.get_instructions(made) if item.opname == "YIELD_VALUE")
-    return _named(made, code, place.line, _STANDS), offset
+    return _named(made, code, place.lineno or 1, _STANDS), offset
 
 
 @functools.lru_cache(maxsize=4096)
-def _calling_template(code: types.CodeType, place: Place) -> tuple[types.CodeType, int]:
+def _calling_template(code: types.CodeType, place: dis.Positions) -> tuple[types.CodeType, int]:
     """Code that calls a constant of its own at a place, and the number of the constant."""
     # Lines are counted from the first one of the code.
-    first = code.co_firstlineno if place.line >= code.co_firstlineno else 1
+    first = code.co_firstlineno if (place.lineno or 1) >= code.co_firstlineno else 1
     spot = _positions(place, first)
     # The compiler warns of a call of a constant, but not of this.
     constants = [ast.Constant(value, **spot) for value in (True, _PLACEHOLDER, None)]
@@ -95,14 +86,14 @@ def _calling_template(code: types.CodeType, place: Place) -> tuple[types.CodeTyp
     return _named(made, code, first, _CALLS), made.co_consts.index(_PLACEHOLDER)
 
 
-def calling_code(code: types.CodeType, place: Place, function: Callable[[], Any]) -> types.CodeType:
+def calling_code(code: types.CodeType, place: dis.Positions, function: Callable[[], Any]) -> types.CodeType:
     """An expression that calls a function, as if it stood at a place of this code."""
     template, number = _calling_template(code, place)
     constants = template.co_consts
     return template.replace(co_consts=(*constants[:number], function, *constants[number + 1 :]))
 
 
-def shown_frame(code: types.CodeType, variables: dict[str, Any], place: Place) -> tuple[types.FrameType, int]:
+def shown_frame(code: types.CodeType, variables: dict[str, Any], place: dis.Positions) -> tuple[types.FrameType, int]:
     """A frame without local variables, and the offset of its instruction; ``variables`` are the globals."""
     made, offset = _standing_code(code, place)
     # A frame that has run remembers its caller, and so keeps alive what that one held. This one never runs.
@@ -150,9 +141,9 @@ def shown_part(traceback: types.TracebackType | None) -> types.TracebackType | N
 
 
 def passed_traceback(
-    traceback: types.TracebackType | None, code: types.CodeType, variables: dict[str, Any], place: Place
+    traceback: types.TracebackType | None, code: types.CodeType, variables: dict[str, Any], place: dis.Positions
 ) -> types.TracebackType:
     """A traceback without the interpreter's frames, after the exception has reached a frame of this code at this place."""
     shown, offset = shown_frame(code, variables, place)
     inner = _chain(_entries(traceback), lambda frame: not _is_internal(frame))
-    return types.TracebackType(inner, shown, offset, place.line)
+    return types.TracebackType(inner, shown, offset, place.lineno or 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.trace.metadata import MetadataChange
+from dovetail.trace.trace import MetadataChange
 
 
 @dataclass(frozen=True)

@@ -136,11 +136,6 @@ def make_saved_tensor(value: torch.Tensor) -> Any:
     return _autograd._make_saved_tensor(value, False)
 
 
-def raw_saved_tensors(node: Any) -> Sequence[Any]:
-    """The saved tensors of a custom Function's node: ``unpack()`` of each gives it, or eager's error if it was written to."""
-    return node._raw_saved_tensors
-
-
 def saved_value(node: Any, name: str) -> Any:
     """The value that an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
     value = getattr(node, f"_saved_{name}")

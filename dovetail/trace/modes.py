@@ -9,7 +9,7 @@ import torch
 
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace.overrides import FAKE, FUNCTIONAL, SYMBOLIC_FAKE, WRITE_CHECKS, WRITES
+from dovetail.trace.overrides import FAKE, FUNCTIONAL, SYMBOLIC_FAKE, WRITE_CHECKS, WRITES, OperatorHook
 from dovetail.trace.repeats import draws_random_numbers
 
 if TYPE_CHECKING:
@@ -21,21 +21,7 @@ class FakeMode(private_tracing.FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the base class."""
-        hook = FAKE.get(func)
-        if hook is None:
-            return self._dispatch(func, types, args, kwargs)
-        return self._hooked(hook, self._dispatch, func, types, args, kwargs)
-
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return super().dispatch(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def _hooked(hook: Any, dispatch: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        def run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            return dispatch(operator, types, tuple(args), dict(kwargs))
-
-        found = hook(run, func, args, kwargs or {})
-        return dispatch(func, types, args, kwargs) if found is NotImplemented else found
+        return _hooked(FAKE.get(func), super().dispatch, func, types, args, kwargs)
 
 
 class SymbolicFakeMode(FakeMode):
@@ -48,10 +34,17 @@ class SymbolicFakeMode(FakeMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the base class."""
         with private_tracing.enable_python_dispatcher():
-            hook = SYMBOLIC_FAKE.get(func)
-            if hook is None:
-                return super().dispatch(func, types, args, kwargs)
-            return self._hooked(hook, super().dispatch, func, types, args, kwargs)
+            return _hooked(SYMBOLIC_FAKE.get(func), super().dispatch, func, types, args, kwargs)
+
+
+def _hooked(hook: OperatorHook | None, dispatch: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Let a hook give the result; without one, or where it has nothing to say, ``dispatch`` does."""
+
+    def run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return dispatch(operator, types, tuple(args), dict(kwargs))
+
+    found = NotImplemented if hook is None else hook(run, func, args, kwargs or {})
+    return dispatch(func, types, args, kwargs) if found is NotImplemented else found
 
 
 class FunctionalMode(private_tracing.FunctionalTensorMode):

@@ -10,6 +10,7 @@ The tables are empty until ``dovetail.quirks`` fills them; a trace works without
 ``SYMBOLIC_FAKE``         the same, in traces that may have symbolic sizes; asked first
 ``GRADIENTS``             is entered around every request for gradients in an open trace
 ``INEXACT_GRADIENTS``     names autograd nodes whose traced gradient is not eager's to the last bit
+``LEAF_ORDERS``           gives the order in which a node hands over gradients, for leaves to get them in eager's order
 ``INPUT_GRADIENTS``       checks the gradient of an input before it leaves the graph
 ``ASSUMES``               by operator: whether a node may find that the data is not such as the graph was captured for
 ``GRAPHS``                edits a graph once it is complete
@@ -48,6 +49,7 @@ FAKE: dict[Any, OperatorHook] = {}
 SYMBOLIC_FAKE: dict[Any, OperatorHook] = {}
 GRADIENTS: list[Callable[[GradientRequest], contextlib.AbstractContextManager[None]]] = []
 INEXACT_GRADIENTS: list[Callable[[Sequence[torch.Tensor]], Iterable[str]]] = []
+LEAF_ORDERS: list[Callable[[Sequence[Any], Sequence[Any], int, int], tuple[int, ...]]] = []
 INPUT_GRADIENTS: list[Callable[[Trace, TracedInput, torch.Tensor], None]] = []
 ASSUMES: dict[Any, Callable[[torch.fx.Node], bool]] = {}
 GRAPHS: list[Callable[[torch.fx.Graph], None]] = []

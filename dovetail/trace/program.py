@@ -55,14 +55,11 @@ AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 def _autocast(state: AutocastState) -> Iterator[None]:
     """Autocast switched as it was when a call was recorded."""
     before = autocast_state()
-    if before == state:
+    with contextlib.ExitStack() as stack:
+        if before != state:
+            stack.callback(_set_autocast, before)
+            _set_autocast(state)
         yield
-        return
-    try:
-        _set_autocast(state)
-        yield
-    finally:
-        _set_autocast(before)
 
 
 def _set_autocast(state: AutocastState) -> None:
@@ -100,7 +97,7 @@ def _show(value: Any) -> str:
 class Program:
     """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
 
-    ``numbers`` computes those that the calls are given from the sizes of the inputs.
+    ``numbers`` computes the numbers among the arguments of the calls from the sizes of the inputs.
     """
 
     inputs: tuple[int, ...]
@@ -289,17 +286,15 @@ class Recorder:
         self,
         inputs: list[torch.Tensor],
         outputs: tuple[torch.Tensor, ...],
-        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]] | None = None,
+        numbers: Callable[[Sequence[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]],
     ) -> Program:
         """The program with these inputs and outputs; ``numbers`` makes expressions over sizes into a function of inputs."""
         compute = None
         if self._symbolic:
             try:
-                compute = numbers([private_sizes.expression_of(item) for item in self._symbolic]) if numbers else None
+                compute = numbers([private_sizes.expression_of(item) for item in self._symbolic])
             except CaptureError as error:
                 self.refuse_replay(error.what)
-            if compute is None:
-                self.refuse_replay("it computes with symbolic sizes")
         for tensor in outputs:
             if id(tensor) not in self._numbers and not self._record_base(tensor):
                 self.refuse_replay("an output of it was made by code that is no torch call")

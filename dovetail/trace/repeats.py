@@ -1,4 +1,4 @@
-"""What the program computes a second time: the regions of ``torch.utils.checkpoint``.
+"""Regions that the program computes a second time: those of ``torch.utils.checkpoint``.
 
 Running such a region again, eager first puts the random generator back to where the region began, so that dropout draws the
 same numbers. No graph does that. But the state that is put back tells which numbers are meant: while a trace is open, the
@@ -83,16 +83,3 @@ def _layout(value: Any) -> Any:
 def draws_random_numbers(target: Any) -> bool:
     """Whether an operator draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-
-
-def has_random_result(node: torch.fx.Node) -> bool:
-    """Whether what a node computes depends on a random generator: attention without dropout does not."""
-    if not draws_random_numbers(node.target):
-        return False
-    target: Any = node.target
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else None
-            probability = node.kwargs.get(argument.name, argument.default_value if given is None else given)
-            return not (isinstance(probability, (int, float)) and probability == 0)
-    return True

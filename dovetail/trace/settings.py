@@ -1,4 +1,4 @@
-"""What a capture is told before it begins, what it finds out, and how it asks to begin again.
+"""The settings and the findings of a capture, and its request to begin again.
 
 Settings go down: :class:`CaptureSettings` is frozen, and the open trace carries it as ``trace.settings``. Results come up:
 ``trace.findings`` collects what later captures of the same function should know. An attempt that cannot succeed with its settings
@@ -17,7 +17,7 @@ from dovetail.trace.shapes import ShapePolicy
 
 #: In place of an observed value: captures have seen different ones.
 CHANGES: Final = "changes"
-#: Strategies of the core. Those of single rules are named where the rules are.
+#: Strategies of the core. A rule names its own strategies.
 GRAPH_BREAKS: Final = "graph breaks"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
 #: The joint graph has the calls that run again in the backward; a program that is replayed call by call has not.
@@ -74,7 +74,7 @@ class CaptureSettings:
 
 @dataclass
 class Findings:
-    """What a capture finds out for later captures of the same function, also where it fails.
+    """Findings of a capture for later captures of the same function, also where it fails.
 
     ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.

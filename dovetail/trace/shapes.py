@@ -187,7 +187,7 @@ class Bindings:
                     self.relations.append((index, kind, dim, expression))
 
     def text(self, place: tuple[int, str, int]) -> str:
-        """How a user would write what is read there."""
+        """The place as a user would write it."""
         index, kind, dim = place
         name = self.names[index]
         if name.endswith(NUMBER_SUFFIX):
@@ -234,14 +234,14 @@ class Bindings:
 
 @dataclass(frozen=True, eq=False)
 class ShapeGuards:
-    """What must hold of the sizes, strides and numbers at a call. ``holds(tensors)`` checks all of it."""
+    """Conditions on the sizes, strides and numbers of a call. ``holds(tensors)`` checks all of them."""
 
     holds: Callable[[Sequence[torch.Tensor]], bool]
     sentences: tuple[tuple[str, UserLocation | None, Callable[[Sequence[torch.Tensor]], bool]], ...]
     count: int
 
     def failures(self, tensors: Sequence[torch.Tensor]) -> list[tuple[str, UserLocation | None]]:
-        """What does not hold, as sentences with the user's line."""
+        """The conditions that do not hold, as sentences with the user's line."""
         return [(text, place) for text, place, holds in self.sentences if not holds(tensors)]
 
 
@@ -262,7 +262,6 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
     """
     if not bindings.symbols and not environment.guards:
         return None
-    conditions: list[tuple[Any, UserLocation | None]] = []
     texts: list[tuple[str, str, UserLocation | None]] = []
     for symbol, place in bindings.symbols.items():
         low, high = private_sizes.range_of(environment, symbol)
@@ -276,10 +275,9 @@ def shape_guards(environment: RecordingShapeEnv, bindings: Bindings) -> ShapeGua
         value = private_sizes.python_text(expression, bindings._variables(expression))
         shown = bindings.sentence(expression)
         texts.append((f"{bindings.code(part)} == {value}", f"`{bindings.text(part)}` must be `{shown}`", None))
-    conditions += [(item.expression, item.location) for item in environment.recorded()]
-    for expression, location in conditions:
-        code = private_sizes.python_text(expression, bindings._variables(expression))
-        texts.append((code, f"`{bindings.sentence(expression)}` must hold", location))
+    for item in environment.recorded():
+        code = private_sizes.python_text(item.expression, bindings._variables(item.expression))
+        texts.append((code, f"`{bindings.sentence(item.expression)}` must hold", item.location))
     # A recorded guard knows the user's line; the ranges that follow from it do not.
     texts.sort(key=lambda item: item[2] is None)
     unique = list({item[0]: item for item in reversed(texts)}.values())[::-1]

@@ -6,8 +6,10 @@ fake tensors. A traced tensor is a functional wrapper around a fake tensor; PyTo
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +27,6 @@ from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
-from dovetail.trace.line_table import LineTable
-from dovetail.trace.metadata import MetadataChange
 from dovetail.trace.modes import FakeMode, FunctionalMode, SymbolicFakeMode, Tracer
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.trace.program import Program, Recorder, RecordingMode
@@ -54,11 +54,6 @@ class TracedInput:
     requires_grad: bool = False
 
     @property
-    def original_node(self) -> torch.fx.Node:
-        """The node of the value as it comes in."""
-        return self.node
-
-    @property
     def is_written_differentiably(self) -> bool:
         """Whether autograd has recorded a write to the value."""
         return self.value.grad_fn is not self.original_grad_fn
@@ -68,6 +63,16 @@ class TracedInput:
         if self.requires_grad:
             return not self.value.requires_grad
         return self.value.requires_grad and self.value.is_leaf
+
+
+@dataclass(frozen=True)
+class MetadataChange:
+    """Input ``input_index`` was given another size, strides or offset in place, by ``operator(input, *arguments)``."""
+
+    input_index: int
+    operator: Any
+    arguments: tuple[Any, ...]
+    grad_enabled: bool
 
 
 class _Shield(torch.autograd.Function):
@@ -138,7 +143,8 @@ class Trace:
         if isinstance(self.shape_env, RecordingShapeEnv):
             self.shape_env.locate = lambda: self.backward_line() if self.phase == "backward" else self.locate()
         self.random = RandomOperators()
-        self.lines = LineTable()
+        #: The user's lines, each with the sequence number of the first autograd node that was made in it.
+        self._lines: list[tuple[int, UserLocation]] = []
         self.recorder = Recorder()
         self.ambient = AmbientState.snapshot()
         self.inputs: list[TracedInput] = []
@@ -159,7 +165,7 @@ class Trace:
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private_tracing.compiling_flag())
         stack.enter_context(private_tracing.plain_checkpoints())
-        # What autocast keeps for the length of a block, it would keep of the traced tensors too.
+        # Autocast caches casts of tensors for the length of a block, those of traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private_tracing.effects_as_plain_operators())
         stack.enter_context(self.fake_mode)
@@ -167,7 +173,7 @@ class Trace:
         if self.decompositions:
             stack.enter_context(private_tracing.decompose(self.decompositions))
         stack.enter_context(FunctionalMode(self))
-        stack.enter_context(RecordingMode(self.recorder, self._begin_call))
+        stack.enter_context(RecordingMode(self.recorder, self.note_line))
         if self.settings.math_attention:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         return self
@@ -273,25 +279,25 @@ class Trace:
         """The input whose traced value this very object is."""
         return self._by_value.get(id(value))
 
-    def note_metadata_change(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def note_metadata_change(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """An operator has changed a tensor's size, strides or offset in place; for an input, the call does it again."""
         item = self.input_of(args[0])
-        if item is None or operator is torch.ops.aten.detach_.default:
+        if item is None or target is torch.ops.aten.detach_.default:
             return
-        if operator is torch.ops.aten.resize_as_.default and kwargs.get("memory_format") is None:
-            operator, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
+        if target is torch.ops.aten.resize_as_.default and kwargs.get("memory_format") is None:
+            target, args, kwargs = torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {}
         hidden = item.requires_grad and not torch.is_grad_enabled()
         if hidden or any(
             isinstance(value, torch.Tensor) or private_sizes.is_symbolic(value)
             for value in private_trees.tree_leaves((args[1:], kwargs))
         ):
             raise CaptureError(
-                f"{item.name} is changed in place by {operator}",
+                f"{item.name} is changed in place by {target}",
                 where=self.locate(),
                 advice="make a new tensor instead",
             )
         self.metadata_changes.append(
-            MetadataChange(item.index, functools.partial(operator, **kwargs), args[1:], torch.is_grad_enabled())
+            MetadataChange(item.index, functools.partial(target, **kwargs), args[1:], torch.is_grad_enabled())
         )
 
     def changes(self, key: Hashable, value: Any) -> bool:
@@ -335,31 +341,29 @@ class Trace:
             )
         return slot.proxy.node
 
-    def _begin_call(self) -> None:
+    def note_line(self) -> None:
         """Autograd nodes that are made from here on belong to the user's present line."""
         line = self.locate() if self.phase != "backward" else None
         if line is not None:
-            self.lines.add(private_autograd.next_sequence_number(), line)
+            self._lines.append((private_autograd.next_sequence_number(), line))
 
     def backward_line(self) -> UserLocation | None:
         """The user line whose forward made the autograd node that runs now."""
         node = private_autograd.running_autograd_node()
-        return self.lines.find(node._sequence_nr()) if node is not None else None
-
-    def has_unbacked_sizes(self) -> bool:
-        """Whether an operator has made a size or a number out of a tensor's data, which no static graph can hold."""
-        return bool(self.data_symbols())
+        number = -1 if node is None else node._sequence_nr()
+        at = bisect.bisect_right(self._lines, number, key=operator.itemgetter(0))
+        return self._lines[at - 1][1] if at else None
 
     def data_symbols(self) -> set[Any]:
-        """The sizes and numbers made out of data so far."""
+        """The sizes and numbers that operators have made out of a tensor's data so far, which no static graph can hold."""
         return private_sizes.data_symbols(self.shape_env, self._looked_at) - self._forgiven
 
     def forgive_data_symbols(self, before: set[Any]) -> None:
-        """A call was begun when there were those of ``before``, has failed, and left no trace of those that it made."""
+        """Forget the data symbols that came after ``before``: the call that made them has failed and left no trace of them."""
         self._forgiven |= self.data_symbols() - before
 
     def assert_assumptions(self) -> int:
-        """Put what was assumed about sizes made of data into the graph, as operators that raise; returns how many."""
+        """Put the assumptions about sizes made of data into the graph, as operators that raise; returns how many."""
         assumed = [
             expression
             for expression in private_sizes.deferred_assumptions(self.shape_env, self._truths)
@@ -368,7 +372,7 @@ class Trace:
         for expression in assumed:
             if not private_sizes.is_expressible(expression):
                 raise self._unchecked(expression)
-            # Without gradients: what is recorded with them in the backward counts as computed there.
+            # Without gradients: a node that is recorded with them in the backward counts as computed there.
             with private_calls.no_torch_function(), torch.no_grad():
                 condition = private_sizes.symbolic_truth(self.shape_env, expression)
                 if private_sizes.expression_of(condition) == True:  # noqa: E712  (sympy's)

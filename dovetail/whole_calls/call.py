@@ -18,7 +18,7 @@ from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
 from dovetail.whole_calls import examples
-from dovetail.whole_calls.facts import ExampleFacts, Facts, RuleFacts, SizesRule
+from dovetail.whole_calls.facts import Facts, SizesRule
 from dovetail.whole_calls.handles import SPARSE_LAYOUTS, carried_by, is_handle, make_handle
 from dovetail.whole_calls.operator import FlatFunction, WholeFunction, record
 
@@ -54,15 +54,14 @@ def _call(
     carried: list[torch.Tensor | None] = []
     is_differentiable = function.grad_enabled and any(function.needs_gradient)
     if sizes is not None:
-        function = replace(function, facts=RuleFacts(sizes))
+        function = replace(function, facts=Facts.by_sizes(sizes))
     else:
         with private_tracing.disable_current_modes(), private_calls.no_torch_function():
             given = [examples.example_of(trace, tensor) for tensor in tensors]
             results = examples.run_example(trace, function, given)
-            facts = ExampleFacts.found(results)
             carried = [carried_by(item).detach() if is_handle(item) else None for item in results]
-        function = replace(function, facts=facts, handles=tuple(map(is_handle, given)))
-        is_differentiable = any(facts.flags)
+        function = replace(function, facts=Facts.by_example(results), handles=tuple(map(is_handle, given)))
+        is_differentiable = any(function.facts.flags or ())
     if is_differentiable:
         found = _WholeCall.apply(trace, function, carried, *tensors)  # type: ignore[no-untyped-call]
     else:
@@ -130,7 +129,7 @@ class _WholeCall(torch.autograd.Function):
                 trace.node_of(tangent).meta.setdefault(examples.CARRIED_EXAMPLE, example)
         wanted = [flag and ctx.needs_input_grad[3 + at] for at, flag in enumerate(function.needs_gradient)]
         run = _drawing_again(function.function) if function.draws else function.function
-        by_rule = None if function.facts.by_example else False
+        by_rule = None if function.facts.flags is not None else False
         found = whole_gradients(trace, function.name, run, ctx.saved_tensors, tangents, wanted, keeps_strides=by_rule)
         return (None, None, None, *found[: len(wanted)])
 
@@ -204,29 +203,21 @@ def whole_gradients(
         return none
     gradients = _GradientFunction(function, len(tensors), defined, asked)
     given = [*tensors, *[tangent for tangent in tangents if tangent is not None]]
-    sizes: SizesRule | None = None
     if keeps_strides is None:
         gradients = _present_gradients(trace, gradients, given)
         if not gradients.wanted:
             return none
-    else:
-        sizes = _LikeArguments(gradients.wanted, keeps_strides)
+
+    def sizes(*values: torch.Tensor) -> list[Any]:
+        return [values[at] if keeps_strides else (values[at].shape, values[at].dtype) for at in asked]
+
     grad_enabled = torch.is_grad_enabled()
     flags = tuple(tensor.requires_grad and grad_enabled for tensor in given)
     called = WholeFunction(f"the gradient of {name}", gradients, Facts(), flags, grad_enabled, is_gradient=True)
-    found = dict(zip(gradients.wanted, _call(trace, called, given, sizes), strict=True))
+    found = dict(
+        zip(gradients.wanted, _call(trace, called, given, None if keeps_strides is None else sizes), strict=True)
+    )
     return tuple(found.get(at) for at in range(len(tensors)))
-
-
-@dataclass(frozen=True)
-class _LikeArguments:
-    """The sizes of gradients: those of the arguments."""
-
-    wanted: tuple[int, ...]
-    keeps_strides: bool
-
-    def __call__(self, *values: torch.Tensor) -> list[Any]:
-        return [values[at] if self.keeps_strides else (values[at].shape, values[at].dtype) for at in self.wanted]
 
 
 def _present_gradients(trace: Trace, gradients: _GradientFunction, given: Sequence[torch.Tensor]) -> _GradientFunction:
@@ -245,8 +236,8 @@ def _present_gradients(trace: Trace, gradients: _GradientFunction, given: Sequen
         try:
             found = run()
         except RuntimeError:
-            # Not all tangents are allowed: those of complex eigenvectors must not depend on their phase. Zeros never do, and
-            # whether those at run time do, the function looks itself.
+            # Not all tangents are allowed: those of complex eigenvectors must not depend on their phase. Zeros never do; the
+            # function itself checks the tangents at run time.
             for tensor in given[gradients.count :]:
                 trace.node_of(tensor).meta[examples.ZERO_EXAMPLE] = True
             found = run()

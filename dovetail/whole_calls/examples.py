@@ -1,4 +1,4 @@
-"""Real tensors like traced ones, and what a function does when it is called with them once."""
+"""Real tensors like traced ones, and an example call of a function with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dovetail.trace.overrides import GRAPHS, INPUT_GRADIENTS
 from dovetail.whole_calls.handles import carried_by, components_of, is_handle, make_handle
 from dovetail.whole_calls.operator import WHOLE_CALL, WholeFunction, shares_values
 
-# In a node's ``meta``. The first: the example for its value is made of zeros. The second: what its value, a sparse handle,
-# carries in the example.
+#: In a node's ``meta``: the example for its value is made of zeros.
 ZERO_EXAMPLE = "dovetail zero example"
+#: In a node's ``meta``: the tensor that its value, a sparse handle, carries in the example.
 CARRIED_EXAMPLE = "dovetail carried example"
 
 
@@ -29,7 +29,7 @@ def example_of(trace: Trace, value: torch.Tensor) -> torch.Tensor:
     """
     node = trace.node_of(value)
     for item in trace.inputs:
-        if item.node is node or item.original_node is node:
+        if item.node is node:
             if is_handle(item.real):
                 return make_handle(carried_by(item.real).detach().clone())
             # With its strides, and in memory of its own.

@@ -1,4 +1,4 @@
-"""What a graph relies on of the results of a whole call: found by an example, or by a rule over sizes."""
+"""Facts that a graph relies on about the results of a whole call: found by an example, or by a rule over sizes."""
 
 from __future__ import annotations
 
@@ -45,38 +45,59 @@ class TensorFacts:
         """Whether a result lies in memory as the graph takes it to."""
         return tensor.is_contiguous() if self.stride is None else tensor.stride() == self.stride
 
-    def describe(self) -> str:
-        """The facts in an error."""
-        return f"{tuple(self.shape)}, {'contiguous' if self.stride is None else self.stride}, {self.dtype}"
 
-
+@dataclass(frozen=True)
 class Facts:
-    """The results of one function. ``by_example``: another call may have others, which depend on its data."""
+    """The results of one function: ``rule`` gives them for its arguments.
 
-    by_example = False
+    ``flags``: which of them require a gradient where an argument does. Facts that were found by an example have flags, and another
+    call may have other results, which depend on its data. Without flags these are the results of floating point.
+    """
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> Sequence[TensorFacts]:
-        """The facts of all results for these arguments."""
-        raise NotImplementedError
+    rule: Callable[..., Sequence[TensorFacts]] = lambda *tensors: ()
+    flags: tuple[bool, ...] | None = None
+
+    @staticmethod
+    def by_example(results: Sequence[torch.Tensor]) -> Facts:
+        """Results that are always like those of one example call."""
+        found = tuple(map(TensorFacts.of, results))
+        flags = [(carried_by(item) if is_handle(item) else item).requires_grad for item in results]
+        return Facts(lambda *tensors: found, tuple(flags))
+
+    @staticmethod
+    def by_sizes(rule: SizesRule) -> Facts:
+        """Results whose sizes follow from those of the arguments. All tensors are on one device."""
+
+        def facts(*tensors: torch.Tensor) -> list[TensorFacts]:
+            found = []
+            for item in rule(*tensors):
+                if isinstance(item, torch.Tensor):
+                    shape, dtype = tuple(item.shape), item.dtype
+                    stride = torch.empty_like(item, device="meta").stride()
+                else:
+                    (shape, dtype), stride = (tuple(item[0]), item[1]), None
+                found.append(TensorFacts(shape, stride, dtype, tensors[0].device))
+            return found
+
+        return Facts(facts)
 
     def depends(self, results: Sequence[torch.Tensor]) -> list[bool]:
         """Which of the results require a gradient where an argument does."""
-        raise NotImplementedError
+        if self.flags is not None:
+            return list(self.flags)
+        return [item.is_floating_point() or item.is_complex() for item in results]
 
     def own(self, name: str, facts: TensorFacts, result: torch.Tensor, taken: set[int]) -> torch.Tensor:
         """A result as the graph takes it to be, in memory of its own. Raises :class:`OutgrownError`."""
-        has_layout = facts.has_layout_of(result) or result.numel() < 2
-        if facts.is_handle != is_handle(result) or (
-            not facts.is_handle
-            and (
-                tuple(result.shape) != tuple(facts.shape)
-                or result.dtype != facts.dtype
-                or not (has_layout or not self.by_example)
-            )
-        ):
+        is_same = facts.is_handle == is_handle(result)
+        if is_same and not facts.is_handle:
+            has_layout = self.flags is None or facts.has_layout_of(result) or result.numel() < 2
+            is_same = (tuple(result.shape), result.dtype) == (tuple(facts.shape), facts.dtype) and has_layout
+        if not is_same:
+            expected = f"{tuple(facts.shape)}, {'contiguous' if facts.stride is None else facts.stride}, {facts.dtype}"
             raise OutgrownError(
                 f"{name} has returned a tensor of size {tuple(result.shape)}, strides {result.stride()} and type {result.dtype}; "
-                f"the graph was compiled for {facts.describe()}",
+                f"the graph was compiled for {expected}",
                 advice="keep this call out of the compiled function: its result's size depends on the data",
             )
         if facts.is_handle:
@@ -86,52 +107,3 @@ class Facts:
             found = facts.empty().copy_(found)
         taken.add(found.untyped_storage()._cdata)
         return found
-
-
-@dataclass(frozen=True)
-class ExampleFacts(Facts):
-    """Results that are always like those of one example call."""
-
-    results: tuple[TensorFacts, ...]
-    flags: tuple[bool, ...]
-    by_example = True
-
-    @staticmethod
-    def found(results: Sequence[torch.Tensor]) -> ExampleFacts:
-        """The facts of the results of an example call."""
-        flags = [(carried_by(item) if is_handle(item) else item).requires_grad for item in results]
-        return ExampleFacts(tuple(map(TensorFacts.of, results)), tuple(flags))
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> Sequence[TensorFacts]:
-        """See the base class."""
-        return self.results
-
-    def depends(self, results: Sequence[torch.Tensor]) -> list[bool]:
-        """See the base class."""
-        return list(self.flags)
-
-
-@dataclass(frozen=True)
-class RuleFacts(Facts):
-    """Results whose sizes follow from those of the arguments. All tensors are on one device.
-
-    Results of floating point depend on the arguments that require a gradient.
-    """
-
-    rule: SizesRule
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> Sequence[TensorFacts]:
-        """See the base class."""
-        found = []
-        for item in self.rule(*tensors):
-            if isinstance(item, torch.Tensor):
-                shape, dtype = tuple(item.shape), item.dtype
-                stride = torch.empty_like(item, device="meta").stride()
-            else:
-                (shape, dtype), stride = (tuple(item[0]), item[1]), None
-            found.append(TensorFacts(shape, stride, dtype, tensors[0].device))
-        return found
-
-    def depends(self, results: Sequence[torch.Tensor]) -> list[bool]:
-        """See the base class."""
-        return [item.is_floating_point() or item.is_complex() for item in results]

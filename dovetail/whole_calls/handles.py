@@ -8,6 +8,7 @@ two handles is no handle; to read one raises an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ SPARSE_LAYOUTS = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged}
 )
 _CARRIED = "dovetail_carried"
+Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 
 def make_handle(value: torch.Tensor) -> torch.Tensor:
@@ -27,9 +29,9 @@ def make_handle(value: torch.Tensor) -> torch.Tensor:
     torch.sparse_coo
     """
     if value.requires_grad and torch.is_grad_enabled():
-        handle: torch.Tensor = _Handle.apply(value)  # type: ignore[no-untyped-call]
+        handle: torch.Tensor = _Converted.apply(value, _number, carried_by)  # type: ignore[no-untyped-call]
     else:
-        handle = torch.zeros((), dtype=torch.float64)
+        handle = _number(value)
     setattr(handle, _CARRIED, value)
     return handle
 
@@ -74,7 +76,7 @@ def components_of(value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def parts_of_handle(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The components of what a handle is for; of another tensor, itself."""
+    """The components of the tensor that a handle is for; of another tensor, itself."""
     return components_of(carried_by(tensor)) if is_handle(tensor) else [tensor]
 
 
@@ -86,41 +88,32 @@ def redeem(handle: torch.Tensor) -> torch.Tensor:
     """
     if handle.requires_grad:
         with torch.enable_grad():
-            return _Redeemed.apply(handle)  # type: ignore[no-untyped-call,no-any-return]
+            return _Converted.apply(handle, _detached, make_handle)  # type: ignore[no-untyped-call,no-any-return]
     return carried_by(handle)
 
 
-def _first_order_only() -> None:
-    if torch.is_grad_enabled():
-        raise HigherOrderGradientError(
-            "a second derivative through a compiled function is asked for (create_graph=True), with a sparse tensor",
-            advice="take both derivatives inside the compiled function, or run this one eagerly",
-        )
+def _number(value: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64)
 
 
-class _Handle(torch.autograd.Function):
+def _detached(handle: torch.Tensor) -> torch.Tensor:
+    return carried_by(handle).detach()
+
+
+class _Converted(torch.autograd.Function):
+    """A tensor made of another one, with a gradient that is made of the other's gradient the other way round."""
+
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, convert: Conversion, back: Conversion) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        return torch.zeros((), dtype=torch.float64)
+        ctx.back = back
+        return convert(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        if gradient is None:
-            return None
-        _first_order_only()
-        return carried_by(gradient)
-
-
-class _Redeemed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, handle: torch.Tensor) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        return carried_by(handle).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        if gradient is None:
-            return None
-        _first_order_only()
-        return make_handle(gradient)
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        if gradient is not None and torch.is_grad_enabled():
+            raise HigherOrderGradientError(
+                "a second derivative through a compiled function is asked for (create_graph=True), with a sparse tensor",
+                advice="take both derivatives inside the compiled function, or run this one eagerly",
+            )
+        return None if gradient is None else ctx.back(gradient), None, None

@@ -1,6 +1,6 @@
 """The operators ``dovetail::whole_call`` and ``dovetail::whole_call_random``: a graph calls a function of tensors by a number.
 
-A node of a graph names its function by a number. What can run the graph keeps the functions alive
+A node of a graph names its function by a number. Every object that can run the graph keeps the functions alive
 (:attr:`dovetail.runtime.spec.RuntimeSpec.kept_alive`); the table of numbers has weak references only.
 """
 
@@ -62,7 +62,7 @@ class WholeFunction:
                 advice="keep this call out of the compiled function",
             )
         taken = {value.untyped_storage()._cdata for value in tensors}
-        expected = self.facts.of(tensors)
+        expected = self.facts.rule(*tensors)
         return [self.facts.own(self.name, facts, result, taken) for result, facts in zip(found, expected, strict=True)]
 
 
@@ -107,7 +107,7 @@ _library.impl("whole_call_random", _kernel, "CompositeExplicitAutograd")
 @torch.library.register_fake("dovetail::whole_call_random", lib=_library)
 @torch.library.register_fake("dovetail::whole_call", lib=_library)
 def _fake(function: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [facts.empty() for facts in _FUNCTIONS[function].facts.of(tensors)]
+    return [facts.empty() for facts in _FUNCTIONS[function].facts.rule(*tensors)]
 
 
 WHOLE_CALL = torch.ops.dovetail.whole_call.default
@@ -120,7 +120,7 @@ def function_of(node: torch.fx.Node) -> WholeFunction:
 
 
 def _may_be_outgrown(node: torch.fx.Node) -> bool:
-    return function_of(node).facts.by_example
+    return function_of(node).facts.flags is not None
 
 
 ASSUMES.update({WHOLE_CALL: _may_be_outgrown, RANDOM_WHOLE_CALL: _may_be_outgrown})

@@ -11,6 +11,7 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.outputs import number_as_tensor
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import data_rule
 from dovetail.frontend.values.leaves import is_leaf_value
@@ -20,7 +21,6 @@ from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace import Trace
-from dovetail.trace.python_numbers import number_as_tensor
 from dovetail.trace.trace import open_trace
 from dovetail.whole_calls.call import whole_call
 from dovetail.whole_calls.examples import example_of

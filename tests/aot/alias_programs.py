@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import dovetail
-from tests.differential import tensors_in
+from tests.differential import differences, tensors_in
 
 Inputs = Sequence[torch.Tensor]
 Later = Callable[[Any, Inputs], Any]
@@ -143,25 +143,6 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     return seen
 
 
-def differences(expected: Any, actual: Any, path: str = "") -> list[str]:
-    """Where two observations differ; tensors are compared to the last bit."""
-    if isinstance(expected, torch.Tensor):
-        same = isinstance(actual, torch.Tensor) and expected.shape == actual.shape
-        if same and torch.equal(expected.nan_to_num(), actual.nan_to_num()):
-            return []
-        return [f"{path}: eager {expected.flatten()[:6].tolist()}, compiled {actual.flatten()[:6].tolist()}"]
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        found = [f"{path}/{key}: only on one side" for key in expected.keys() ^ actual.keys()]
-        for key in expected.keys() & actual.keys():
-            found += differences(expected[key], actual[key], f"{path}/{key}")
-        return found
-    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        return [
-            d for n, (a, b) in enumerate(zip(expected, actual, strict=True)) for d in differences(a, b, f"{path}[{n}]")
-        ]
-    return [] if expected == actual else [f"{path}: eager {expected}, compiled {actual}"]
-
-
 def is_refused(actual: dict[str, Any]) -> bool:
     """Whether a run ended with an error of the product's own, after the call: what it cannot do is asked of its results."""
     return actual.get("later error", ("", ""))[0] == "PartialGradientError"
@@ -179,7 +160,7 @@ def compare(program: Program, backend: str = "aten", calls: int = 2, **options: 
             if program.refused_later:
                 found += [] if is_refused(actual) else [f"call {call}: was not refused"]
                 continue
-            found += [f"call {call}: {text}" for text in differences(expected, actual)]
+            found += [str(difference) for difference in differences(expected, actual, f"call {call}")]
     categories = (dovetail.errors.EagerFallbackWarning, dovetail.errors.GraphBreakWarning)
     reasons = [str(item.message).splitlines()[0] for item in caught if issubclass(item.category, categories)]
     return found, "; ".join(reasons)

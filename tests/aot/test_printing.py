@@ -95,5 +95,18 @@ def test_the_repr_of_an_entry_says_what_it_does() -> None:
     assert repr(entry).startswith("<entry of the whole call: joint graph of Blocks") and "\n" not in repr(entry)
 
 
+def test_an_explanation_and_a_log_are_tables_in_a_notebook() -> None:
+    compiled = dovetail.compile(lambda x: x * 2, backend="aten")
+    compiled(torch.ones(2))
+    explanation = dovetail.explain(compiled)(torch.ones(2))
+    assert repr(explanation).startswith("1 compiled entry\n  entry 0: hit")
+    assert explanation._repr_html_().startswith("<p>1 compiled entry</p><ol start='0'><li><pre>hit</pre></li></ol>")
+    log = dovetail.events_of(compiled)
+    log.note("decision", reason="a < b")
+    assert "\n  capture " in repr(log) and repr(log).endswith("\n  decision (reason=a < b)")
+    html = log._repr_html_()
+    assert "<tr><td>decision</td><td></td><td>reason: a &lt; b</td></tr>" in html
+
+
 def test_the_program_backend_has_no_partition(joint: JointGraph) -> None:
     assert str(joint.compile("eager")) == "compiled by eager: the program, call by call"

@@ -12,6 +12,7 @@ import torch
 import dovetail
 from dovetail.backward_capture import BackwardSession, open_session
 from tests.backward_capture.scenarios import LEFT_TO_EAGER, SCENARIOS, Run
+from tests.differential import Rule, same
 
 for _part in ("anomaly", "bad_input", "checkpoints_twice", "functions", "higher_order", "hooks", "subclasses"):
     importlib.import_module(f"tests.backward_capture.scenarios_{_part}")
@@ -41,30 +42,13 @@ def run_scenario(name: str, size: int) -> tuple[Any, list[Any], str]:
     return result, run.log, ""
 
 
-def _strides(tensor: torch.Tensor) -> list[int]:
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+#: The stride of a dimension with one element may be another one.
+RULE = Rule(unit_strides=False)
 
 
 def assert_same(expected: Any, found: Any, where: str = "result") -> None:
     """The same to the last bit, with the same types, strides and flags."""
-    assert type(expected) is type(found), where
-    if isinstance(expected, torch.Tensor):
-        for name in ("dtype", "shape", "device", "layout", "requires_grad", "is_leaf"):
-            assert getattr(expected, name) == getattr(found, name), f"{where}.{name}"
-        if hasattr(expected, "__tensor_flatten__"):
-            for name in expected.__tensor_flatten__()[0]:
-                assert_same(getattr(expected.detach(), name), getattr(found.detach(), name), f"{where}.{name}")
-            return
-        if expected.layout is torch.strided:
-            # The step along a dimension of one element says nothing.
-            assert _strides(expected) == _strides(found), f"{where}.stride"
-        assert torch.equal(expected.detach(), found.detach()), where
-    elif isinstance(expected, (list, tuple)):
-        assert len(expected) == len(found), where
-        for index, (left, right) in enumerate(zip(expected, found, strict=True)):
-            assert_same(left, right, f"{where}[{index}]")
-    else:
-        assert expected == found, where
+    same(expected, found, where, RULE)
 
 
 def check(name: str, session: BackwardSession) -> None:

@@ -33,6 +33,7 @@ def test_bench_capture_measures_both_compilers_and_saves_every_round(tmp_path: P
         assert all(result["graphs_ready"] > 0 for result in data["rounds"][name])
 
 
+@pytest.mark.slow
 def test_bench_overhead_measures_both_compilers_and_saves_every_round(tmp_path: Path) -> None:
     done = run("bench_overhead.py", "--models", "3 modules", "--rounds=2", f"--output={tmp_path}")
     assert done.returncode in (0, 1), done.stderr

@@ -32,8 +32,8 @@ from unittest import mock
 import torch
 
 import dovetail
-from tests.conformance.compare import Difference, differences
 from tests.conformance.model_runner import BATCH, FACTORIES, LENGTH, Batch, _step, build
+from tests.differential import Difference, differences
 
 SHAPES = ((2, 12), (3, 9), (5, 7), (4, 11))
 LIMIT_WITH_BREAKS = 64

@@ -27,18 +27,10 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 import torch
 from torch import Tensor
 
-from tests.conformance.compare import (
-    COMPILERS,
-    Compiler,
-    Difference,
-    breaks,
-    differences,
-    max_abs_diff,
-    not_compiled,
-    refusal_types,
-)
+from tests.conformance.compilers import COMPILERS, Compiler, breaks, not_compiled, refusal_types
 from tests.conformance.more_models import FACTORIES as MORE_FACTORIES
 from tests.conformance.newer_models import FACTORIES as NEWER_FACTORIES
+from tests.differential import Difference, differences, max_abs_diff
 
 Batch = dict[str, Any]
 Factory = Callable[[Any], tuple[torch.nn.Module, Callable[[], Batch]]]

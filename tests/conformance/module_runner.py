@@ -21,16 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.conformance.compare import (
-    COMPILERS,
-    Compiler,
-    Difference,
-    aliasing,
-    clone,
-    differences,
-    not_compiled,
-    tensors_in,
-)
+from tests.conformance.compilers import COMPILERS, Compiler, not_compiled
 from tests.conformance.verdicts import (
     OperatorResult,
     SampleResult,
@@ -40,6 +31,7 @@ from tests.conformance.verdicts import (
     seed_everything,
     summary,
 )
+from tests.differential import Difference, aliasing, clone_inputs, differences, tensors_in
 
 VARIANTS = ("train", "eval")
 
@@ -64,7 +56,7 @@ def _build(info: Any, sample: Any, training: bool) -> torch.nn.Module:
 def _run(module: torch.nn.Module, call: Callable[..., Any], values: Any) -> tuple[Any, ...]:
     """All that can be seen of one call: result, inputs, gradients, buffers, random state and aliasing."""
     seed_everything()
-    args, kwargs = clone(values)
+    args, kwargs = clone_inputs(values)
     result = call(*args, **kwargs)
     state = torch.get_rng_state()
     parameters = dict(module.named_parameters())

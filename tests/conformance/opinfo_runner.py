@@ -25,16 +25,7 @@ from typing import Any
 
 import torch
 
-from tests.conformance.compare import (
-    COMPILERS,
-    Compiler,
-    Difference,
-    aliasing,
-    clone,
-    differences,
-    not_compiled,
-    tensors_in,
-)
+from tests.conformance.compilers import COMPILERS, Compiler, not_compiled
 from tests.conformance.rounding import in_double, is_rounding
 from tests.conformance.verdicts import (
     ROUNDING,
@@ -47,6 +38,7 @@ from tests.conformance.verdicts import (
     summary,
     totals,
 )
+from tests.differential import Difference, aliasing, clone_inputs, differences, tensors_in
 
 VARIANTS = ("forward", "backward", "inplace")
 # What is run for each ``--direction``.
@@ -113,7 +105,7 @@ def _run(
     double: bool = False,
 ) -> Outcome:
     seed_everything()
-    inputs = clone(values)
+    inputs = clone_inputs(values)
     result = function(*inputs)
     state = torch.get_rng_state()
     gradients: list[torch.Tensor | None] | None = None
@@ -226,11 +218,11 @@ def check_call(
 def check_refusal_leaves_inputs(function: Callable[..., Any], values: tuple[Any, ...], compiler: Compiler) -> str:
     """After a refusal nothing may have changed: the first difference in the inputs or the random state, or ''."""
     seed_everything()
-    inputs, state = clone(values), torch.get_rng_state()
+    inputs, state = clone_inputs(values), torch.get_rng_state()
     try:
         compiler(function)(*inputs)
     except Exception:
-        found = list(differences(clone(values), inputs, "input after a refusal"))
+        found = list(differences(clone_inputs(values), inputs, "input after a refusal"))
         if not torch.equal(state, torch.get_rng_state()):
             found.append(Difference("random state", "a refused call", "changed"))
         return str(found[0]) if found else ""

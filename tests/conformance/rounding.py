@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from tests.conformance.compare import Difference, clone, close, max_abs_diff, tensors_in
+from tests.differential import Difference, clone_inputs, close, max_abs_diff, tensors_in
 
 UNITS = 64
 
@@ -37,7 +37,7 @@ def in_double(values: Any) -> Any:
             return leaf.detach().double().requires_grad_(leaf.requires_grad)
         return leaf
 
-    return tree_map(one, clone(values))
+    return tree_map(one, clone_inputs(values))
 
 
 def _size(tensor: torch.Tensor) -> float:

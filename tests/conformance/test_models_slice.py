@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.conformance import compare, model_runner
+from tests.conformance import compilers, model_runner
 
 QUICK = ("gpt2", "vit", "resnet")
 
@@ -16,7 +16,7 @@ QUICK = ("gpt2", "vit", "resnet")
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in model_runner.CORE]
 )
 def test_model(name: str, mode: str) -> None:
-    (result,) = model_runner.run_here([name], [mode], compare.COMPILERS["dovetail"])
+    (result,) = model_runner.run_here([name], [mode], compilers.COMPILERS["dovetail"])
     assert result.verdict == "passed", result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conformance import compare, module_runner
+from tests.conformance import compilers, module_runner
 
 SLICE = """
 nn.Linear nn.Conv2d nn.ConvTranspose1d nn.BatchNorm1d nn.BatchNorm2d nn.LayerNorm nn.GroupNorm nn.Embedding
@@ -18,14 +18,14 @@ nn.GaussianNLLLoss nn.CTCLoss nn.GRUCell nn.Dropout
 def test_module(name: str) -> None:
     if name not in module_runner.modules():
         pytest.skip(f"this torch's database has no {name}")
-    result = module_runner.check_module(name, compare.COMPILERS["dovetail"], samples=2)
+    result = module_runner.check_module(name, compilers.COMPILERS["dovetail"], samples=2)
     for variant in module_runner.VARIANTS:
         assert result.verdict(variant) in ("passed", "eager cannot"), (variant, result.samples[variant])
 
 
 def test_batch_norm_with_an_average_of_all_batches() -> None:
     """``momentum=None`` makes a Python number out of a counter: the sixth sample of the database."""
-    result = module_runner.check_module("nn.BatchNorm1d", compare.COMPILERS["dovetail"])
+    result = module_runner.check_module("nn.BatchNorm1d", compilers.COMPILERS["dovetail"])
     assert result.verdict("train") == "passed", result.samples["train"]
 
 

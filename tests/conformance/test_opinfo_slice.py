@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from tests.conformance import compare, opinfo_runner
+from tests.conformance import compilers, opinfo_runner
+from tests.differential import clone_inputs
 
 SLICE = """
 add mul div.no_rounding_mode pow exp log sigmoid tanh sqrt clamp where maximum abs neg
@@ -24,7 +25,7 @@ zeros_like ones_like to
 
 @pytest.mark.parametrize("name", SLICE)
 def test_operator(name: str) -> None:
-    (result,) = opinfo_runner.run_here([name], compare.COMPILERS["dovetail"], samples=1)
+    (result,) = opinfo_runner.run_here([name], compilers.COMPILERS["dovetail"], samples=1)
     for variant in opinfo_runner.VARIANTS:
         for sample in result.samples[variant]:
             assert sample.verdict in ("passed", "eager cannot", "not applicable"), (variant, sample)
@@ -35,7 +36,7 @@ def test_operator(name: str) -> None:
     "name", ["sin", "mul", "matmul", "addmm", "prod", "cumprod", "masked_fill", "masked_select", "cov"]
 )
 def test_operator_twice_differentiated(name: str) -> None:
-    (result,) = opinfo_runner.run_here([name], compare.COMPILERS["dovetail"], samples=1, direction="double")
+    (result,) = opinfo_runner.run_here([name], compilers.COMPILERS["dovetail"], samples=1, direction="double")
     assert result.verdict("double") == "passed", result.samples
 
 
@@ -191,7 +192,7 @@ def test_clone_keeps_strides_sharing_and_requires_grad() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     leaf = torch.ones(2, requires_grad=True)
     values = (base.t(), base[0], leaf * 2, leaf, [leaf])
-    copies = compare.clone(values)
+    copies = clone_inputs(values)
     assert copies[0].stride() == (1, 4)
     assert copies[0].untyped_storage().data_ptr() == copies[1].untyped_storage().data_ptr() != base.data_ptr()
     assert copies[2].is_leaf and copies[2].requires_grad

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tests.conformance.compare import refusal_types
+from tests.conformance.compilers import refusal_types
 
 # Worst first: an operator's verdict is the worst of its samples.
 VERDICTS = ("wrong", "error", "refused", "passed", "eager cannot", "not applicable")

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import dovetail
-from tests.calls import entries_of
-from tests.differential import same
+from tests.differential import entries_of, same
 
 
 @pytest.fixture(autouse=True)

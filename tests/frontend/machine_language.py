@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.frontend.code.bind import bind
-from dovetail.frontend.code.frame import Frame
-from dovetail.frontend.instructions import Return
+from dovetail.frontend.code.frame import Break, Frame, decode
+from dovetail.frontend.instructions import Return, handlers_of
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.rules.language import class_bodies, exception_groups, matching, type_parameters  # noqa: F401
-from dovetail.rules.language.classes import build_class
+from dovetail.rules.python import match_statements  # noqa: F401  (its instructions)
 from tests.frontend.language import CASES, plain
 
 ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -29,31 +28,29 @@ def _default(function: types.FunctionType, name: str, position: int | None) -> A
     return (function.__defaults__ or ())[position]
 
 
+def _is_interpreted(code: types.CodeType) -> bool:
+    try:
+        handlers_of(code, decode(code))
+    except Break:
+        return False
+    return True
+
+
 class DeepMachine(Machine):
-    """A machine that runs the functions of the programs instruction by instruction too, class bodies included."""
+    """A machine that runs the functions of the programs instruction by instruction too, where their code can be interpreted."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         """``function(*args, **kwargs)``."""
-        if function is __build_class__:
-            return build_class(self, args, kwargs)
         if isinstance(function, types.MethodType):
             return self.call(function.__func__, (function.__self__, *args), kwargs)
         if isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(
             "tests.frontend.language"
         ):
-            if not function.__code__.co_flags & ASYNC:
+            if not function.__code__.co_flags & ASYNC and _is_interpreted(function.__code__):
                 result = self.run_frame(Frame(function, bind(function, args, kwargs, _default)), None)
                 assert isinstance(result, Return)
                 return result.value
         return super().call(function, args, kwargs)
-
-    def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
-        """Run the body of a class."""
-        frame = Frame(body, {})
-        frame.namespace = namespace
-        result = self.run_frame(frame, None)
-        assert isinstance(result, Return)
-        return result.value
 
 
 def run_by_machine(function: Callable[[Any], Any], *args: Any) -> Any:

@@ -653,3 +653,18 @@ def test_differentiating_through_what_was_computed_before_is_not_cut_off() -> No
         compiled = dovetail.compile(program, backend="aten")
         a = x()
         same(program(a), compiled(a))
+
+
+def test_super_after_a_break_finds_the_object() -> None:
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Printed(Doubled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print(end="")
+            return super().forward(x) + 1
+
+    compiled = dovetail.compile(Printed(), backend="aten")
+    for _ in range(2):
+        same(torch.full((2,), 3.0), compiled(torch.ones(2)))

@@ -16,7 +16,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from tests.trace.test_shapes import r, run
+from tests.differential import check_entries, leaf
 
 LIBRARY = """
 import functools
@@ -59,7 +59,7 @@ def test_a_library_keeps_its_recipes_in_a_cache(library: ModuleType) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return library.rearrange(x * 2, "ba") @ x
 
-    assert run(program, [(r(size, 3),) for size in (4, 5, 7, 6)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (4, 5, 7, 6)]) == 2
 
 
 def test_what_is_read_from_a_cached_object_is_guarded(library: ModuleType) -> None:
@@ -113,9 +113,9 @@ def test_a_module_whose_class_overrides_the_call() -> None:
         result: torch.Tensor = module(x, factor=2.0)
         return result
 
-    assert run(program, [(r(size, 3),) for size in (4, 5, 7, 6)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (4, 5, 7, 6)]) == 2
     with pytest.raises(ValueError, match="the sizes do not fit"):
-        dovetail.compile(program, backend="aten")(r(4, 5))
+        dovetail.compile(program, backend="aten")(leaf(4, 5))
 
 
 def test_a_graph_module_is_called_as_a_module() -> None:
@@ -133,9 +133,9 @@ def test_a_graph_module_is_called_as_a_module() -> None:
         result: torch.Tensor = module(x) * 2
         return result
 
-    assert run(program, [(r(size, 3),) for size in (4, 5, 7, 6)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (4, 5, 7, 6)]) == 2
     module.register_forward_hook(lambda owner, given, result: result + 1)
-    assert run(program, [(r(size, 3),) for size in (4, 5)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (4, 5)]) == 2
 
 
 class Sizes(NamedTuple):
@@ -149,7 +149,7 @@ def test_a_named_tuple_of_sizes_stays_symbolic() -> None:
         more = sizes._replace(rows=sizes.rows + 1)
         return sizes.data[: more.rows - 2].sum() * more.rows, more
 
-    assert run(program, [(r(size, 3),) for size in (4, 5, 7, 6)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (4, 5, 7, 6)]) == 2
 
 
 local = threading.local()

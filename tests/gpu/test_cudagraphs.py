@@ -24,6 +24,7 @@ from dovetail.cli.gpt import GPT, GPTConfig
 from dovetail.errors import RecordingWarning
 from dovetail.testing import check_backend
 from dovetail.torch_private import compilers as private_compilers
+from tests.differential import Rule, check_training, same
 
 REAL = torch.cuda.is_available()
 CUDA = "cuda" if REAL else "cpu"
@@ -70,6 +71,9 @@ def random_state() -> torch.Tensor:
     return torch.cuda.get_rng_state() if REAL else torch.get_rng_state()
 
 
+KERNELS_ROUND = Rule("close", tolerance=(1e-3, 1e-4))
+
+
 def train(
     model: nn.Module,
     loss: Callable[..., torch.Tensor],
@@ -80,40 +84,12 @@ def train(
     accumulate: int = 1,
 ) -> None:
     """Train eagerly and recorded; losses, gradients, parameters and the random state must agree after every step."""
-    twin = copy.deepcopy(model)
-    step = compiled(loss, kernels)
-    eager = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    other = torch.optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
-    kept = []
-    for number, batch in enumerate(batches):
-        torch.manual_seed(number)
-        wanted = loss(model, *batch)
-        wanted.backward()
-        state = random_state()
-        torch.manual_seed(number)
-        found = step(twin, *batch)
-        found.backward()
-        assert torch.equal(state, random_state()), f"random state after step {number}"
-        kept.append((wanted.detach(), found.detach()))
-        for left, right in kept:
-            compare(left, right, exact, f"a loss after step {number}")
-        for (name, left), right in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert (left.grad is None) == (right.grad is None)
-            if left.grad is not None:
-                compare(left.grad, right.grad, exact, f"gradient of {name} in step {number}")
-        if (number + 1) % accumulate == 0:
-            for optimizer in (eager, other):
-                optimizer.step()
-                optimizer.zero_grad()
-        for (name, left), right in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
-            compare(left, right, exact, f"{name} after step {number}")
+    rule = True if exact else KERNELS_ROUND
+    check_training(model, loss, batches, lambda one: compiled(one, kernels), exact=rule, accumulate=accumulate)
 
 
 def compare(left: torch.Tensor, right: torch.Tensor, exact: bool, what: str) -> None:
-    if exact:
-        assert torch.equal(left, right), f"{what}: {(left - right).abs().max()}"
-    else:
-        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4, msg=lambda text: f"{what}: {text}")
+    same(left, right, what, True if exact else KERNELS_ROUND)
 
 
 def small_model() -> nn.Module:

@@ -17,6 +17,7 @@ from dovetail.guards import (
     AttributeSource,
     CalleeSource,
     CellSource,
+    ComputedSource,
     DictKeys,
     Equals,
     GradSource,
@@ -37,7 +38,6 @@ from dovetail.guards import (
     Unbound,
     compile_checker,
 )
-from dovetail.rules.torch.storage_offsets import StorageOffset
 
 X = ArgumentSource(0, "L['x']")
 HERE = UserLocation("model.py", 31, "forward", "x.view(8, -1)")
@@ -534,7 +534,8 @@ def test_separate_memory():
 def test_storage_offset():
     guards = GuardSet()
     index = guards.add_tensor(X, torch.zeros(8)[4:])
-    guards.add(guards.tensor_source(index), StorageOffset(4))
+    source = guards.tensor_source(index)
+    guards.add(ComputedSource(torch.Tensor.storage_offset, (source,), "the offset"), Equals(4))
     checker = compile_checker(guards)
     assert agree(checker, torch.zeros(8)[4:]) == [] and agree(checker, torch.zeros(4))
 

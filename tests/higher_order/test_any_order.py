@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from dovetail.errors import GraphBreakWarning, HigherOrderGradientError
+from tests.differential import Rule, same
 
 Function = Callable[..., Any]
 BACKENDS = pytest.mark.parametrize("backend", ["aten", "inductor"])
@@ -31,21 +32,12 @@ def network() -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers).double()
 
 
-def close(expected: Any, actual: Any, path: str = "result") -> None:
-    """Equal up to the order in which the engine adds gradients up."""
-    if isinstance(expected, torch.Tensor):
-        assert isinstance(actual, torch.Tensor), f"{path}: {type(actual)}"
-        assert expected.requires_grad == actual.requires_grad, f"{path}: requires_grad {actual.requires_grad}"
-        assert expected.shape == actual.shape and expected.dtype == actual.dtype, (
-            f"{path}: {actual.shape} {actual.dtype}"
-        )
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{path}: {text}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(expected) == len(actual), path
-        for position, pair in enumerate(zip(expected, actual, strict=True)):
-            close(*pair, f"{path}[{position}]")
-    else:
-        assert expected == actual, path
+#: The engine adds gradients up in another order, into memory that is laid out in another way.
+ROUNDED = Rule("close", tolerance=(1e-10, 1e-12), ignored=frozenset({"strides", "is_leaf", "type"}))
+
+
+def close(expected: Any, actual: Any) -> None:
+    same(expected, actual, exact=ROUNDED)
 
 
 def both(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dovetail
+from tests.differential import Rule, same
 
 Function = Callable[..., Any]
 
@@ -30,9 +31,7 @@ def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Te
 OWN = {apart: ({0}, {1}), sharing: ({0, 2}, {1, 2}), chained: ({0, 2}, {0, 1, 2})}
 
 
-def close(expected: list[torch.Tensor], actual: list[torch.Tensor], where: str) -> None:
-    for one, other in zip(expected, actual, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12, msg=lambda text: f"{where}: {text}")
+ROUNDED = Rule("close", tolerance=(1e-12, 1e-12), ignored=frozenset({"strides", "is_leaf", "requires_grad"}))
 
 
 def leaves() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,7 +78,7 @@ def test_a_write_in_between(function: Function, when: str) -> None:
                 expected, actual = attempt(function, which, written, when), attempt(compiled, which, written, when)
                 where = f"output {which}, write to input {written}"
                 if isinstance(expected, list) and isinstance(actual, list):
-                    close(expected, actual, where)
+                    same(expected, actual, where, ROUNDED)
                 elif isinstance(actual, list) or written not in OWN[function][which]:
                     assert expected == actual, where
                 else:

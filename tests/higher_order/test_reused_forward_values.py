@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
+from tests.differential import Rule, same
 
 Function = Callable[..., Any]
 
@@ -81,9 +82,11 @@ def orders(function: Function, x: torch.Tensor, v: torch.Tensor, w: torch.Tensor
     return [value.detach() for value in found]
 
 
+ROUNDED = Rule("close", tolerance=(1e-9, 1e-11), ignored=frozenset({"strides", "is_leaf", "requires_grad"}))
+
+
 def close(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> None:
-    for one, other in zip(expected, actual, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
+    same(expected, actual, exact=ROUNDED)
 
 
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])

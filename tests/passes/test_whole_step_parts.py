@@ -11,7 +11,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from tests.differential import same
+from tests.differential import captures, same
 from tests.passes.test_whole_step import batch, gradients, network
 
 Step = Callable[..., Any]
@@ -37,10 +37,6 @@ def train(
                 same(of(models[0].parameters()), of(models[1].parameters()), f"{name} after step {index}")
             same([item.state_dict() for item in states], [item.state_dict() for item in twin_states], f"state {index}")
     return compiled
-
-
-def captures(compiled: Any) -> int:
-    return int(dovetail.events_of(compiled).count("capture"))
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])

@@ -13,9 +13,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 import dovetail
 from dovetail.errors import GraphBreakWarning
-from tests.differential import same
+from tests.differential import captures, same
 from tests.passes.test_whole_step import batch, gradients, network
-from tests.passes.test_whole_step_parts import captures
 
 mse_loss = torch.nn.functional.mse_loss
 Program = tuple[Callable[[torch.Tensor, torch.Tensor], Any], list[Any]]

@@ -9,33 +9,18 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError, OutgrownError
-from tests.differential import same
+from tests.differential import compare_call, same
 
 
 def _both(function, *values):
-    """The compiled result and gradients of the inputs, compared with eager's."""
+    """Compare the results and gradients of a call with eager's; returns the compiled function."""
     compiled = dovetail.compile(function, fullgraph=True, backend="aten")
     return lambda *given: _same_gradients(function, compiled, *(given or values))
 
 
 def _same_gradients(function, compiled, *values):
-    found = []
-    for callee in (function, compiled):
-        inputs = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in values]
-        result = callee(*inputs)
-        roots = [result] if isinstance(result, torch.Tensor) else list(result)
-        roots = [root for root in roots if root.requires_grad]
-        leaves = [item for item in inputs if item.requires_grad]
-        gradients = torch.autograd.grad([root.square().sum() for root in roots], leaves, allow_unused=True)
-        found.append((result, gradients))
-    same([item.detach() for item in _flat(found[0])], [item.detach() for item in _flat(found[1])])
+    compare_call(function, compiled, [value.clone().requires_grad_(value.is_floating_point()) for value in values])
     return compiled
-
-
-def _flat(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value if item is not None for tensor in _flat(item)]
 
 
 MATRIX = torch.tensor([[0.3, 1.7, -2.1], [0.0, 1.7, 0.11], [0.9, -0.4, 1.7]])

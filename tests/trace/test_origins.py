@@ -11,7 +11,7 @@ import dovetail
 from dovetail.backends import Backend
 from dovetail.backends.aten import compile_aten
 from dovetail.face.explanation import compiled_function
-from tests.calls import entries_of, randn
+from tests.differential import entries_of, randn
 
 
 class BackwardLooksAtSize(torch.autograd.Function):

@@ -12,34 +12,9 @@ import torch
 import dovetail
 from dovetail.backends import Backend
 from dovetail.errors import InputError, OptionError
-from tests.differential import backward, clone_inputs, same
+from tests.differential import check_entries, leaf, same
 
 SIZES = (3, 5, 7, 11)
-
-
-def r(*sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, requires_grad=True)
-
-
-def run(function: Any, calls: list[tuple[Any, ...]], **options: Any) -> int:
-    """Compare every call with eager, gradients included; returns how many entries there are."""
-    options = {"backend": "aten", "fullgraph": True, **options}
-    exact = options["backend"] == "aten"
-    compiled = dovetail.compile(function, **options)
-    for arguments in calls:
-        eager_arguments, own_arguments = clone_inputs(arguments), clone_inputs(arguments)
-        torch.manual_seed(0)
-        expected = function(*eager_arguments)
-        torch.manual_seed(0)
-        actual = compiled(*own_arguments)
-        same(expected, actual, exact=exact)
-        backward(expected)
-        backward(actual)
-        for left, right in zip(eager_arguments, own_arguments, strict=True):
-            if isinstance(left, torch.Tensor) and left.requires_grad:
-                same(left.grad, right.grad, "gradient", exact)
-    assert not [event for event in dovetail.events_of(compiled).events if event.name == "static shapes"]
-    return len(compiled.entries)
 
 
 def two_views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,53 +35,53 @@ def causal(x: torch.Tensor) -> torch.Tensor:
 
 F = torch.nn.functional
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], int]] = {
-    "view": (lambda x: x.view(x.shape[0] * x.shape[1]).sin(), [(r(n, 4),) for n in SIZES], 2),
-    "reshape": (lambda x: x.reshape(-1, 2).cos(), [(r(n, 4),) for n in SIZES], 2),
+    "view": (lambda x: x.view(x.shape[0] * x.shape[1]).sin(), [(leaf(n, 4),) for n in SIZES], 2),
+    "reshape": (lambda x: x.reshape(-1, 2).cos(), [(leaf(n, 4),) for n in SIZES], 2),
     "sizes leave": (
         lambda x: (x * x.shape[0], x.shape[0], x.shape, [x.size(0) + 1], len(x)),
-        [(r(n, 4),) for n in SIZES],
+        [(leaf(n, 4),) for n in SIZES],
         2,
     ),
-    "branch": (lambda x: x.sin() if x.shape[0] > 6 else x.cos(), [(r(n, 4),) for n in (3, 4, 5, 8, 9, 10)], 3),
-    "loop": (lambda x: sum(x[i] for i in range(x.shape[0])), [(r(n, 4),) for n in (2, 3, 4)], 3),
-    "equal sizes": (lambda x, y: x + y, [(r(n, 4), r(n, 4)) for n in SIZES], 2),
-    "broadcast later": (lambda x, y: x + y, [(r(n, 4), r(m, 4)) for n, m in ((3, 3), (5, 5), (4, 1), (6, 6))], 3),
-    "cat": (lambda x, y: torch.cat([x, y]), [(r(n, 4), r(m, 4)) for n, m in ((2, 3), (4, 5), (6, 7), (9, 9))], 2),
-    "matmul": (lambda x, y: x @ y, [(r(2, n, 4), r(2, 4, n)) for n in SIZES], 2),
-    "text": (lambda x: (x * 2, f"{x.shape[0]}-{tuple(x.shape)}"), [(r(n, 4),) for n in (3, 5, 7)], 3),
-    "number": (lambda x, k: x * k + k, [(r(3), k) for k in (2, 3, 4, 5, 9)], 2),
-    "special numbers": (lambda x, k: x * k, [(r(3), k) for k in (0, 1, 2, 3, 4, -1)], 6),
-    "number in slice": (lambda x, k: x[:k].sin(), [(r(12), k) for k in (2, 3, 4, 5)], 2),
-    "number in dictionary": (lambda x, k: x * {2: 1.0, 3: 2.0, 4: 3.0}[k], [(r(3), k) for k in (2, 3, 4)], 3),
+    "branch": (lambda x: x.sin() if x.shape[0] > 6 else x.cos(), [(leaf(n, 4),) for n in (3, 4, 5, 8, 9, 10)], 3),
+    "loop": (lambda x: sum(x[i] for i in range(x.shape[0])), [(leaf(n, 4),) for n in (2, 3, 4)], 3),
+    "equal sizes": (lambda x, y: x + y, [(leaf(n, 4), leaf(n, 4)) for n in SIZES], 2),
+    "broadcast later": (lambda x, y: x + y, [(leaf(n, 4), leaf(m, 4)) for n, m in ((3, 3), (5, 5), (4, 1), (6, 6))], 3),
+    "cat": (lambda x, y: torch.cat([x, y]), [(leaf(n, 4), leaf(m, 4)) for n, m in ((2, 3), (4, 5), (6, 7), (9, 9))], 2),
+    "matmul": (lambda x, y: x @ y, [(leaf(2, n, 4), leaf(2, 4, n)) for n in SIZES], 2),
+    "text": (lambda x: (x * 2, f"{x.shape[0]}-{tuple(x.shape)}"), [(leaf(n, 4),) for n in (3, 5, 7)], 3),
+    "number": (lambda x, k: x * k + k, [(leaf(3), k) for k in (2, 3, 4, 5, 9)], 2),
+    "special numbers": (lambda x, k: x * k, [(leaf(3), k) for k in (0, 1, 2, 3, 4, -1)], 6),
+    "number in slice": (lambda x, k: x[:k].sin(), [(leaf(12), k) for k in (2, 3, 4, 5)], 2),
+    "number in dictionary": (lambda x, k: x * {2: 1.0, 3: 2.0, 4: 3.0}[k], [(leaf(3), k) for k in (2, 3, 4)], 3),
     "number type": (
         lambda x, k: x * (k if isinstance(k, int) and type(k) is int else 0),
-        [(r(3), k) for k in (2, 5, 7)],
+        [(leaf(3), k) for k in (2, 5, 7)],
         2,
     ),
-    "zeros": (lambda x: torch.zeros(x.shape[0], 3) + x.sum(), [(r(n, 4),) for n in SIZES], 2),
-    "arange": (lambda x: torch.arange(x.shape[1]) * x, [(r(3, n),) for n in SIZES], 2),
-    "causal mask": (causal, [(r(n, n),) for n in SIZES], 2),
-    "pad": (lambda x: F.pad(x, (0, 1), value=3.0), [(r(n, m),) for n, m in ((2, 3), (4, 5), (6, 7))], 2),
-    "dropout": (lambda x: F.dropout(x, 0.5), [(r(n, 4),) for n in SIZES], 2),
+    "zeros": (lambda x: torch.zeros(x.shape[0], 3) + x.sum(), [(leaf(n, 4),) for n in SIZES], 2),
+    "arange": (lambda x: torch.arange(x.shape[1]) * x, [(leaf(3, n),) for n in SIZES], 2),
+    "causal mask": (causal, [(leaf(n, n),) for n in SIZES], 2),
+    "pad": (lambda x: F.pad(x, (0, 1), value=3.0), [(leaf(n, m),) for n, m in ((2, 3), (4, 5), (6, 7))], 2),
+    "dropout": (lambda x: F.dropout(x, 0.5), [(leaf(n, 4),) for n in SIZES], 2),
     "attention": (
         lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
-        [(r(2, 2, n, 8),) for n in SIZES],
+        [(leaf(2, 2, n, 8),) for n in SIZES],
         2,
     ),
     "convolution": (
         lambda x: F.conv2d(x, torch.ones(2, 3, 3, 3)),
-        [(r(n, 3, h, h),) for n, h in ((2, 6), (3, 7), (4, 9))],
+        [(leaf(n, 3, h, h),) for n, h in ((2, 6), (3, 7), (4, 9))],
         2,
     ),
-    "pooling": (lambda x: F.max_pool2d(x, 2), [(r(n, 3, h, h),) for n, h in ((2, 6), (3, 8), (4, 10))], 2),
-    "returned view": (lambda x: x.t(), [(r(n, 4),) for n in SIZES], 2),
-    "two views": (two_views, [(r(n, 4),) for n in SIZES], 2),
-    "written": (written, [(r(n, 4),) for n in SIZES], 2),
-    "mean": (lambda x: x.mean(0) / x.shape[0] ** 0.5, [(r(n, 4),) for n in SIZES], 2),
-    "one and none": (lambda x: x.sin().sum(0), [(r(n, 4),) for n in (4, 1, 6, 0, 7, 1, 0)], 4),
+    "pooling": (lambda x: F.max_pool2d(x, 2), [(leaf(n, 3, h, h),) for n, h in ((2, 6), (3, 8), (4, 10))], 2),
+    "returned view": (lambda x: x.t(), [(leaf(n, 4),) for n in SIZES], 2),
+    "two views": (two_views, [(leaf(n, 4),) for n in SIZES], 2),
+    "written": (written, [(leaf(n, 4),) for n in SIZES], 2),
+    "mean": (lambda x: x.mean(0) / x.shape[0] ** 0.5, [(leaf(n, 4),) for n in SIZES], 2),
+    "one and none": (lambda x: x.sin().sum(0), [(leaf(n, 4),) for n in (4, 1, 6, 0, 7, 1, 0)], 4),
     "encoder": (
         torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
-        [(r(n, m, 8),) for n, m in ((2, 3), (4, 5), (6, 7))],
+        [(leaf(n, m, 8),) for n, m in ((2, 3), (4, 5), (6, 7))],
         2,
     ),
 }
@@ -117,17 +92,17 @@ def test_sizes_that_change(name: str) -> None:
     function, calls, most = CASES[name]
     if isinstance(function, torch.nn.Module):
         module = function
-        assert run(lambda x: module(x), calls) <= most
+        assert check_entries(lambda x: module(x), calls) <= most
     else:
-        assert run(function, calls) <= most
+        assert check_entries(function, calls) <= most
 
 
 def test_dynamic_from_the_start() -> None:
-    assert run(lambda x, k: x * k, [(r(n, 4), k) for n, k in ((3, 4), (5, 6))], dynamic=True) == 1
+    assert check_entries(lambda x, k: x * k, [(leaf(n, 4), k) for n, k in ((3, 4), (5, 6))], dynamic=True) == 1
 
 
 def test_never_dynamic() -> None:
-    assert run(lambda x: x * 2, [(r(n, 4),) for n in (2, 3, 4)], dynamic=False) == 3
+    assert check_entries(lambda x: x * 2, [(leaf(n, 4),) for n in (2, 3, 4)], dynamic=False) == 3
     with pytest.raises(OptionError, match="dynamic"):
         dovetail.compile(torch.sin, dynamic="yes")
 
@@ -172,9 +147,9 @@ class BranchInBackward(torch.autograd.Function):
 
 
 def test_guard_from_the_backward() -> None:
-    assert run(lambda x: BranchInBackward.apply(x), [(r(n, 4),) for n in (3, 4, 5)]) == 2
+    assert check_entries(lambda x: BranchInBackward.apply(x), [(leaf(n, 4),) for n in (3, 4, 5)]) == 2
     # The graph of size 4 and 5 would double the gradient; eager triples it.
-    assert run(lambda x: BranchInBackward.apply(x), [(r(n, 4),) for n in (3, 4, 8, 9)]) == 3
+    assert check_entries(lambda x: BranchInBackward.apply(x), [(leaf(n, 4),) for n in (3, 4, 8, 9)]) == 3
 
 
 def test_guard_from_a_decomposition() -> None:
@@ -220,7 +195,10 @@ def test_guard_from_inductor() -> None:
 
 
 def test_inductor_with_changing_sizes() -> None:
-    assert run(lambda x, y: (x @ y).relu(), [(r(n, 4), r(4, n)) for n in (3, 5, 7)], backend="inductor") == 2
+    assert (
+        check_entries(lambda x, y: (x @ y).relu(), [(leaf(n, 4), leaf(4, n)) for n in (3, 5, 7)], backend="inductor")
+        == 2
+    )
 
 
 def test_graph_breaks_with_changing_sizes() -> None:

@@ -8,7 +8,6 @@ import torch
 import dovetail
 from dovetail.errors import GraphBreakError
 from dovetail.face.explanation import compiled_function
-from dovetail.rules.torch.known_values import Elements
 from tests.differential import same
 
 
@@ -86,13 +85,6 @@ def test_a_view_at_a_computed_place_used_inside() -> None:
         same(function(torch.arange(6.0), torch.tensor(value)), compiled(torch.arange(6.0), torch.tensor(value)))
     with pytest.raises((RuntimeError, IndexError)):
         compiled(torch.arange(6.0), torch.tensor(5))
-
-
-def test_elements_says_what_it_asks() -> None:
-    predicate = Elements((1, 4))
-    assert predicate.holds(torch.tensor([1, 4])) and not predicate.holds(torch.tensor([1, 5]))
-    assert predicate.describe("cuts") == "cuts holds (1, 4)"
-    assert predicate.failure("cuts", torch.tensor([1, 5])) == "`cuts` held (1, 4), holds (1, 5)"
 
 
 def test_lazy_modules_run_eagerly_once() -> None:

@@ -10,13 +10,9 @@ import pytest
 import torch
 
 import dovetail
-from tests.differential import same
+from tests.differential import compilations, same
 
 SIZES = ((2, 6), (3, 9), (5, 8))
-
-
-def captures(compiled: Any) -> int:
-    return sum(event.name == "compile" for event in dovetail.events_of(compiled).events)
 
 
 class Recurrent(torch.nn.Module):
@@ -76,7 +72,7 @@ def test_a_recurrent_network_has_one_graph_for_all_sizes(name: str) -> None:
     for size in SIZES:
         x = torch.randn(*size, 4, dtype=next(module.parameters()).dtype)
         same(step(module, module, x), step(compiled, twin, x))
-    assert captures(compiled) == 2
+    assert compilations(compiled) == 2
 
 
 def test_a_recurrent_network_in_inference() -> None:
@@ -86,7 +82,7 @@ def test_a_recurrent_network_in_inference() -> None:
         for size in SIZES:
             x = torch.randn(*size, 4)
             same(module(x), compiled(x))
-    assert captures(compiled) == 2
+    assert compilations(compiled) == 2
 
 
 def test_a_second_derivative_through_a_recurrent_network() -> None:
@@ -109,7 +105,7 @@ def test_a_second_derivative_through_a_recurrent_network() -> None:
         expected = outer(penalty, x.clone().requires_grad_())
         # The two terms of each gradient are added up in another order.
         same(expected, outer(compiled, x.clone().requires_grad_()), exact=False)
-    assert captures(compiled) == 2
+    assert compilations(compiled) == 2
 
 
 def test_a_second_derivative_over_a_recurrent_network() -> None:

@@ -19,7 +19,6 @@ from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError, UserLocation
 from dovetail.guards import AmbientChange, AmbientState, GuardSet, autocast_nesting
-from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -105,7 +104,7 @@ class _GraphRunner(torch.fx.Interpreter):
         place = location_of(n)
         if place is not None:
             self._place = place
-            self._trace.lines.add(private_autograd.next_sequence_number(), place)
+            self._trace.note_line()
         return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -123,7 +122,7 @@ class _GraphRunner(torch.fx.Interpreter):
 
 @dataclass(frozen=True)
 class CallersCall:
-    """How a compiled graph is called in the place of the caller's graph.
+    """The call of a compiled graph in the place of the caller's graph.
 
     ``inputs`` has for each traced input the number of its argument, or the tensor that the graph holds itself; an argument in
     ``carriers`` is a number that comes as the size of an empty tensor. ``results`` has the kind of each leaf of the result:
@@ -210,13 +209,7 @@ class _Inputs:
         if place is not None:
             index, kind, dim = place
             value = self.trace.inputs[index].value
-            return (
-                value.shape[dim]
-                if kind == "size"
-                else value.stride(dim)
-                if kind == "stride"
-                else value.storage_offset()
-            )
+            return {"size": value.shape, "stride": value.stride(), "offset": (value.storage_offset(),)}[kind][dim]
         with private_tracing.disable_current_modes():
             if not item.value >= 0:  # a guard of the caller's: a size cannot be negative
                 return int(item.value)

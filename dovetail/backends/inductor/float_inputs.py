@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import BackendError
-from dovetail.trace.python_numbers import real_power
+from dovetail.rules.sizes.exact_numbers import real_power
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default

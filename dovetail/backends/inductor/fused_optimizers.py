@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.trace.fused_updates import NAMES, takes_symbols
+from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 
 Update = Callable[..., Sequence[Tensor | None]]
 

@@ -138,7 +138,10 @@ def unknown_instruction(
             f"the code of {code.co_qualname} is not code of Python {version}",
             advice="compile it from its source with this Python",
         )
-    return Break(f"the instruction {instruction.opname} is not supported yet")
+    return Break(
+        f"{code.co_qualname} has an instruction that is not interpreted ({instruction.opname})",
+        "keep except*, type parameters and asynchronous code outside of the function",
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -181,7 +184,7 @@ class Frame:
 
     __slots__ = (
         *("cells", "code", "current_exceptions", "decoded", "direct", "function", "globals"),
-        *("keyword_names", "locals", "namespace", "position", "stack", "step"),
+        *("keyword_names", "locals", "position", "stack", "step"),
     )
 
     def __init__(self, function: types.FunctionType, local_values: dict[str, Any]) -> None:
@@ -191,8 +194,6 @@ class Frame:
         self.decoded = decode(code)
         self.globals = function.__globals__
         self.locals = local_values
-        # In the body of a class: the mapping of names that becomes its attributes.
-        self.namespace: Any = None
         self.stack: list[Any] = []
         self.position = 0
         self.direct = False

@@ -14,13 +14,8 @@ from dovetail.frontend.code.frame import Decoded, Instruction, decode
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _NO_FALL_THROUGH = frozenset(
     {
-        "RETURN_VALUE",
-        "RETURN_CONST",
-        "RAISE_VARARGS",
-        "RERAISE",
-        "JUMP_FORWARD",
-        "JUMP_BACKWARD",
-        "JUMP_BACKWARD_NO_INTERRUPT",
+        *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"),
+        *("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"),
     }
 )
 # Functions that look at the variables of the frame that calls them.

@@ -18,7 +18,7 @@ from dovetail.frontend.code.liveness import live_locals
 
 @dataclass(frozen=True)
 class FramePoint:
-    """One frame of a resume point: what of it is the same at every pass.
+    """One frame of a resume point: its facts that are the same at every pass.
 
     ``position`` is the next instruction. ``function`` is None where the function object travels with the values: a closure is
     another object at each pass. ``cells`` are the frame's own cells, each with whether it is bound. ``depth`` is the height of the
@@ -107,7 +107,6 @@ def unflatten(point: ResumePoint, values: Sequence[Any]) -> list[Frame]:
         frame.decoded = decode(item.code)
         frame.globals = frame.function.__globals__
         frame.locals = {name: next(left) for name in item.local_names}
-        frame.namespace = None
         frame.cells = dict(zip(item.code.co_freevars, frame.function.__closure__ or (), strict=True))
         frame.cells.update((name, next(left)) for name, _ in item.cells)
         frame.stack = [NULL if position in item.nulls else next(left) for position in range(item.depth)]

@@ -204,7 +204,7 @@ class WrittenSet(Written):
 
 
 class WrittenAttribute(Written):
-    """An attribute outside of any dictionary: of a class, or a slot."""
+    """An attribute outside of any dictionary: a slot, or a member of an exception."""
 
     def __init__(self, target: Any, name: str, source: Source) -> None:
         super().__init__(target, source, own_attribute(target, name))
@@ -262,7 +262,7 @@ class EffectJournal:
         return container if found is None else found.before
 
     def attribute_written(self, target: Any, name: str) -> bool:
-        """Whether an attribute outside of any dictionary (of a class, or a slot) was written to."""
+        """Whether an attribute outside of any dictionary was written to."""
         if (id(target), name) not in self._attributes:
             return False
         self._check_unwritten()
@@ -334,7 +334,7 @@ class EffectJournal:
         cell.cell_contents = value
 
     def set_attribute(self, target: Any, name: str, value: Any, source: Source) -> None:
-        """Write (or, with :data:`MISSING`, delete) an attribute of a class, or a slot."""
+        """Write (or, with :data:`MISSING`, delete) an attribute outside of any dictionary."""
         self._check_open(target)
         self.writes += 1
         key = (id(target), name)
@@ -420,9 +420,7 @@ def _base(container: Any) -> Any:
 
 
 def own_attribute(target: Any, name: str) -> Any:
-    """A class's own attribute, or the content of a slot; :data:`MISSING` where there is nothing."""
-    if isinstance(target, type):
-        return target.__dict__.get(name, MISSING)
+    """The content of a slot, or a member of an exception; :data:`MISSING` where there is nothing."""
     try:
         return object.__getattribute__(target, name)
     except AttributeError:
@@ -431,8 +429,7 @@ def own_attribute(target: Any, name: str) -> Any:
 
 def put_attribute(target: Any, name: str, value: Any) -> None:
     """Set an attribute past the class's own ``__setattr__``; with :data:`MISSING`, delete it."""
-    base: Any = type if isinstance(target, type) else object
     if value is not MISSING:
-        base.__setattr__(target, name, value)
+        object.__setattr__(target, name, value)
     elif own_attribute(target, name) is not MISSING:
-        base.__delattr__(target, name)
+        object.__delattr__(target, name)

@@ -1,24 +1,26 @@
 """One instruction set per Python version over shared semantics.
 
-Statements that few models have (``match``, classes) put their instructions into the shared table from ``dovetail.rules.language``.
 An instruction set is a table from opcode name to ``handler(interpreter, frame, instruction)``. A handler returns None to go
-on, an ``int`` to jump to that instruction index, or a :class:`Return` or :class:`Yield`.
+on, an ``int`` to jump to that instruction index, or a :class:`Return` or :class:`Yield`. Code that has an instruction without a
+handler (of an ``except*``, of async code, of a class body) is never interpreted: the graph breaks before it is called.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import types
 
 from dovetail.errors import UnsupportedVersionError
-from dovetail.frontend.code.frame import Return, Yield
+from dovetail.frontend.code.frame import Decoded, Return, Yield, unknown_instruction
 from dovetail.frontend.instructions import control, exceptions, functions, operations  # noqa: F401  (their handlers)
+from dovetail.frontend.instructions.functions import is_known
 from dovetail.frontend.instructions.shared import TABLE, Handler
 
 _SETS: dict[tuple[int, int], dict[str, Handler]] = {}
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
 
-__all__ = ["Handler", "Return", "Yield", "instruction_set"]
+__all__ = ["Handler", "Return", "Yield", "handlers_of", "instruction_set"]
 
 
 def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str, Handler]:
@@ -33,3 +35,12 @@ def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str
     if known is None or not TABLE.keys() <= known.keys():
         known = _SETS[version] = {**TABLE, **own}
     return known
+
+
+def handlers_of(code: types.CodeType, decoded: Decoded) -> tuple[Handler, ...]:
+    """A handler for each instruction; raises :class:`Break` for code that cannot be interpreted."""
+    table = instruction_set()
+    for item in decoded.instructions:
+        if item.opname not in table or not is_known(item):
+            raise unknown_instruction(code, item)
+    return tuple(table[item.opname] for item in decoded.instructions)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions.shared import handles
+from dovetail.frontend.instructions.shared import TABLE, handles
 from dovetail.frontend.protocol import FrameRunner
-
-
-@handles("LOAD_ASSERTION_ERROR")
-def load_assertion_error(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(AssertionError)
 
 
 def _raised_again(frame: Frame, error: BaseException) -> None:
@@ -29,6 +24,9 @@ def _instance(interpreter: FrameRunner, kind: type, where: str) -> BaseException
             else "exception causes must derive from BaseException"
         )
     return made
+
+
+TABLE["LOAD_ASSERTION_ERROR"] = lambda interpreter, frame, item: frame.stack.append(AssertionError)
 
 
 @handles("RAISE_VARARGS")
@@ -55,7 +53,7 @@ def raise_varargs(interpreter: FrameRunner, frame: Frame, instruction: Instructi
 
 
 def _set_context(error: BaseException, handled: BaseException | None) -> None:
-    """The exception that is handled becomes the context of the one that is raised; a cycle is cut as Python cuts it."""
+    """Make the handled exception the context of the raised one; a cycle is cut as Python cuts it."""
     if handled is None or handled is error:
         return
     seen: set[int] = set()

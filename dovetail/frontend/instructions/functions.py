@@ -1,14 +1,15 @@
-"""Functions, calls, imports, intrinsic functions (3.12 on), and the instructions that no captured function has."""
+"""Functions, calls, imports, and intrinsic functions."""
 
 from __future__ import annotations
 
+import builtins
 import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.frontend.code.frame import Break, Frame, Instruction
-from dovetail.frontend.instructions.shared import Handler, handles, pop_many, unary
+from dovetail.frontend.code.frame import Frame, Instruction
+from dovetail.frontend.instructions.shared import TABLE, handles, pop_many
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -75,21 +76,6 @@ def import_from(interpreter: FrameRunner, frame: Frame, instruction: Instruction
     frame.stack.append(value)
 
 
-@handles("ASYNC_GEN_WRAP", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "GET_AITER", "GET_ANEXT", "GET_AWAITABLE")
-def refuse_async(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    raise Break(f"{frame.code.co_qualname} is async ({instruction.opname})", "keep async code outside of the function")
-
-
-@handles("IMPORT_STAR", "PRINT_EXPR")
-def refuse_module_code(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    raise Break(f"{instruction.opname} belongs to the code of a module", "call a function")
-
-
-@handles("ENTER_EXECUTOR", "EXIT_INIT_CHECK", "INTERPRETER_EXIT", "RESERVED")
-def refuse_internal(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    raise Break(f"{instruction.opname} is put into code by Python's own interpreter only", "call a function")
-
-
 def _stop_iteration_error(error: BaseException) -> BaseException:
     """The error that leaves a generator in the place of a StopIteration."""
     if not isinstance(error, StopIteration):
@@ -99,24 +85,22 @@ def _stop_iteration_error(error: BaseException) -> BaseException:
     return raised
 
 
-_OTHERS: dict[int, Handler] = {
-    1: refuse_module_code,
-    2: refuse_module_code,
-    4: refuse_async,
-    5: unary(operator.pos),
+#: Intrinsic functions (3.12 on) of one value, by number.
+_INTRINSICS: dict[int, Callable[[FrameRunner, Any], Any]] = {
+    3: lambda interpreter, value: _stop_iteration_error(value),
+    5: lambda interpreter, value: interpreter.operate(operator.pos, value),
+    6: lambda interpreter, value: tuple(value),
 }
-#: Functions of one and of two values, by number.
-ONE: dict[int, Callable[[Any], Any]] = {3: _stop_iteration_error, 6: tuple}
-TWO: dict[int, Callable[[Any, Any], Any]] = {}
 
 
-@handles("CALL_INTRINSIC_1", "CALL_INTRINSIC_2")
-def call_intrinsic(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
-    count = int(instruction.opname[-1])
-    if count == 1 and instruction.arg in _OTHERS:
-        return _OTHERS[instruction.arg](interpreter, frame, instruction)
-    table: dict[int, Callable[..., Any]] = ONE if count == 1 else TWO
-    if instruction.arg not in table:
-        raise Break(f"the intrinsic function {instruction.arg} is not known")
-    frame.stack.append(table[instruction.arg](*pop_many(frame, count)))
-    return None
+@handles("CALL_INTRINSIC_1")
+def call_intrinsic(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(_INTRINSICS[instruction.arg](interpreter, frame.stack.pop()))
+
+
+def is_known(instruction: Instruction) -> bool:
+    """Whether the instruction calls an intrinsic function that frames may have, or none."""
+    return instruction.opname != "CALL_INTRINSIC_1" or instruction.arg in _INTRINSICS
+
+
+TABLE["LOAD_BUILD_CLASS"] = lambda interpreter, frame, item: frame.stack.append(builtins.__build_class__)

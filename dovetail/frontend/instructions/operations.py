@@ -20,12 +20,6 @@ def store_attr(interpreter: FrameRunner, frame: Frame, instruction: Instruction)
     interpreter.store_attribute(target, instruction.argval, frame.stack.pop())
 
 
-@handles("BINARY_SUBSCR")
-def binary_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    key = frame.stack.pop()
-    frame.stack.append(interpreter.load_item(frame.stack.pop(), key))
-
-
 @handles("STORE_SUBSCR")
 def store_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     value, target, key = pop_many(frame, 3)
@@ -33,6 +27,7 @@ def store_subscr(interpreter: FrameRunner, frame: Frame, instruction: Instructio
 
 
 TABLE |= {
+    "BINARY_SUBSCR": lambda interpreter, frame, item: frame.stack.append(interpreter.load_item(*pop_many(frame, 2))),
     "DELETE_ATTR": lambda interpreter, frame, item: interpreter.delete_attribute(frame.stack.pop(), item.argval),
     "DELETE_SUBSCR": lambda interpreter, frame, item: interpreter.delete_item(*pop_many(frame, 2)),
 }
@@ -54,18 +49,11 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@handles("BINARY_OP")
-def binary_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    frame.stack.append(interpreter.operate(BINARY[instruction.arg], left, right))
-
-
-@handles("COMPARE_OP")
-def compare_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    right = frame.stack.pop()
-    left = frame.stack.pop()
-    frame.stack.append(interpreter.operate(COMPARE[instruction.argval], left, right))
+@handles("CONTAINS_OP")
+def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    item, container = pop_many(frame, 2)
+    found = interpreter.truth(interpreter.operate(operator.contains, container, item))
+    frame.stack.append(found ^ bool(instruction.arg))
 
 
 @handles("IS_OP")
@@ -77,14 +65,13 @@ def is_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> N
     frame.stack.append((left is right) ^ bool(instruction.arg))
 
 
-@handles("CONTAINS_OP")
-def contains_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    item, container = pop_many(frame, 2)
-    found = interpreter.truth(interpreter.operate(operator.contains, container, item))
-    frame.stack.append(found ^ bool(instruction.arg))
-
-
 TABLE |= {
+    "BINARY_OP": lambda interpreter, frame, item: frame.stack.append(
+        interpreter.operate(BINARY[item.arg], *pop_many(frame, 2))
+    ),
+    "COMPARE_OP": lambda interpreter, frame, item: frame.stack.append(
+        interpreter.operate(COMPARE[item.argval], *pop_many(frame, 2))
+    ),
     "UNARY_NOT": pushes(lambda interpreter, frame, item: not interpreter.truth(frame.stack.pop())),
     "UNARY_NEGATIVE": unary(operator.neg),
     "UNARY_POSITIVE": unary(operator.pos),
@@ -100,16 +87,13 @@ def build_map(interpreter: FrameRunner, frame: Frame, instruction: Instruction) 
     frame.stack.append(dict(zip(map(interpreter.as_key, values[::2]), values[1::2], strict=True)))
 
 
-@handles("BUILD_CONST_KEY_MAP")
-def build_const_key_map(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    keys = frame.stack.pop()
-    frame.stack.append(dict(zip(keys, pop_many(frame, instruction.arg), strict=True)))
-
-
 TABLE |= {
     "BUILD_TUPLE": lambda interpreter, frame, item: frame.stack.append(tuple(pop_many(frame, item.arg))),
     "BUILD_LIST": lambda interpreter, frame, item: frame.stack.append(pop_many(frame, item.arg)),
     "BUILD_SET": pushes(lambda interpreter, frame, item: set(map(interpreter.as_key, pop_many(frame, item.arg)))),
+    "BUILD_CONST_KEY_MAP": pushes(
+        lambda interpreter, frame, item: dict(zip(frame.stack.pop(), pop_many(frame, item.arg), strict=True))
+    ),
     "BUILD_STRING": lambda interpreter, frame, item: frame.stack.append("".join(pop_many(frame, item.arg))),
     "BUILD_SLICE": lambda interpreter, frame, item: frame.stack.append(slice(*pop_many(frame, item.arg))),
     "LIST_TO_TUPLE": pushes(lambda interpreter, frame, item: tuple(interpreter.drain(frame.stack.pop()))),

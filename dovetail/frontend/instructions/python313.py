@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
-from dovetail.frontend.instructions import functions, operations, python312, shared
+from dovetail.frontend.instructions import functions, python312, shared
 from dovetail.frontend.instructions.control import for_iter, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes, read_variable, write_variable
 from dovetail.frontend.protocol import FrameRunner
@@ -76,7 +76,7 @@ def _to_bool(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -
 
 
 def _compare_op(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    operations.compare_op(interpreter, frame, instruction)
+    shared.TABLE["COMPARE_OP"](interpreter, frame, instruction)
     if instruction.arg & 16:
         _to_bool(interpreter, frame, instruction)
 
@@ -109,5 +109,5 @@ TABLE |= {
     "FORMAT_SIMPLE": pushes(_formatted),
     "FORMAT_WITH_SPEC": pushes(_formatted),
     "FOR_ITER": for_iter(2),
-    "END_FOR": shared.pop_top,
+    "END_FOR": shared.TABLE["POP_TOP"],
 }

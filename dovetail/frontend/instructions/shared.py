@@ -1,4 +1,4 @@
-"""The table of instructions that mean the same in every supported version, and the ones that move and name values.
+"""The table of instructions that mean the same in every supported version; instructions that move and name values.
 
 A handler gets the runner of the frame, the frame and the instruction. It returns None to go on with the next instruction, the
 index of another one to jump, or :class:`Return` or :class:`Yield`.
@@ -70,11 +70,7 @@ def swap(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> No
     stack[-1], stack[-instruction.arg] = stack[-instruction.arg], stack[-1]
 
 
-@handles("LOAD_CONST")
-def load_const(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(instruction.argval)
-
-
+TABLE["LOAD_CONST"] = lambda interpreter, frame, item: frame.stack.append(item.argval)
 TABLE["PUSH_NULL"] = lambda interpreter, frame, item: frame.stack.append(NULL)
 TABLE["COPY"] = lambda interpreter, frame, item: frame.stack.append(frame.stack[-item.arg])
 
@@ -104,6 +100,15 @@ def read_variable(interpreter: FrameRunner, frame: Frame, name: str) -> Any:
     return value
 
 
+def super_arguments(interpreter: FrameRunner, frame: Frame) -> tuple[type, Any]:
+    """The class and the object that ``super()`` finds in the frame of a method."""
+    if "__class__" not in frame.cells:
+        raise RuntimeError("super(): __class__ cell not found")
+    first = read_variable(interpreter, frame, frame.code.co_varnames[0])
+    instance = first.cell_contents if isinstance(first, types.CellType) else first
+    return frame.cells["__class__"].cell_contents, instance
+
+
 def write_variable(frame: Frame, name: str, value: Any) -> None:
     """Write a local variable, or give a cell or "unbound" (NULL) back that an inlined comprehension had put aside."""
     if name not in frame.decoded.shared_names:
@@ -120,16 +125,6 @@ def write_variable(frame: Frame, name: str, value: Any) -> None:
         frame.locals[name] = value
 
 
-@handles("LOAD_FAST", "LOAD_FAST_CHECK")
-def load_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(read_variable(interpreter, frame, instruction.argval))
-
-
-@handles("STORE_FAST")
-def store_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    write_variable(frame, instruction.argval, frame.stack.pop())
-
-
 @handles("DELETE_FAST")
 def delete_fast(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     name = instruction.argval
@@ -144,7 +139,12 @@ def make_cell(interpreter: FrameRunner, frame: Frame, instruction: Instruction) 
     frame.cells.setdefault(instruction.argval, types.CellType())
 
 
+TABLE |= dict.fromkeys(
+    ("LOAD_FAST", "LOAD_FAST_CHECK"),
+    lambda interpreter, frame, item: frame.stack.append(read_variable(interpreter, frame, item.argval)),
+)
 TABLE |= {
+    "STORE_FAST": lambda interpreter, frame, item: write_variable(frame, item.argval, frame.stack.pop()),
     "LOAD_CLOSURE": lambda interpreter, frame, item: frame.stack.append(frame.cells[item.argval]),
     "LOAD_DEREF": pushes(lambda interpreter, frame, item: interpreter.load_cell(frame, item.argval)),
     "STORE_DEREF": lambda interpreter, frame, item: interpreter.store_cell(frame, item.argval, frame.stack.pop()),

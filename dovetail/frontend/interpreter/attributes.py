@@ -194,12 +194,9 @@ class Attributes(LookupGuards):
             raise Break(f"the dictionary of the class {target.__name__} is read", "read the attributes that you need")
         self.guard_not_shadowed(target, owner, name)
         self.guard_class_item(owner, name, found)
-        if isinstance(found, staticmethod):
-            return self.part_on_class(owner, name, found, "__func__")
-        if isinstance(found, classmethod):
-            return types.MethodType(self.part_on_class(owner, name, found, "__func__"), target)
-        if python_descriptor(found, "__get__") is not None:
-            return self.call_descriptor("__get__", owner, name, found, None, target)
+        bound = self._bind_to_class(found, owner, target, name)
+        if bound is not MISSING:
+            return bound
         if hasattr(type(found), "__get__"):
             return getattr(target, name)
         return self._load_class_data(owner, name, found, is_trusted(target.__module__))
@@ -213,14 +210,13 @@ class Attributes(LookupGuards):
         if python_descriptor(found, "__get__") is not None:
             return self._bind_descriptor(found, owner, target, name)
         is_data = not hasattr(type(found), "__get__")
-        if is_data and not self.needs_no_guard(owner) and not self.effects.attribute_written(owner, name):
+        if is_data and not self.needs_no_guard(owner):
             return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
         return getattr(target, name)
 
     def _load_class_data(self, owner: type, name: str, found: Any, is_fixed: bool = False) -> Any:
         """Plain data in a class dictionary."""
-        is_fixed = (is_fixed or self.needs_no_guard(owner)) and not self.is_setting(owner, found)
-        if is_fixed or self.effects.attribute_written(owner, name):
+        if (is_fixed or self.needs_no_guard(owner)) and not self.is_setting(owner, found):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 
@@ -237,13 +233,8 @@ class Attributes(LookupGuards):
         self.guard_class_item(owner, name, found)
         if instance is not kind:
             return self._bind_descriptor(found, owner, instance, name)
-        if isinstance(found, classmethod):
-            return types.MethodType(self.part_on_class(owner, name, found, "__func__"), kind)
-        if isinstance(found, staticmethod):
-            return self.part_on_class(owner, name, found, "__func__")
-        if python_descriptor(found, "__get__") is not None:
-            return self.call_descriptor("__get__", owner, name, found, None, kind)
-        return self.found_on_class(owner, name, found)
+        bound = self._bind_to_class(found, owner, kind, name)
+        return self.found_on_class(owner, name, found) if bound is MISSING else bound
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
@@ -326,10 +317,8 @@ class Attributes(LookupGuards):
             if found.fget is None:
                 return values.wrap(found.__get__(target, type(target)))
             return self.call(self.part_on_class(owner, name, found, "fget"), (target,), {})
-        if isinstance(found, staticmethod):
-            return self.part_on_class(owner, name, found, "__func__")
-        if isinstance(found, classmethod):
-            return types.MethodType(self.part_on_class(owner, name, found, "__func__"), type(target))
+        if isinstance(found, (staticmethod, classmethod)):
+            return self._bind_to_class(found, owner, type(target), name)
         if isinstance(found, _NATIVE_DESCRIPTORS):
             return self._load_slot(found, target, name)
         if type(found) is _TUPLE_FIELD:
@@ -341,6 +330,16 @@ class Attributes(LookupGuards):
         if hasattr(type(found), "__get__"):
             return values.wrap(found.__get__(target, type(target)))
         return self._load_class_data(owner, name, found)
+
+    def _bind_to_class(self, found: Any, owner: type, kind: type, name: str) -> Any:
+        """A static or class method, or a descriptor written in Python, that is read on a class; :data:`MISSING` for all else."""
+        if isinstance(found, staticmethod):
+            return self.part_on_class(owner, name, found, "__func__")
+        if isinstance(found, classmethod):
+            return types.MethodType(self.part_on_class(owner, name, found, "__func__"), kind)
+        if python_descriptor(found, "__get__") is not None:
+            return self.call_descriptor("__get__", owner, name, found, None, kind)
+        return MISSING
 
     def _load_slot(self, found: Any, target: Any, name: str) -> Any:
         """A slot, or an attribute that native code computes."""

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from dovetail.frontend.instructions.operations import BINARY
+from dovetail.frontend.instructions.shared import super_arguments
+from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, instance_rule, kind_of, rule
+from dovetail.frontend.rules import Arguments, CallRule, Keywords, kind_of, rule
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import trees as private_trees
@@ -36,16 +39,6 @@ def _hasattr(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords)
     except AttributeError:
         return False
     return True
-
-
-@rule(setattr)
-def _setattr(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
-    interpreter.store_attribute(*args)
-
-
-@rule(delattr)
-def _delattr(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
-    interpreter.delete_attribute(*args)
 
 
 @rule(isinstance)
@@ -76,11 +69,7 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
-        handler = instance_rule.get(type(kinds))
-        if handler is not None:
-            handler(interpreter, value, kinds)
-        else:
-            interpreter.guard_registration(type(value), kinds)
+        interpreter.guard_registration(type(value), kinds)
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
@@ -115,15 +104,10 @@ def _issubclass(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     return issubclass(kind, kinds)
 
 
-@rule(callable)
-def _callable(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    return callable(*args)
-
-
 @rule(type)
 def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if len(args) != 1:
-        return interpreter.make_class(type, args, kwargs)
+        return interpreter.make_instance(type, args, kwargs)
     if private_sizes.is_symbolic(args[0]):
         return type(_plain_example(args[0]))
     stands_for = kind_of(args[0])
@@ -135,19 +119,6 @@ def _type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
             return type(traced.real)
         return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
     return shown_type(args[0])
-
-
-@rule(super)
-def _super(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if args:
-        return super(*args)
-    frame = interpreter.frames[-1]
-    cell = frame.cells.get("__class__")
-    first = frame.code.co_varnames[0]
-    instance = frame.cells[first].cell_contents if first in frame.cells else frame.locals[first]
-    if cell is None:
-        raise RuntimeError("super(): __class__ cell not found")
-    return super(cell.cell_contents, instance)
 
 
 @rule(len)
@@ -179,24 +150,30 @@ def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     raise StopIteration(value)
 
 
-@rule(bool)
-def _bool(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    return bool(args) and interpreter.truth(args[0])
+def _lazy(function: Any, called: int, most: int | None) -> None:
+    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        stop = len(args) if most is None else called + most
+        given: list[Any] = [
+            interpreter.truth if item is None else called_for_items(interpreter, item) for item in args[:called]
+        ]
+        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
+        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
 
 
-@rule(torch.is_grad_enabled)
-def _is_grad_enabled(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    return torch.is_grad_enabled()
+_lazy(zip, 0, None)
+_lazy(map, 1, None)
+_lazy(filter, 1, 1)
+_lazy(enumerate, 0, 1)
 
 
-@rule(torch.nn.Module.__call__)
-def _module_call(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    return interpreter.call_plain_module(args[0], args[1:], kwargs)
-
-
-@rule(type.__call__)
-def _type_call(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    return interpreter.make_instance(args[0], args[1:], kwargs)
+def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
+    """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
+    if isinstance(function, (type, *NATIVE_CALLABLES)):
+        return interpreter.trampoline(function)
+    return interpreter.called_argument(function)
 
 
 def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
@@ -208,30 +185,26 @@ for _asking in private_calls.HAS_TORCH_FUNCTION:
     rule[_asking] = _has_torch_function
 
 
-@rule(operator.setitem)
-def _setitem(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
-    interpreter.store_item(*args)
-
-
-@rule(operator.delitem)
-def _delitem(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
-    interpreter.delete_item(*args)
-
-
-@rule(operator.getitem)
-def _getitem(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    return interpreter.load_item(*args)
-
-
 def _operator(function: Any) -> Any:
     return lambda interpreter, args, kwargs: interpreter.operate(function, *args)
 
 
-for _function in BINARY:
-    rule[_function] = _operator(_function)
-
-
-@rule(types.MethodType)
-def _method_type(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> types.MethodType:
+rule.update({function: _operator(function) for function in BINARY})
+_METHODS: dict[Any, CallRule] = {
+    super: lambda interpreter, args, kwargs: super(*(args or super_arguments(interpreter, interpreter.frames[-1]))),
+    setattr: lambda interpreter, args, kwargs: interpreter.store_attribute(*args),
+    delattr: lambda interpreter, args, kwargs: interpreter.delete_attribute(*args),
+    operator.getitem: lambda interpreter, args, kwargs: interpreter.load_item(*args),
+    operator.setitem: lambda interpreter, args, kwargs: interpreter.store_item(*args),
+    operator.delitem: lambda interpreter, args, kwargs: interpreter.delete_item(*args),
+    bool: lambda interpreter, args, kwargs: bool(args) and interpreter.truth(args[0]),
+    callable: lambda interpreter, args, kwargs: callable(*args),
+    torch.is_grad_enabled: lambda interpreter, args, kwargs: torch.is_grad_enabled(),
+    torch.nn.Module.__call__: lambda interpreter, args, kwargs: interpreter.call_plain_module(
+        args[0], args[1:], kwargs
+    ),
+    type.__call__: lambda interpreter, args, kwargs: interpreter.make_instance(args[0], args[1:], kwargs),
     # Binding reads nothing of the object.
-    return types.MethodType(*args, **kwargs)
+    types.MethodType: lambda interpreter, args, kwargs: types.MethodType(*args, **kwargs),
+}
+rule.update(_METHODS)

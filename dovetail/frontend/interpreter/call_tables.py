@@ -61,6 +61,7 @@ IMPURE_BUILTINS: dict[Any, str] = {
     eval: "eval runs code from a string",
     compile: "compile makes code",
     builtins.__build_class__: "a class is defined",
+    type.__new__: "a class is defined",
     globals: "globals() hands out the module's dictionary",
     locals: "locals() hands out the frame's variables",
     dir: "dir() lists what nobody guards",

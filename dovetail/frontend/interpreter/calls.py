@@ -192,7 +192,7 @@ class Calls(TracingInterpreter):
 
     def make_instance(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issubclass(kind, type):
-            return self.make_class(kind, args, kwargs)
+            raise Break("a class is defined", "define the class outside of the function")
         if isinstance(kind, enum.EnumMeta) or issubclass(kind, BaseException):
             return self.call_native(kind, args, kwargs)
         module = kind.__module__ or ""
@@ -225,12 +225,3 @@ class Calls(TracingInterpreter):
         elif starter_owner is not object:
             self.call_native(starter, (instance, *args), kwargs)
         return instance
-
-    def make_class(self, metaclass: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        maker, _ = class_attribute(metaclass, "__new__")
-        made = self.call(maker.__func__ if isinstance(maker, staticmethod) else maker, (metaclass, *args), kwargs)
-        if isinstance(made, metaclass):
-            starter, _ = class_attribute(metaclass, "__init__")
-            if isinstance(starter, types.FunctionType):
-                self.call(starter, (made, *args), kwargs)
-        return made

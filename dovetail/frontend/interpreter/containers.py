@@ -8,7 +8,7 @@ import contextlib
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,8 +27,13 @@ from dovetail.guards.reading import plain_keys, plain_length, read_item
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
-class Items(TracingInterpreter):
-    """The part of the interpreter that reads and writes items, and goes through things."""
+# Answers of these about a key are guarded (see :mod:`dovetail.frontend.values.aliases`).
+HASHING = frozenset({"__hash__", "__eq__"})
+_TAKE_INDEX = ("insert", "pop", "__getitem__", "__setitem__", "__delitem__")
+
+
+class Containers(TracingInterpreter):
+    """The part of the interpreter that reads and writes items, goes through containers, searches them, and calls their methods."""
 
     # --- items --------------------------------------------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class Items(TracingInterpreter):
 
     def as_key(self, value: Any, table: Any = None) -> Any:
         """A value that is to be hashed, as a ``table`` has it: symbolic numbers are plain ones there."""
-        guard_key(self.values, value, table)
+        guard_key(self.values, value, table is not None and self.values.source_of(table) is not None)
         return plain_numbers(value) if table is None else self.values.key_in(table, value)
 
     def guard_missing_key(self, owner: Any, key: Any) -> None:
@@ -225,41 +230,7 @@ class Items(TracingInterpreter):
         else:
             self.call_container_method(container, function, args, {})
 
-
-class WrappingIterator:
-    """An iterator whose items went through the interpreter."""
-
-    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
-        self.interpreter = interpreter
-        self.inner = inner
-
-    def __iter__(self) -> WrappingIterator:
-        return self
-
-    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
-        return iter, (self.inner,)
-
-    def __next__(self) -> Any:
-        done, value = self.interpreter.advance(self.inner)
-        if done:
-            raise StopIteration
-        return value
-
-
-def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
-    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
-    if python_method(mapping, "__iter__") is not None:
-        return True
-    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
-    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)
-
-
-_MOST_KEYS = 64
-
-
-class Containment(TracingInterpreter):
-    """The part of the interpreter that looks for items in containers."""
+    # --- searching ----------------------------------------------------------------------------------------------------
 
     def ask(self, method: types.FunctionType, item: Any, *others: Any) -> Any:
         """Call a special method of an object."""
@@ -277,12 +248,9 @@ class Containment(TracingInterpreter):
         mine, other = (list(item.values()) if kind is dict else list(item) for item in (left, right))
         if all(is_leaf_value(item) for item in (*mine, *other)):
             return None
-        if len(mine) != len(other):
+        if len(mine) != len(other) or (kind is dict and left.keys() != right.keys()):
             return False
-        if kind is dict:
-            if left.keys() != right.keys():
-                return False
-            other = [right[key] for key in left]
+        other = [right[key] for key in left] if kind is dict else other
         wrap = self.values.wrap
         return all(self.equal(wrap(a), wrap(b)) for a, b in zip(mine, other, strict=True))
 
@@ -294,7 +262,7 @@ class Containment(TracingInterpreter):
         if isinstance(container, (dict, set, frozenset)):
             return self._is_key(container, item)
         if isinstance(container, (list, tuple)):
-            return self._is_among(container, item)
+            return bool(self.search(container, "__contains__", (item,)))
         kind = type(container)
         found, _ = class_attribute(kind, "__contains__")
         is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
@@ -309,12 +277,6 @@ class Containment(TracingInterpreter):
 
     def _is_key(self, container: Any, item: Any) -> bool:
         """``item in`` a dictionary or set."""
-        if type(item) in (torch.SymInt, torch.SymFloat):
-            keys = list(container)
-            if len(keys) <= _MOST_KEYS and all(type(key) in (int, float, bool, str) for key in keys):
-                # Number by number: a hash would hold the entry to the number of today.
-                self.values.whole(container)
-                return any(type(key) is not str and self.equal(item, key) for key in keys)
         if isinstance(container, dict):
             return bool(self.call_container_method(container, container.__contains__, (item,), {}))
         item = self.as_key(item, container)
@@ -332,55 +294,40 @@ class Containment(TracingInterpreter):
         base: Any = set if isinstance(container, set) else frozenset
         return bool(base.__contains__(container, item))
 
-    def _is_among(self, container: Any, item: Any) -> bool:
-        """``item in`` a list or tuple."""
-        guard_equality(self.values, item)
-        self.values.whole(container)
-        for entry in container:
-            if entry is item or self.values.wrap(entry) is item:
-                return True
-            if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
-                raise Break("a container of tensors is searched", "compare with `is` in a loop")
-            if not (is_leaf_value(entry) and is_leaf_value(item)) and self.equal(entry, item):
-                return True
-        # Among leaves, which compare natively; all others have been compared.
-        return is_leaf_value(item) and any(is_leaf_value(entry) and entry == item for entry in container)
-
     def search(self, container: Any, name: str, args: tuple[Any, ...]) -> Any:
         item, *bounds = (plain_numbers(given) for given in args)
+        guard_equality(self.values, item)
         self.values.whole(container)
         kind: Any = list if isinstance(container, list) else tuple
         entries = [self.values.wrap(entry) for entry in kind.__iter__(container)]
-        if all(map(is_leaf_value, (item, *entries))):
-            found = [entry == item for entry in entries]
-        else:
-            if any(isinstance(entry, torch.Tensor) and entry is not item for entry in (item, *entries)):
-                raise Break("a container of tensors is searched", "compare with `is` in a loop")
-            found = []
-            for entry in entries:
-                found.append(entry is item or self.equal(entry, item))
-                if found[-1] and name != "count" and not bounds:
-                    break
+        places = range(len(entries))
         if name == "count":
-            return sum(found)
-        try:
-            place = found.index(True, *bounds)
-        except ValueError:
+            return sum(self._first(entries, item, (place,)) is not None for place in places)
+        place = self._first(entries, item, places[slice(*(*bounds, None, None)[:2])])
+        if name == "__contains__":
+            return place is not None
+        if place is None:
             if kind is list and name == "index":
-                raise ValueError(f"{item!r} is not in list") from None
-            raise ValueError(f"{kind.__name__}.{name}(x): x not in {kind.__name__}") from None
+                raise ValueError(f"{item!r} is not in list")
+            raise ValueError(f"{kind.__name__}.{name}(x): x not in {kind.__name__}")
         if name == "remove":
             self.effects.delete_item(container, place)
         return place if name == "index" else None
 
+    def _first(self, entries: list[Any], item: Any, places: Iterable[int]) -> int | None:
+        """The first of these places whose entry is the item, or equal to it."""
+        is_leaf = is_leaf_value(item)
+        for place in places:
+            entry = entries[place]
+            if entry is item:
+                return place
+            if isinstance(entry, torch.Tensor) or isinstance(item, torch.Tensor):
+                raise Break("a container of tensors is searched", "compare with `is` in a loop")
+            if entry == item if is_leaf and is_leaf_value(entry) else self.equal(entry, item):
+                return place
+        return None
 
-# Answers of these about a key are guarded (see :mod:`dovetail.frontend.values.aliases`).
-HASHING = frozenset({"__hash__", "__eq__"})
-_TAKE_INDEX = ("insert", "pop", "__getitem__", "__setitem__", "__delitem__")
-
-
-class ContainerMethods(TracingInterpreter):
-    """The part of the interpreter that calls methods of lists, dictionaries and sets."""
+    # --- methods ------------------------------------------------------------------------------------------------------
 
     def call_container_method(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
@@ -435,7 +382,8 @@ class ContainerMethods(TracingInterpreter):
         # A tensor is a key there, and the container has the real ones.
         if isinstance(item, torch.Tensor) and at == 0:
             return item
-        return self.values.keyed_for(owner, self.native_argument(item))
+        self.values.check_merged(item)
+        return self.native_argument(item)
 
     def _look_up(self, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
         key = args[0]
@@ -446,3 +394,32 @@ class ContainerMethods(TracingInterpreter):
         if name == "__getitem__":
             raise KeyError(key)
         return False if name == "__contains__" else args[1] if len(args) > 1 else None
+
+
+class WrappingIterator:
+    """An iterator whose items went through the interpreter."""
+
+    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
+        self.interpreter = interpreter
+        self.inner = inner
+
+    def __iter__(self) -> WrappingIterator:
+        return self
+
+    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
+        return iter, (self.inner,)
+
+    def __next__(self) -> Any:
+        done, value = self.interpreter.advance(self.inner)
+        if done:
+            raise StopIteration
+        return value
+
+
+def _asks_for_keys(mapping: dict[Any, Any]) -> bool:
+    """Whether Python copies a dictionary by its ``keys()`` and ``[]``; one that is gone through as any other it takes whole."""
+    if python_method(mapping, "__iter__") is not None:
+        return True
+    methods = (python_method(mapping, "keys"), python_method(mapping, "__getitem__"))
+    return isinstance(mapping, collections.OrderedDict) and any(method is not None for method in methods)

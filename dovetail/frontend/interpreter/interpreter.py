@@ -12,23 +12,22 @@ from typing import Any, TypeVar
 from dovetail.errors import CaptureError, DovetailError, Interruption, UserLocation
 from dovetail.frontend import native_errors
 from dovetail.frontend.code.bind import bind
-from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Yield, unknown_instruction
+from dovetail.frontend.code.frame import Break, Frame, Return, Stop, Yield
 from dovetail.frontend.code.points import FramePoint
 from dovetail.frontend.effects.left_open import LeftOpen
-from dovetail.frontend.instructions import instruction_set
-from dovetail.frontend.interpreter import builtin_rules, builtin_sequences  # noqa: F401  (their rules)
+from dovetail.frontend.instructions import handlers_of
+from dovetail.frontend.interpreter import builtin_rules  # noqa: F401  (its rules)
 from dovetail.frontend.interpreter.attributes import Attributes
 from dovetail.frontend.interpreter.calls import Calls
-from dovetail.frontend.interpreter.containers import ContainerMethods, Items
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.machine import RestoreGenerator
 from dovetail.frontend.interpreter.names import Names
-from dovetail.frontend.interpreter.native import NativeCalls, NativeCode
+from dovetail.frontend.interpreter.native import NativeCalls
 from dovetail.frontend.interpreter.operators import Operators
 from dovetail.frontend.interpreter.shown_frames import passing_traceback
 from dovetail.frontend.interpreter.stores import Stores
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import code_rule, error_rule
+from dovetail.frontend.rules import error_rule
 from dovetail.frontend.values.aliases import guard_comparison
 from dovetail.frontend.values.leaves import is_trusted
 from dovetail.frontend.values.module_paths import ModulePaths
@@ -44,13 +43,13 @@ State = TypeVar("State")
 _ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 
-class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCalls, NativeCode, ContainerMethods):
+class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     """Runs bytecode under an open trace. It is put together of one part for each thing that bytecode does:
 
     ::
 
         call(function, args, kwargs)                           calls.py: which kind of call is it?
-            a rule for this function                           rules.py, builtin_rules.py, dovetail.rules
+            a rule for this function                           builtin_rules.py, dovetail.rules
             run_function                                       a Python function
                 bind                                           arguments to local variables
                 run_frame
@@ -71,8 +70,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
 
         values.read, values.guard                              where a value came from, and its guards
         effects.set_item, …                                    the journal of writes
-
-    >>> # Interpreter(trace, guards).call(function, args, kwargs) runs a function's bytecode under an open trace.
     """
 
     def __init__(self, trace: Trace, guards: GuardSet, entry_location: UserLocation | None = None) -> None:
@@ -90,7 +87,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
         self._entry_location = entry_location
         self._step = 0
         self._stop_before = trace.settings.stop_before
-        self._handlers = instruction_set()
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._states: dict[Any, Any] = {}
         self._module_paths = ModulePaths(self.values.source_of)
@@ -142,17 +138,9 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             raise Break(f"{function.__qualname__} is async", "keep async code outside of the function")
         if len(self.frames) >= MAXIMUM_DEPTH:
             raise Break("the calls are nested too deeply", "use a loop instead of the recursion")
-        if id(code) in code_rule:
-            return code_rule[id(code)](self, function, args, kwargs)
         self.guard_closure(function)
         frame = Frame(function, bind(function, args, kwargs, self.load_default))
         frame.direct = direct
-        return self._returned(frame, None)
-
-    def run_class_body(self, body: types.FunctionType, namespace: Any) -> Any:
-        self.guard_closure(body)
-        frame = Frame(body, {})
-        frame.namespace = namespace
         return self._returned(frame, None)
 
     def _returned(self, frame: Frame, error: BaseException | None) -> Any:
@@ -163,9 +151,7 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
     def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
         handlers = self._code_handlers.get(frame.code)
         if handlers is None:
-            table = self._handlers
-            handlers = tuple(table.get(item.opname) for item in frame.decoded.instructions)
-            self._code_handlers[frame.code] = handlers
+            handlers = self._code_handlers[frame.code] = handlers_of(frame.code, frame.decoded)
         instructions = frame.decoded.instructions
         self.frames.append(frame)
         try:
@@ -178,8 +164,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
                 frame.step = self._step = self._step + 1
                 if frame.step == self._stop_before:
                     raise Stop(tuple(self.frames))
-                if handler is None:
-                    raise unknown_instruction(frame.code, instruction)
                 try:
                     result = handler(self, frame, instruction)
                 except (Interruption, DovetailError):
@@ -189,11 +173,11 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
                     continue
                 if result is None:
                     frame.position += 1
-                elif type(result) is int:
+                elif isinstance(result, int):
                     frame.position = result
                 else:
                     frame.position += 1
-                    return result  # type: ignore[no-any-return]
+                    return result
         except Break as stop:
             if stop.where is None:
                 stop.where = self.locate()
@@ -272,7 +256,6 @@ class Interpreter(Names, Items, Attributes, Stores, Operators, Calls, NativeCall
             self.trace.settings.shapes.has_symbols
             and opname not in ("RAISE_VARARGS", "RERAISE")
             and not isinstance(error, _ORDINARY_ERRORS)
-            and not native_errors.is_marked_independent(error)
             and type(error).__module__.startswith(("builtins", "torch", "sympy"))
         ):
             reason = f"a {type(error).__name__} is handled while sizes are symbolic"

@@ -8,6 +8,7 @@ import sys
 import types
 from typing import Any
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value, is_trusted
@@ -58,16 +59,14 @@ class LookupGuards(TracingInterpreter):
     """The part of the interpreter that guards look-ups in classes."""
 
     def needs_no_guard(self, owner: type) -> bool:
-        """Whether a class cannot change between calls: torch's own, or one that the program itself made."""
-        return is_trusted(owner.__module__) or self.is_created(owner)
+        """Whether a class cannot change between calls."""
+        return is_trusted(owner.__module__)
 
     def is_setting(self, owner: type, found: Any) -> bool:
         """Whether data in a class of torch's is a switch, or something that the user's own code asks for."""
         if owner.__module__.split(".", 1)[0] != "torch" or not is_leaf_value(found) or issubclass(owner, enum.Enum):
             return False
-        if not is_heap_type(owner) or self.is_created(owner):
-            return False
-        return type(found) is bool or self.asked_by_user()
+        return is_heap_type(owner) and (type(found) is bool or self.asked_by_user())
 
     def asked_by_user(self) -> bool:
         """Whether the code that runs is not torch's own."""
@@ -79,8 +78,12 @@ class LookupGuards(TracingInterpreter):
             self.values.guard(source, Identity(class_order(kind)), f"what {kind.__qualname__} inherits was asked")
 
     def guard_registration(self, kind: type, among: Any) -> None:
-        if not isinstance(among, abc.ABCMeta) or among in class_order(kind) or self.is_created(kind):
+        if not isinstance(among, abc.ABCMeta) or among in class_order(kind):
             return
+        if among.__dict__.get("_is_protocol"):
+            raise Break(
+                f"isinstance looks for the members of {among.__qualname__}", "ask for the attributes that you need"
+            )
         if not self.needs_no_guard(among) or (is_heap_type(kind) and not self.needs_no_guard(kind)):
             reason = f"whether {kind.__qualname__} is a subclass of {among.__qualname__} was asked"
             asked = Answers(issubclass, (among,), issubclass(kind, among))
@@ -97,7 +100,7 @@ class LookupGuards(TracingInterpreter):
         for earlier in order if after is None else order[order.index(after) + 1 :]:
             if earlier is owner:
                 return
-            if not self.needs_no_guard(earlier) and not self.effects.attribute_written(earlier, name):
+            if not self.needs_no_guard(earlier):
                 source = AttributeSource(self.values.pin(earlier, earlier.__qualname__), "__dict__")
                 self.values.guard(source, HasNoKey(name), f"{earlier.__qualname__} has no {name} of its own")
 
@@ -115,7 +118,7 @@ class LookupGuards(TracingInterpreter):
 
     def found_on_class(self, owner: type, name: str, found: Any) -> Any:
         """A descriptor as it stands in a class: with where it can be found again."""
-        if self.needs_no_guard(owner) or self.effects.attribute_written(owner, name) or is_leaf_value(found):
+        if self.needs_no_guard(owner) or is_leaf_value(found):
             return self.values.wrap(found)
         source = self.class_item_source(owner, name)
         if type(found).__module__.split(".", 1)[0] in sys.stdlib_module_names:
@@ -129,8 +132,6 @@ class LookupGuards(TracingInterpreter):
         inside = getattr(found, part)
         if isinstance(inside, types.FunctionType) or self.needs_no_guard(owner):
             return inside
-        if self.effects.attribute_written(owner, name):
-            return self.values.wrap(inside)
         return self.values.read(inside, AttributeSource(self.class_item_source(owner, name), part))
 
     def class_item_source(self, owner: type, name: str) -> Source:
@@ -144,7 +145,7 @@ class LookupGuards(TracingInterpreter):
     def source_of_owner(self, target: Any, name: str) -> Source | None:
         """Where an object of which an attribute is read or written can be found again."""
         source = self.values.source_of(target)
-        if source is None and isinstance(type(target), enum.EnumMeta) and not self.is_created(type(target)):
+        if source is None and isinstance(type(target), enum.EnumMeta):
             # A constant, but what the user keeps on it (not its value and name, nor what its class has) may change.
             is_own = not name.startswith("_") and class_attribute(type(target), name)[0] is MISSING
             return self.values.pin(target, str(target)) if is_own else None

@@ -7,6 +7,8 @@ captured any further. Functions that it calls run at Python's own speed.
 from __future__ import annotations
 
 import builtins
+import functools
+import operator
 import sys
 import types
 import warnings
@@ -17,7 +19,7 @@ from typing import Any
 from dovetail.frontend.code.frame import Frame, Return, Unread, Yield
 from dovetail.frontend.code.points import FramePoint, unflatten
 from dovetail.frontend.instructions import instruction_set
-from dovetail.frontend.instructions.shared import unbound_variable
+from dovetail.frontend.instructions.shared import super_arguments, unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
 from dovetail.frontend.protocol import FrameRunner
@@ -34,8 +36,17 @@ TRIVIAL = frozenset(
             "JUMP_FORWARD",
             "LOAD_CONST",
         ),
-        *("LOAD_FAST", "NOP", "POP_EXCEPT", "POP_TOP", "PUSH_NULL", "RETURN_CONST", "RETURN_VALUE", "STORE_FAST"),
-        "SWAP",
+        *(
+            "LOAD_FAST",
+            "NOP",
+            "POP_EXCEPT",
+            "POP_TOP",
+            "PUSH_NULL",
+            "RETURN_CONST",
+            "RETURN_VALUE",
+            "STORE_FAST",
+            "SWAP",
+        ),
     }
 )
 """Instructions that do nothing to the values that they move."""
@@ -169,16 +180,29 @@ class Machine(FrameRunner):
             frame.enter_handler(entry, error)
         return entry is not None
 
-    # --- what handlers ask (see the protocol) -------------------------------------------------------------------------
+    # --- the protocol: builtin functions of Python ----------------------------------------------------------------------
+
+    load_attribute: Any = staticmethod(getattr)
+    store_attribute: Any = staticmethod(setattr)
+    delete_attribute: Any = staticmethod(delattr)
+    load_item: Any = staticmethod(operator.getitem)
+    store_item: Any = staticmethod(operator.setitem)
+    delete_item: Any = staticmethod(operator.delitem)
+    truth: Any = staticmethod(bool)
+    iterate: Any = staticmethod(iter)
+
+    # --- the rest of the protocol -------------------------------------------------------------------------
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         """``function(*args, **kwargs)``; a few builtins look at the frame that calls them."""
+        if function is super and not args:
+            return super(*super_arguments(self, self.frames[-1]))
         reader = _FRAME_READERS.get(function) if isinstance(function, (types.BuiltinFunctionType, type)) else None
         if reader is not None:
             return reader(self.frames[-1], args, kwargs)
         if type(function) in _BLIND and function not in _SEEING:
             return function(*args, **kwargs)
-        return call_within(self.frames, _variables, function, *args, **kwargs)
+        return call_within(self.frames, _variables, functools.partial(function, *args, **kwargs))()
 
     def created(self, value: Any) -> None:
         return
@@ -235,15 +259,6 @@ class Machine(FrameRunner):
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         return builtins.__import__(name, frame.globals, None, names, level)
 
-    def load_attribute(self, target: Any, name: str) -> Any:
-        return getattr(target, name)
-
-    def store_attribute(self, target: Any, name: str, value: Any) -> None:
-        setattr(target, name, value)
-
-    def delete_attribute(self, target: Any, name: str) -> None:
-        delattr(target, name)
-
     def load_special(self, target: Any, name: str) -> Any:
         for owner in type(target).__mro__:
             if name in owner.__dict__:
@@ -252,29 +267,14 @@ class Machine(FrameRunner):
                 return found if bind is None else bind(found, target, type(target))
         raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
 
-    def load_item(self, target: Any, key: Any) -> Any:
-        return target[key]
-
-    def store_item(self, target: Any, key: Any, value: Any) -> None:
-        target[key] = value
-
-    def delete_item(self, target: Any, key: Any) -> None:
-        del target[key]
-
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
         return function(*operands)
-
-    def truth(self, value: Any) -> bool:
-        return bool(value)
 
     def truth_at_jump(self, frame: Frame, value: Any, target: int, wanted: bool) -> bool:
         return self.truth(value)
 
     def formatted(self, frame: Frame, value: Any, specification: str) -> str:
         return format(value, specification)
-
-    def iterate(self, value: Any) -> Any:
-        return iter(value)
 
     def advance(self, iterator: Any) -> tuple[bool, Any]:
         try:
@@ -314,14 +314,6 @@ def _variables(frame: Frame) -> dict[str, Any]:
     return found
 
 
-def _super(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args:
-        return super(*args)
-    first = frame.code.co_varnames[0]
-    instance = frame.cells[first].cell_contents if first in frame.cells else frame.locals[first]
-    return super(frame.cells["__class__"].cell_contents, instance)
-
-
 def _evaluate(function: Any) -> Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]:
     def handler(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1:
@@ -336,7 +328,6 @@ _BLIND = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWra
 _SEEING = frozenset({sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))})
 
 _FRAME_READERS: dict[Any, Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]] = {
-    super: _super,
     locals: lambda frame, args, kwargs: _variables(frame),
     globals: lambda frame, args, kwargs: frame.globals,
     vars: lambda frame, args, kwargs: vars(*args) if args else _variables(frame),

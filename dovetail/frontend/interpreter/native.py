@@ -55,6 +55,8 @@ from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
 _SHOWING = frozenset({str, repr, ascii, format})
 _TOOLS = frozenset({"itertools", "_functools", "functools"})
+_UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+_IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
 
 def is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
@@ -65,8 +67,8 @@ def is_tensor_method(function: Any, args: tuple[Any, ...]) -> bool:
     return module.startswith("torch") or (bool(args) and isinstance(args[0], torch.Tensor))
 
 
-class NativeCode(TracingInterpreter):
-    """The part of the interpreter that runs native code.
+class NativeCalls(TracingInterpreter):
+    """The part of the interpreter that calls functions of torch and builtins.
 
     ::
 
@@ -114,11 +116,11 @@ class NativeCode(TracingInterpreter):
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
         except RuntimeError as error:
-            if not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType)):
-                native_errors.mark_independent(error)
-                raise
-            if not trace.settings.one_graph or not private_tracing.needs_real_data(error):
+            # One of a call without arguments depends on no tensor: the program may handle it.
+            is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
+            if not is_independent:
                 native_errors.mark_native(error)
+            if is_independent or not trace.settings.one_graph or not private_tracing.needs_real_data(error):
                 raise
         except (IndexError, TypeError, ValueError) as error:
             for handler in error_rule:
@@ -162,7 +164,7 @@ class NativeCode(TracingInterpreter):
 
     def _check_sizes(self, function: Any) -> None:
         data_sizes = self.trace.settings.shapes.data_sizes
-        if data_sizes != "keep" and self.trace.has_unbacked_sizes():
+        if data_sizes != "keep" and self.trace.data_symbols():
             reason = f"{_name(function)} makes a size from a tensor's data"
             if data_sizes == "ask":
                 raise Retry(reason, change=CaptureSettings.with_data_sizes)
@@ -239,30 +241,7 @@ class NativeCode(TracingInterpreter):
         stands_for(enter, function)  # type: ignore[arg-type]
         return enter
 
-
-def _program_sees(value: Any) -> Any:
-    return interpreted_of(value) if type(value) is types.FunctionType else value
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", str(function))
-
-
-_UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
-
-
-def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether this is ``object.__setattr__``, called for an object that is no class."""
-    if getattr(function, "__name__", "") != "__setattr__":
-        return False
-    if isinstance(function, types.MethodWrapperType):
-        return not isinstance(function.__self__, type)
-    return function is object.__setattr__ and not (args and isinstance(args[0], type))
-
-
-class NativeCalls(TracingInterpreter):
-    """The part of the interpreter that calls functions of torch and builtins."""
+    # --- which function is it? ------------------------------------------------------------------------------------------
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args, *kwargs.values())
@@ -384,3 +363,20 @@ class NativeCalls(TracingInterpreter):
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)
         raise Break(f"{module}.{function.__name__} is not known to be pure", "call it outside of the compiled function")
+
+
+def _program_sees(value: Any) -> Any:
+    return interpreted_of(value) if type(value) is types.FunctionType else value
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", str(function))
+
+
+def _sets_attribute(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is ``object.__setattr__``, called for an object that is no class."""
+    if getattr(function, "__name__", "") != "__setattr__":
+        return False
+    if isinstance(function, types.MethodWrapperType):
+        return not isinstance(function.__self__, type)
+    return function is object.__setattr__ and not (args and isinstance(args[0], type))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break, Frame
-from dovetail.frontend.interpreter.containers import CONTAINERS, Containment
+from dovetail.frontend.interpreter.containers import CONTAINERS, Containers
 from dovetail.frontend.interpreter.lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.rules import Jump, branch_rule, kind_among, number_rule, operator_rule
 from dovetail.frontend.values.aliases import guard_equality
@@ -48,7 +48,7 @@ _SIMPLE = frozenset({int, float, str, bool, type(None), torch.SymInt, torch.SymF
 _NUMBERS = (int, float, complex, bool)
 
 
-class Operators(Containment):
+class Operators(Containers):
     """The part of the interpreter that does operators and truth."""
 
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:

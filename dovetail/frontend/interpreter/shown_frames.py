@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -9,19 +10,17 @@ from typing import Any
 
 from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.runtime.shown_frames import Place, calling_code, passed_traceback
+from dovetail.runtime.shown_frames import calling_code, passed_traceback
 
 #: Modules of the standard library whose functions run natively and ask who calls them, or which exception is being handled.
 LOOK_AT_CALLERS = frozenset({"logging", "typing", "enum"})
 
 
-def show_place(frame: Frame) -> Place:
+def show_place(frame: Frame) -> dis.Positions:
     """Where a frame stands."""
     instructions = frame.decoded.instructions
     positions = instructions[frame.position].positions if frame.position < len(instructions) else None
-    if positions is None or positions.lineno is None:
-        return Place(frame.line())
-    return Place(positions.lineno, positions.end_lineno, positions.col_offset, positions.end_col_offset)
+    return dis.Positions(frame.line()) if positions is None or positions.lineno is None else positions
 
 
 def passing_traceback(frame: Frame, error: BaseException) -> types.TracebackType:
@@ -33,20 +32,9 @@ def passing_traceback(frame: Frame, error: BaseException) -> types.TracebackType
 
 
 def call_within(
-    frames: Sequence[Frame],
-    variables: Callable[[Frame], dict[str, Any]],
-    function: Callable[..., Any],
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """``function(*args, **kwargs)``, to which the frames look like its callers. ``variables`` are a frame's local variables."""
-    return _call_within(frames, variables, functools.partial(function, *args, **kwargs))()
-
-
-def _call_within(
     frames: Sequence[Frame], variables: Callable[[Frame], dict[str, Any]], call: Callable[[], Any]
 ) -> Callable[[], Any]:
+    """A call to which the frames look like its callers. ``variables`` are a frame's local variables."""
     for frame in reversed(frames):
         code = calling_code(frame.code, show_place(frame), call)
         call = functools.partial(eval, code, frame.globals, variables(frame))
@@ -55,7 +43,7 @@ def _call_within(
 
 def call_for(interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
-    call = _call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
+    call = call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
     handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
     return call() if handled is None else _call_while_handling(handled, call)
 

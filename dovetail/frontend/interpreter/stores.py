@@ -11,10 +11,9 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import LookupGuards, class_attribute, instance_dict, python_descriptor
 from dovetail.frontend.rules import STAND_INS, setter_rule
-from dovetail.guards import AttributeSource, DictKeys, InstanceDictSource
+from dovetail.guards import DictKeys, InstanceDictSource
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_PLAIN_DATA = (int, float, str, bool, type(None), list, dict, set, tuple)
 
 
 class Stores(LookupGuards):
@@ -25,15 +24,13 @@ class Stores(LookupGuards):
             self._store_tensor_attribute(target, name, value)
         elif type(target) in STAND_INS:
             setattr(target, name, value)
-        elif isinstance(target, type):
-            self._store_class_attribute(target, name, value)
         elif isinstance(target, types.FunctionType) and not name.startswith("__"):
             self.values.note(target, self.values.pin(target, target.__qualname__))
             self._store_instance(target, name, value)
-        elif isinstance(target, types.ModuleType) or (
+        elif isinstance(target, (type, types.ModuleType)) or (
             isinstance(target, types.FunctionType) and not self.is_created(target)
         ):
-            raise _too_global(target, name)
+            raise Break(f"{name} of {getattr(target, '__name__', target)} is set", "do this outside of the function")
         else:
             setter, _ = class_attribute(type(target), "__setattr__")
             if not isinstance(setter, types.FunctionType):
@@ -54,47 +51,6 @@ class Stores(LookupGuards):
             target.requires_grad = value
         else:
             raise Break(f".{name} of a tensor is set", "set it outside of the compiled function")
-
-    # --- classes ------------------------------------------------------------------------------------------------------
-
-    def _store_class_attribute(self, target: type, name: str, value: Any) -> None:
-        setter, _ = class_attribute(type(target), "__setattr__")
-        if self.is_created(target) and isinstance(setter, types.FunctionType):
-            self.call(setter, (target, name, value), {})
-        elif self.is_created(target) or setter is type.__setattr__:
-            if not self._set_by_metaclass(target, name, value):
-                self._store_class_data(target, name, value)
-        else:
-            raise _too_global(target, name)
-
-    def _set_by_metaclass(self, target: type, name: str, value: Any) -> bool:
-        """Write an attribute of a class by a property or descriptor of its metaclass; False where there is none."""
-        found, owner = class_attribute(type(target), name)
-        if owner is None or not hasattr(type(found), "__set__"):
-            return False
-        if isinstance(found, property) and found.fset is not None:
-            self.guard_class_item(owner, name, found)
-            self.call(found.fset, (target, value), {})
-            return True
-        if python_descriptor(found, "__set__") is not None:
-            self.call_descriptor("__set__", owner, name, found, target, value)
-            return True
-        return False
-
-    def _store_class_data(self, target: type, name: str, value: Any) -> None:
-        if self.is_created(target):
-            type.__setattr__(target, name, value)
-            return
-        before, owner = class_attribute(target, name)
-        is_plain = isinstance(value, _PLAIN_DATA) and (owner is None or isinstance(before, _PLAIN_DATA))
-        if name.startswith("__") or not is_plain:
-            raise _too_global(target, name)
-        source = self.values.pin(target, target.__qualname__)
-        if owner is not target:
-            self.guard_not_shadowed(target, owner, name)
-        elif not self.effects.attribute_written(target, name):
-            self.values.read(before, AttributeSource(source, name), plain=True)
-        self.effects.set_attribute(target, name, value, source)
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
@@ -132,20 +88,12 @@ class Stores(LookupGuards):
     def delete_attribute(self, target: Any, name: str) -> None:
         if type(target) in STAND_INS:
             delattr(target, name)
-        found, owner = class_attribute(type(target), name)
-        if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
-            self.call(found.fdel, (target,), {})
-            return
-        if owner is not None and python_descriptor(found, "__delete__") is not None:
-            self.call_descriptor("__delete__", owner, name, found, target)
-            return
-        attributes = instance_dict(target)
-        if isinstance(target, (torch.Tensor, type, types.ModuleType)) or attributes is None or name not in attributes:
-            raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
+        attributes, (found, _) = instance_dict(target), class_attribute(type(target), name)
         deleter, _ = class_attribute(type(target), "__delattr__")
-        if isinstance(deleter, types.FunctionType) and deleter is not torch.nn.Module.__delattr__:
-            self.call(deleter, (target, name), {})
-            return
+        is_plain = deleter is object.__delattr__ or deleter is torch.nn.Module.__delattr__
+        is_plain = is_plain and not isinstance(target, (torch.Tensor, types.ModuleType, types.FunctionType))
+        if attributes is None or name not in attributes or hasattr(type(found), "__delete__") or not is_plain:
+            raise Break(f"the attribute {name} of a {type(target).__name__} is deleted")
         source = self.values.source_of(target)
         if source is not None:
             own, before = InstanceDictSource(source), self.effects.before(attributes)
@@ -153,10 +101,6 @@ class Stores(LookupGuards):
             if name in before:
                 self.values.guard(own, DictKeys(tuple(before)), f"{name} is deleted")
         self.effects.delete_item(attributes, name)
-
-
-def _too_global(target: Any, name: str) -> Break:
-    return Break(f"{name} of {getattr(target, '__name__', target)} is set", "do this outside of the function")
 
 
 def _is_plain_module_store(target: Any, name: str, value: Any) -> bool:

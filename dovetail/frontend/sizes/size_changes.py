@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dovetail.aot.capture_result import BreakSymbols, NamesAfter
 from dovetail.guards import Equals, TensorMatch
 from dovetail.guards.reading import FETCH_ERRORS
 from dovetail.runtime.entry import Entry
@@ -31,19 +30,11 @@ class SizeChanges:
         """The same and numbers that will change, whether they have or not."""
         return SizeChanges(self.sizes, self.numbers | frozenset(names))
 
-    def with_symbols(self, symbols: BreakSymbols, names: NamesAfter) -> SizeChanges:
-        """The same and, after a graph break, what was symbolic before it."""
-        found = _Found(self)
-        for name, dims in symbols.sizes_after(names):
-            found.add_sizes(name, dims)
-        found.numbers |= symbols.numbers_after(names)
-        return found.frozen()
-
     def with_call(
         self, entries: Sequence[Entry], callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> SizeChanges:
         """The same and the differences between a call and what the entries were made for, none of which takes the call."""
-        found = _Found(self)
+        sizes, numbers = dict(self.sizes), set(self.numbers)
         for entry in entries:
             frozen = entry.checker.guards
             for guard in frozen.guards:
@@ -55,10 +46,12 @@ class SizeChanges:
                 except FETCH_ERRORS:
                     continue
                 if isinstance(predicate, Equals):
-                    found.add_number(name, predicate.value, value)
+                    numbers.update(_changed_numbers(name, predicate.value, value))
                 elif issubclass(type(value), torch.Tensor):
-                    found.add_shape(name, frozen.tensors[predicate.index].facts.shape, value.shape)
-        return found.frozen()
+                    dims = _changed_dims(frozen.tensors[predicate.index].facts.shape, value.shape)
+                    if dims:
+                        sizes[name] = sizes.get(name, frozenset()) | dims
+        return SizeChanges(sizes, frozenset(numbers))
 
     def shapes(
         self, dynamic: bool | None, allows_symbols: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -75,36 +68,20 @@ class SizeChanges:
         )
 
 
-class _Found:
-    """Changes under construction."""
+def _changed_dims(then: Sequence[int | None], now: torch.Size) -> frozenset[int]:
+    if len(now) != len(then):
+        return frozenset()
+    return frozenset(dim for dim, size in enumerate(then) if size is not None and size != now[dim])
 
-    def __init__(self, known: SizeChanges) -> None:
-        self._known = known
-        self._sizes = dict(known.sizes)
-        self.numbers = set(known.numbers)
 
-    def frozen(self) -> SizeChanges:
-        return SizeChanges(self._sizes, frozenset(self.numbers))
-
-    def add_sizes(self, name: str, dims: frozenset[int]) -> None:
-        self._sizes[name] = self._sizes.get(name, frozenset()) | dims
-
-    def add_shape(self, name: str, then: Sequence[int | None], now: torch.Size) -> None:
-        if len(now) == len(then):
-            dims = frozenset(dim for dim, size in enumerate(then) if size is not None and size != now[dim])
-            if dims:
-                self.add_sizes(name, dims)
-
-    def add_number(self, name: str, then: Any, now: Any) -> None:
-        """Note a number that is another one now, or a tuple with such items."""
-        kind = type(now)
-        if kind is not type(then) or kind not in (int, float, tuple, torch.Size):
+def _changed_numbers(name: str, then: Any, now: Any) -> Iterator[str]:
+    """The names of a number that is another one now, or of a tuple and its items that are."""
+    kind = type(now)
+    if kind is not type(then) or kind not in (int, float, tuple, torch.Size) or now == then:
+        return
+    if kind in (tuple, torch.Size):
+        if len(then) != len(now) or not all(type(item) in (int, float) for item in (*then, *now)):
             return
-        if kind in (tuple, torch.Size):
-            are_numbers = all(type(item) in (int, float) for item in (*then, *now))
-            if not are_numbers or len(then) != len(now) or then == now:
-                return
-            for position, pair in enumerate(zip(then, now, strict=True)):
-                self.add_number(f"{name}[{position}]", *pair)
-        if now != then:
-            self.numbers.add(name)
+        for position, pair in enumerate(zip(then, now, strict=True)):
+            yield from _changed_numbers(f"{name}[{position}]", *pair)
+    yield name

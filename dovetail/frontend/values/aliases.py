@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute, instance_dict
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, LEAF_TYPES, is_leaf_value
 from dovetail.guards import AttributeSource, Distinct, Identity, InstanceDictSource, Source
@@ -58,28 +57,13 @@ def guard_equality(values: Values, value: Any) -> None:
     _guard_content(values, value, False, set())
 
 
-def guard_key(values: Values, key: Any, table: Any = None) -> None:
+def guard_key(values: Values, key: Any, is_old: bool = False) -> None:
     """Native code hashes a key: guard what the outcome of a look-up can depend on.
 
-    What a ``table`` that existed before holds is guarded for this very key, so that the key must be this very object.
+    ``is_old``: what is looked up was stored before the capture, for this very key, so that it must be this very object.
     """
-    kind = type(key)
-    if kind not in LEAF_TYPES:
-        _guard_content(values, key, table is not None and values.source_of(table) is not None, set())
-
-
-def guard_hash(values: Values, value: Any) -> None:
-    """``hash(value)`` was asked: that of a plain object is a number made of its address."""
-    _guard_content(values, value, True, set())
-    _refuse_new(values, value)
-
-
-def _refuse_new(values: Values, value: Any) -> None:
-    if isinstance(value, (tuple, frozenset)):
-        for item in value:
-            _refuse_new(values, item)
-    elif class_attribute(type(value), "__hash__")[1] is object and values.source_of(value) is None:
-        raise Break("the hash of an object made in the function is asked for", "use an index instead")
+    if type(key) not in LEAF_TYPES:
+        _guard_content(values, key, is_old, set())
 
 
 def _guard_content(values: Values, value: Any, is_old_key: bool, seen: set[int]) -> None:

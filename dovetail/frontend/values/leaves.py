@@ -17,20 +17,8 @@ from dovetail.torch_private import operators as private_operators
 
 LEAF_TYPES: frozenset[type] = frozenset(
     {
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        bool,
-        type(None),
-        type(Ellipsis),
-        type(NotImplemented),
-        torch.dtype,
-        torch.device,
-        torch.memory_format,
-        torch.layout,
-        range,
+        *(int, float, complex, str, bytes, bool, range, type(None), type(Ellipsis), type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.memory_format, torch.layout),
     }
 )
 #: Native objects that keep a function where nobody can read it: one that the program makes leads to the interpreter.
@@ -53,15 +41,7 @@ IDENTITY_TYPES = (
     types.UnionType,
 )
 TRUSTED_PREFIXES = (
-    "torch",
-    "builtins",
-    "math",
-    "operator",
-    "functools",
-    "itertools",
-    "collections",
-    "contextlib",
-    "typing",
+    *("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing"),
 )
 
 

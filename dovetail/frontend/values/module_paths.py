@@ -57,7 +57,7 @@ class ModulePaths:
                 path = self._paths.get(id(owner))
                 if path is None:
                     source = self._source_of(owner)
-                    # Whatever has a source is kept alive by the capture, so that its id stays its own.
+                    # The capture keeps an object with a source alive, so that its id stays its own.
                     path = "" if source is None else self._paths.setdefault(id(owner), path_of_module(source, owner))
                 return path
         return ""

@@ -336,7 +336,7 @@ class Values:
         return None if source is None or self.journal.written(container, key) else ItemSource(source, key)
 
     def whole(self, container: Any, but: int | None = None) -> None:
-        """Guard a container's length or keys, and read all of its items; of a list all but the one that is about to be set."""
+        """Guard a container's length or keys, and read all items; of a list all but item ``but``, which is about to be set."""
         source = self.source_of(container)
         if source is None or id(container) in self._whole:
             return
@@ -405,21 +405,10 @@ class Values:
         self.guard(source, Identity(traced.real), f"{source.name} is a key of a container")
         return traced.real
 
-    def keyed_for(self, owner: Any, container: Any) -> Any:
-        """A dictionary or set whose items are to be put into another one, with the keys that the other one has."""
-        if not isinstance(container, (dict, set, frozenset)):
-            return container
-        if not any(isinstance(key, torch.Tensor) for key in container):
-            return container
-
-        def chosen(key: Any) -> Any:
-            if isinstance(key, torch.Tensor) and not private_tensors.is_traced(key):
-                return key if self.source_of(owner) is not None or key in owner else self.wrap(key)
-            return self.key_in(owner, key)
-
-        if isinstance(container, dict):
-            return {chosen(key): value for key, value in dict.items(container)}
-        return {chosen(key) for key in container}
+    def check_merged(self, container: Any) -> None:
+        """Refuse to put all items of a container with tensors for keys into another one, which may have the real tensors."""
+        if isinstance(container, (dict, set, frozenset)) and any(isinstance(key, torch.Tensor) for key in container):
+            raise Break("all items of a container of tensors are put into another one", "add the items one by one")
 
     def check_keys(self, containers: Iterable[Any]) -> None:
         """Refuse an operator on tables of which one has real tensors for its keys and another one traced ones."""

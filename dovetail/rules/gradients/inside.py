@@ -17,11 +17,11 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
+from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import TracedInput
-from dovetail.trace.gradient_marks import marked_gradients
 from dovetail.trace.overrides import requested_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)

@@ -15,7 +15,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.trace.fused_updates import NAMES, takes_symbols
+from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.trace.settings import SAYS_COMPILING
 
 

@@ -26,20 +26,11 @@ from dovetail.trace import Retry
 #: Schedules that run no code of the program's.
 KINDS: frozenset[Any] = frozenset(
     {
-        lr_scheduler.StepLR,
-        lr_scheduler.MultiStepLR,
-        lr_scheduler.ConstantLR,
-        lr_scheduler.LinearLR,
-        lr_scheduler.ExponentialLR,
-        lr_scheduler.SequentialLR,
-        lr_scheduler.CosineAnnealingLR,
-        lr_scheduler.ChainedScheduler,
-        lr_scheduler.ReduceLROnPlateau,
-        lr_scheduler.CyclicLR,
-        lr_scheduler.CosineAnnealingWarmRestarts,
-        lr_scheduler.OneCycleLR,
-        lr_scheduler.PolynomialLR,
-        swa_utils.SWALR,
+        *(lr_scheduler.StepLR, lr_scheduler.MultiStepLR, lr_scheduler.ConstantLR),
+        *(lr_scheduler.LinearLR, lr_scheduler.ExponentialLR, lr_scheduler.SequentialLR),
+        *(lr_scheduler.CosineAnnealingLR, lr_scheduler.ChainedScheduler, lr_scheduler.ReduceLROnPlateau),
+        *(lr_scheduler.CyclicLR, lr_scheduler.CosineAnnealingWarmRestarts, lr_scheduler.OneCycleLR),
+        *(lr_scheduler.PolynomialLR, swa_utils.SWALR),
     }
 )
 #: Keys that schedules write in the groups of an optimizer.

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.lookup import python_method
+from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
-from dovetail.frontend.values.aliases import guard_hash
+from dovetail.frontend.values.aliases import guard_key
 from dovetail.frontend.values.leaves import plain_numbers
+from dovetail.frontend.values.values import Values
 from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import sizes as private_sizes
 
@@ -46,7 +47,8 @@ def _conversion(function: Any, method_name: str) -> Any:
                 if method is not None:
                     return interpreter.call(types.MethodType(method, value), args[1:], kwargs)
                 if function is hash:
-                    guard_hash(interpreter.values, value)
+                    guard_key(interpreter.values, value, is_old=True)
+                    _refuse_new(interpreter.values, value)
                     return hash(value)
                 if isinstance(value, (list, tuple, dict, set)):
                     interpreter.values.whole_deep(value)
@@ -57,20 +59,14 @@ def _conversion(function: Any, method_name: str) -> Any:
     return handler
 
 
-def _register(function: Any, method: str) -> None:
-    rule(function)(_conversion(function, method))
+def _refuse_new(values: Values, value: Any) -> None:
+    """The hash of a plain object is a number made of its address: refuse it for one that is another object at each call."""
+    if isinstance(value, (tuple, frozenset)):
+        for item in value:
+            _refuse_new(values, item)
+    elif class_attribute(type(value), "__hash__")[1] is object and values.source_of(value) is None:
+        raise Break("the hash of an object made in the function is asked for", "use an index instead")
 
 
-for _function, _method in (
-    (int, "__int__"),
-    (float, "__float__"),
-    (complex, "__complex__"),
-    (hash, "__hash__"),
-    (bytes, "__bytes__"),
-    (abs, "__abs__"),
-    (round, "__round__"),
-    (divmod, "__divmod__"),
-    (pow, "__pow__"),
-    (reversed, "__reversed__"),
-):
-    _register(_function, _method)
+for _function in (int, float, complex, hash, bytes, abs, round, divmod, pow, reversed):
+    rule(_function)(_conversion(_function, f"__{_function.__name__}__"))

@@ -27,7 +27,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, format_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
-from dovetail.runtime.shown_frames import Place, calling_code
+from dovetail.runtime.shown_frames import calling_code
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
 
@@ -71,7 +71,7 @@ class Message:
     """
 
     function: Callable[..., Any]
-    frames: tuple[tuple[types.CodeType, Place, dict[str, Any]], ...]
+    frames: tuple[tuple[types.CodeType, dis.Positions, dict[str, Any]], ...]
     formats: tuple[str, ...] = ()
 
     def __call__(self, args: list[Any], kwargs: dict[str, Any], numbers: list[Any]) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import copy
-import dataclasses
 import functools
 import inspect
 import logging
-import operator
 import os
 import sys
 import traceback
@@ -21,7 +18,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, code_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import Answers
 
 
@@ -31,29 +28,8 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule(functools.partial)
 def _partial(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    # Nothing is called yet: the function stays the one that the interpreter will call.
+    # Nothing is called yet: the function stays as it is, for the interpreter to call.
     return _call(functools.partial, *args, **kwargs)
-
-
-def _search(function: Any, is_right: bool) -> None:
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        if kwargs or len(args) != 2 or not isinstance(args[0], (list, tuple)):
-            return interpreter.call_native(function, args, kwargs)
-        items, wanted = interpreter.drain(args[0]), args[1]
-        low, high = 0, len(items)
-        while low < high:
-            middle = (low + high) // 2
-            operands = (wanted, items[middle]) if is_right else (items[middle], wanted)
-            if interpreter.truth(interpreter.operate(operator.lt, *operands)) is is_right:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-
-_search(bisect.bisect_right, is_right=True)
-_search(bisect.bisect_left, is_right=False)
 
 
 @rule(vars)
@@ -76,18 +52,17 @@ def _exception(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
     return interpreter.handled_exception(interpreter.frames[-1])
 
 
-def _looks_at_frames(function: Any) -> None:
+def _refuse(function: Any, reason: str) -> None:
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        reason = f"{function.__module__}.{function.__name__} looks at the frames that are running"
         raise Break(reason, "do this outside of the compiled function")
 
 
-for _function in (sys._getframe, inspect.currentframe, inspect.stack, inspect.trace):
-    _looks_at_frames(_function)
-for _name in traceback.__all__:
-    if inspect.isfunction(getattr(traceback, _name)):
-        _looks_at_frames(getattr(traceback, _name))
+_LOOK_AT_FRAMES: list[Any] = [sys._getframe, inspect.currentframe, inspect.stack, inspect.trace]
+_LOOK_AT_FRAMES += filter(inspect.isfunction, map(vars(traceback).get, traceback.__all__))
+for _function in _LOOK_AT_FRAMES:
+    _refuse(_function, f"{_function.__module__}.{_function.__name__} looks at the frames that are running")
+_refuse(collections.namedtuple, "a class is defined")
 
 
 @rule(logging.Logger.isEnabledFor)
@@ -110,10 +85,8 @@ def _asked_of_logger(interpreter: TracingInterpreter, function: Any, logger: log
 
 @rule(os.fspath)
 def _fspath(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    (path,) = args
-    if isinstance(path, (str, bytes)):
-        return path
-    return interpreter.call(interpreter.load_attribute(path, "__fspath__"), (), {})
+    is_plain = isinstance(args[0], (str, bytes))
+    return args[0] if is_plain else interpreter.call(interpreter.load_attribute(args[0], "__fspath__"), (), {})
 
 
 @rule(inspect.isgenerator)
@@ -121,49 +94,9 @@ def _is_generator(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyw
     return issubclass(shown_type(args[0]), types.GeneratorType)
 
 
-@rule(dataclasses._process_class)  # type: ignore[attr-defined]
-def _process_class(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if not interpreter.is_created(args[0]):
-        raise Break("a class that existed before the call is made a dataclass", "do this outside of the function")
-    made = dataclasses._process_class(*args, **kwargs)  # type: ignore[attr-defined]
-    interpreter.created(made)
-    return made
-
-
 @rule(typing.cast)
 def _cast(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     return args[1] if len(args) > 1 else kwargs["val"]
-
-
-@rule(collections.namedtuple)
-def _namedtuple(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    module = interpreter.frames[-1].globals.get("__name__", "__main__")
-    made = _call(collections.namedtuple, *args, **{"module": module, **kwargs})
-    interpreter.created(made)
-    return made
-
-
-def _inner_code(function: Any, name: str) -> types.CodeType:
-    return next(item for item in function.__code__.co_consts if getattr(item, "co_name", None) == name)
-
-
-_DISPATCH = _inner_code(functools.singledispatch, "dispatch")
-
-
-@code_rule(id(_DISPATCH))
-def _dispatched(
-    interpreter: TracingInterpreter, function: types.FunctionType, args: Arguments, kwargs: Keywords
-) -> Any:
-    """The function that ``singledispatch`` finds for a class, without its cache, whose keys are weak references."""
-    cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))["registry"]
-    interpreter.guard_closure(function)
-    registry = interpreter.read_cell(cell)
-    interpreter.values.whole(registry)
-    found = function(*args)
-    for key, implementation in registry.items():
-        if implementation is found:
-            return interpreter.load_item(registry, key)
-    raise Break("singledispatch finds a function that is not registered", "call it outside of the function")
 
 
 @rule(collections._count_elements)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
+from dovetail.frontend.interpreter.opaque import check_shown
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, operator_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
@@ -54,7 +55,8 @@ def text_of(interpreter: TracingInterpreter, value: Any, name: str, nesting: int
         return text_of(interpreter, value, "__repr__", nesting)
     if type(value) in (*BRACKETS, dict) and not is_leaf_value(value):
         return _container(interpreter, value, nesting)
-    if _holds_traced(value):
+    # The text of an exception is made of its arguments.
+    if _holds_traced(value.args if isinstance(value, BaseException) else value):
         raise Break("an object with a tensor in it is turned into text", "print or format it outside of the function")
     return str(interpreter.call_native({"__str__": str, "__repr__": repr}[name], (value,), {}))
 
@@ -89,60 +91,27 @@ def _container(interpreter: TracingInterpreter, value: Any, nesting: int) -> str
     return start + ", ".join(map(inner, value)) + comma + end
 
 
-class TextProxy:
-    """Stands for an object in native string formatting: asks the interpreter for its text."""
-
-    def __init__(self, interpreter: TracingInterpreter, value: Any) -> None:
-        self.__dict__.update(_interpreter=interpreter, _value=value)
-
-    def __str__(self) -> str:
-        return text_of(self._interpreter, self._value, "__str__")
-
-    def __repr__(self) -> str:
-        return text_of(self._interpreter, self._value, "__repr__")
-
-    def __format__(self, specification: str) -> str:
-        return str(self._interpreter.call(format, (self._value, specification), {}))
-
-    def __getattr__(self, name: str) -> Any:
-        return for_text(self._interpreter, self._interpreter.load_attribute(self._value, name))
-
-    def __getitem__(self, key: Any) -> Any:
-        return for_text(self._interpreter, self._interpreter.load_item(self._value, key))
-
-    def __index__(self) -> int:
-        return int(self._interpreter.call(int, (self._value,), {}))
-
-    def __float__(self) -> float:
-        return float(self._interpreter.call(float, (self._value,), {}))
-
-
-def for_text(interpreter: TracingInterpreter, value: Any) -> Any:
-    """An argument of native string formatting."""
-    value = plain_numbers(value)
-    return value if is_leaf_value(value) else TextProxy(interpreter, value)
-
-
 @operator_rule(operator.mod, operator.imod)
 def _format_percent(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
     template, values = operands
     if type(template) is not str or is_leaf_value(values):
         return NotImplemented
-    if type(values) is tuple:
-        return template % tuple(for_text(interpreter, item) for item in values)
-    if isinstance(values, dict):
-        return template % {key: for_text(interpreter, item) for key, item in interpreter.items_of(values).items()}
-    if isinstance(values, tuple):
-        interpreter.values.whole(values)
-        return template % tuple(for_text(interpreter, item) for item in tuple.__iter__(values))
-    return template % (for_text(interpreter, values),)
+    return interpreter.native(function, (template, _plain(interpreter, values)), {})
 
 
 @rule(str.format)
-def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> str:
-    template, *values = args
-    values = [for_text(interpreter, item) for item in values]
-    return template.format(*values, **{key: for_text(interpreter, item) for key, item in kwargs.items()})
+def _format_braces(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    return interpreter.native(str.format, _plain(interpreter, args), _plain(interpreter, kwargs))
+
+
+def _plain(interpreter: TracingInterpreter, value: Any) -> Any:
+    """A value for native code to make a text of: without tensors, and with plain numbers in the place of symbolic ones."""
+    check_shown(interpreter.values, value)
+    if type(value) is dict:
+        return {key: _plain(interpreter, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(interpreter, item) for item in value)
+    return plain_numbers(value)
 
 
 @method_rule("__repr__", "__str__", "__format__")

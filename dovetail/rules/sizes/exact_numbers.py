@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import OutgrownError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule
@@ -26,7 +27,6 @@ from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, S
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, can_be_symbolic
-from dovetail.trace.python_numbers import real_power
 
 EXACT_ON_INTEGERS = frozenset(
     {
@@ -123,6 +123,21 @@ def gives_a_float(function: Any, arguments: tuple[Any, ...]) -> bool:
     if function in (operator.truediv, operator.itruediv) or getattr(function, "__module__", None) == "math":
         return function not in (math.floor, math.ceil, math.trunc, math.gcd, math.isqrt)
     return any(floats) and function not in _NO_FLOAT
+
+
+def real_power(base: float, exponent: float) -> float:
+    """``base ** exponent`` as Python computes it. Raises :class:`OutgrownError` for a complex result.
+
+    >>> real_power(4.0, 0.5)
+    2.0
+    """
+    result = base**exponent
+    if isinstance(result, complex):
+        raise OutgrownError(
+            f"{base!r} ** {exponent!r} is a complex number; the graph was compiled for real ones",
+            advice="keep this number out of the compiled function",
+        )
+    return result  # type: ignore[no-any-return]
 
 
 @number_rule

@@ -2,12 +2,14 @@
 
 Torch's own ``torch.tensor`` asks for the value of a symbolic number, which would hold the graph to the size of today. Here it
 becomes an operator that takes the number. A whole-number tensor without dimensions that was computed of such numbers alone is
-known to the trace as a formula over sizes: ``.item()``, ``int()`` and slices up to it read the formula, not the tensor.
+known to the trace as a formula over sizes: ``.item()``, ``int()``, slices up to it, and functions that take a tensor in the place
+of a size (``x.view(torch.div(x.shape[0], 2, rounding_mode="floor"), -1)``) read the formula, not the tensor.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +17,31 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule, rule
-from dovetail.rules.sizes.known_numbers import known_number
 from dovetail.torch_private import sizes as private_sizes
+
+_aten = torch.ops.aten
+# The first argument is the tensor; what they may be given beside it (a memory format, a dtype) is looked at below.
+_SAME = {
+    _aten.clone.default,
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.lift_fresh_copy.default,
+    _aten._to_copy.default,
+}
+_OPERATORS: dict[Any, Callable[..., Any]] = {
+    _aten.add.Tensor: operator.add,
+    _aten.add.Scalar: operator.add,
+    _aten.sub.Tensor: operator.sub,
+    _aten.sub.Scalar: operator.sub,
+    _aten.rsub.Scalar: lambda first, second: second - first,
+    _aten.mul.Tensor: operator.mul,
+    _aten.mul.Scalar: operator.mul,
+    _aten.neg.default: operator.neg,
+}
+# Tensors wrap around at 64 bits and Python's numbers do not. These operators agree on the last 64 bits whatever
+# happened on the way, so that it is enough to look at the result.
+_LIMIT = 1 << 62
+
 
 _PLAIN = (int, float, bool)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
@@ -84,7 +109,7 @@ def _index(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
 
 @method_rule("item", "__int__", "__index__")
 def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = _with_owner(function, args)
+    given = with_owner(function, args)
     interpreter.trace.findings.asked_numbers = True
     number = number_of(interpreter, given[0]) if len(given) == 1 and not kwargs else None
     if number is None and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.bool:
@@ -93,31 +118,43 @@ def _known(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...]
     return NotImplemented if number is None else number
 
 
-@method_rule("new_tensor")
-def _new_tensor(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    owner, *rest = _with_owner(function, args)
-    data = rest[0] if rest else kwargs.get("data")
-    numbers = _numbers(data, [], 0)
-    if len(rest) > 1 or numbers is None or not any(type(item) in _SYMBOLIC for item in numbers):
-        return NotImplemented
-    settings = {"dtype": owner.dtype, "device": owner.device}
-    settings |= {name: value for name, value in kwargs.items() if value is not None and name != "data"}
-    return make_tensor(interpreter, torch.tensor, (data,), settings)
-
-
-def _with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_owner(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a function or a bound method of tensors, with the tensor that it is bound to."""
     owner = getattr(function, "__self__", None)
     return (owner, *args) if isinstance(owner, torch.Tensor) else args
 
 
 def number_of(interpreter: TracingInterpreter, value: Any) -> Any:
-    """The number that a tensor without dimensions is known to hold; None where it is not known."""
-    if not isinstance(value, torch.Tensor):
+    """The number in a traced int64 tensor without dimensions that was computed of sizes and numbers alone; None for all else."""
+    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype != torch.int64 or value.requires_grad:
         return None
     try:
-        return known_number(interpreter.trace, value)
+        number = _evaluate(interpreter.trace.node_of(value))
     except CaptureError:
         return None
+    if number is None or private_sizes.is_data_number(number):
+        return None
+    return number if -_LIMIT < number < _LIMIT else None
+
+
+def _evaluate(item: Any) -> Any:
+    if type(item) is int:
+        return item
+    if not isinstance(item, torch.fx.Node):
+        return None
+    example = item.meta.get("val")
+    if isinstance(example, torch.SymInt):
+        return example
+    if not isinstance(example, torch.Tensor) or example.dim() or example.dtype != torch.int64:
+        return None
+    if item.target is _aten.scalar_tensor.default or item.target in _SAME:
+        return _evaluate(item.args[0])
+    compute = _OPERATORS.get(item.target)
+    if compute is None or item.kwargs:
+        # ``alpha`` of an addition is given by keyword.
+        return None
+    numbers = [_evaluate(argument) for argument in item.args]
+    return None if any(number is None for number in numbers) else compute(*numbers)
 
 
 @method_rule("getitem", "setitem")
@@ -145,7 +182,7 @@ def _with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
 
 
 def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
-    """A view of ``target`` and what is left of an index of it, once the symbolic numbers in the index have selected.
+    """A view of ``target`` and the rest of an index of it, once the symbolic numbers in the index have selected.
 
     Torch's own indexing asks for the value of such a number, which would hold the graph to it; ``select`` does not.
     """

@@ -30,54 +30,6 @@ from dovetail.whole_calls.whole import Whole
 
 UNBOUND = object()
 """In place of the value of a variable that has none."""
-_ADVICE = "keep this code out of the compiled function"
-
-
-@dataclass(frozen=True)
-class _Argument:
-    """A result that is one of the arguments."""
-
-    index: int
-
-    def holds(self, value: Any, given: Sequence[torch.Tensor]) -> bool:
-        """Whether a value is such a result."""
-        return value is given[self.index]
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """The value in the program."""
-        return given[self.index]
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A whole number that follows from a size."""
-
-    size: SizeFormula
-
-    def holds(self, value: Any, given: Sequence[torch.Tensor]) -> bool:
-        """See :class:`_Argument`."""
-        return type(value) is int and bool(value == self.size.of(given))
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`_Argument`."""
-        return self.size.of(given)
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """A result that no size decides: a leaf, an empty container, or nothing at all."""
-
-    value: Any
-
-    def holds(self, value: Any, given: Sequence[torch.Tensor]) -> bool:
-        """See :class:`_Argument`."""
-        if self.value is UNBOUND or value is UNBOUND:
-            return self.value is value
-        return type(self.value) is type(value) and bool(self.value == value)
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`_Argument`; an empty container is another one in each run of the program."""
-        return type(self.value)() if type(self.value) in (list, dict) else self.value
 
 
 @dataclass(frozen=True)
@@ -87,6 +39,20 @@ class _New:
     shape: tuple[SizeFormula, ...]
     dtype: torch.dtype
     depends: bool
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A result that follows from the arguments: one of them, a number that follows from a size, or a value that no size decides."""
+
+    of: Callable[[Sequence[torch.Tensor]], Any]
+
+    def holds(self, value: Any, given: Sequence[torch.Tensor]) -> bool:
+        """Whether a value is this result."""
+        expected = self.of(given)
+        if isinstance(expected, torch.Tensor) or expected is UNBOUND or value is UNBOUND:
+            return value is expected
+        return type(value) is type(expected) and bool(value == expected)
 
 
 class ProbedCall:
@@ -160,11 +126,12 @@ class ProbedCall:
             ]
         for at, value in zip(written, results[len(new) :], strict=True):
             interpreter.call_torch(torch.Tensor.copy_, (self._tensors[at], value), {})
-        return [results.pop(0) if isinstance(form, _New) else form.made(self._tensors) for form in forms]
+        return [results.pop(0) if isinstance(form, _New) else form.of(self._tensors) for form in forms]
 
     def _checked(self, written: Sequence[int]) -> Callable[..., list[torch.Tensor]]:
-        """The code as a function that returns its new tensors, then those written to. Raises :class:`OutgrownError` where it does
-        something else than it did without values.
+        """The code as a function that returns its new tensors, then the written arguments.
+
+        It raises :class:`OutgrownError` where the code does something else than it did without values.
         """
         forms, run, draws = self._forms, self._run, self._draws
 
@@ -173,42 +140,48 @@ class ProbedCall:
             own = [item.clone() if at in written else item for at, item in enumerate(given)]
             found = run(own)
             if before is not None and not torch.equal(before, torch.get_rng_state()):
-                raise OutgrownError(
-                    "code that runs as one call has drawn random numbers, and had not before", advice=_ADVICE
-                )
+                raise _outgrown("has drawn random numbers, and had not before")
             for form, value in zip(forms, found, strict=True):
-                if not isinstance(form, _New) and not form.holds(value, own):
-                    raise OutgrownError(
-                        "code that runs as one call has left another value than at capture", advice=_ADVICE
-                    )
+                if isinstance(form, _Known) and not form.holds(value, own):
+                    raise _outgrown("has left another value than at capture")
                 if isinstance(form, _New) and value.requires_grad and not form.depends:
-                    raise OutgrownError(
-                        "code that runs as one call has a result with a gradient, which had none at capture",
-                        advice=_ADVICE,
-                    )
+                    raise _outgrown("has a result with a gradient, which had none at capture")
             new = [value for form, value in zip(forms, found, strict=True) if isinstance(form, _New)]
             return [*new, *(own[at] for at in written)]
 
         return function
 
 
-def _form(arguments: Sequence[Sequence[torch.Tensor]], results: Sequence[Any]) -> _New | _Argument | _Number | _Fixed:
+def _outgrown(what: str) -> OutgrownError:
+    return OutgrownError(f"code that runs as one call {what}", advice="keep this code out of the compiled function")
+
+
+def _form(arguments: Sequence[Sequence[torch.Tensor]], results: Sequence[Any]) -> _New | _Known:
     """One result, at all sizes."""
     first = results[0]
-    if all(type(result) is int for result in results) and len(set(results)) > 1:
-        return _Number(formula(arguments, results))
-    if not isinstance(first, torch.Tensor):
-        fixed = _Fixed(first)
-        is_empty = type(first) in (list, dict, tuple) and not first
-        is_plain = is_empty or first is UNBOUND or is_leaf_value(first)
-        if not is_plain or not all(fixed.holds(result, ()) for result in results):
-            raise NoRuleError
-        return fixed
-    same = [_Argument(index) for index, item in enumerate(arguments[0]) if item is first]
-    if same:
-        if not all(same[0].holds(result, given) for given, result in zip(arguments, results, strict=True)):
-            raise NoRuleError
-        return same[0]
+    if isinstance(first, torch.Tensor) and not any(item is first for item in arguments[0]):
+        return _new(arguments, results)
+    if isinstance(first, torch.Tensor):
+        index = next(at for at, item in enumerate(arguments[0]) if item is first)
+        form = _Known(lambda given: given[index])
+    elif all(type(result) is int for result in results) and len(set(results)) > 1:
+        form = _Known(formula(arguments, results).of)
+    elif type(first) in (list, dict, tuple) and not first:
+        # Another one in each run of the program.
+        form = _Known(lambda given: type(first)())
+    elif first is UNBOUND or is_leaf_value(first):
+        form = _Known(lambda given: first)
+    else:
+        raise NoRuleError
+    if not all(form.holds(result, given) for given, result in zip(arguments, results, strict=True)):
+        raise NoRuleError
+    return form
+
+
+def _new(arguments: Sequence[Sequence[torch.Tensor]], results: Sequence[torch.Tensor]) -> _New:
+    first = results[0]
+    if not all(isinstance(result, torch.Tensor) for result in results):
+        raise NoRuleError
     kind = (first.dtype, first.dim(), first.requires_grad)
     for given, result in zip(arguments, results, strict=True):
         is_new = storage_of(result) not in set(map(storage_of, given))

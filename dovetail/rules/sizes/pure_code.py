@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,13 +23,12 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import InstanceDictSource, Length, NoHooks
 from dovetail.rules.sizes.region_values import (
-    Constant,
-    FunctionValue,
     GivenTensors,
     ObjectValue,
     RefusedError,
-    Skeleton,
     Value,
+    constant,
+    functional_module,
 )
 from dovetail.torch_private import calls as private_calls
 
@@ -46,24 +45,20 @@ PLAIN = frozenset(
 """Instructions that compute, beside those for local variables."""
 
 _IN_FUNCTIONS = PLAIN | {
-    *(
-        "RESUME",
-        "CALL_FUNCTION_EX",
-        "LIST_TO_TUPLE",
-        "CALL_INTRINSIC_1",
-        "RETURN_CONST",
-        "BUILD_MAP",
-        "DICT_MERGE",
-        "CACHE",
-    ),
-    *("UNPACK_EX", "BUILD_CONST_KEY_MAP", "LOAD_ASSERTION_ERROR", "EXTENDED_ARG"),
+    *("RESUME", "CALL_FUNCTION_EX", "LIST_TO_TUPLE", "CALL_INTRINSIC_1", "RETURN_CONST", "BUILD_MAP", "DICT_MERGE"),
+    *("CACHE", "UNPACK_EX", "BUILD_CONST_KEY_MAP", "LOAD_ASSERTION_ERROR", "EXTENDED_ARG", "LOAD_DEREF"),
+    *("COPY_FREE_VARS",),
 }
+_NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALLOWED_BUILTINS = (min, max, len, abs, range, zip, enumerate, reversed, sum, int, bool, float, tuple, list, divmod)
-# Methods of tensors that are written in Python.
-_PYTHON_METHODS = frozenset({"split", "norm", "unflatten"})
-LIST_METHODS = frozenset({"append", "extend"})
-_TENSOR_ATTRIBUTES = frozenset({"dtype", "device", "shape", "ndim", "T", "mT", "H", "mH"})
+# Of tensors and of lists, beside the methods of tensors that are written in C.
+_ATTRIBUTES = frozenset(
+    {
+        *("dtype", "device", "shape", "ndim", "T", "mT", "H", "mH", "split", "norm", "unflatten"),
+        *("append", "extend"),
+    }
+)
 # Methods in C that do something else than compute.
 _NO_COMPUTATION = frozenset({"data_ptr", "untyped_storage", "storage", "tolist", "numpy", "item", "record_stream"})
 
@@ -74,42 +69,61 @@ def is_plain(opname: str, plain: frozenset[str] = PLAIN) -> bool:
 
 
 class Reader:
-    """Reads, with their guards, the names and attributes that code uses, and refuses what does something else than compute."""
+    """Reads, with their guards, the names and attributes that code uses, and refuses code that does something else than compute.
+
+    Code runs in one of two ways. A region runs on stand-ins (:class:`ObjectValue`), which have the attributes that are read here.
+    Functions and modules that it calls run as they are: an object that they read is followed by itself.
+    """
 
     def __init__(self, interpreter: TracingInterpreter, given: GivenTensors) -> None:
         self._interpreter = interpreter
         self._given = given
         self._seen: set[tuple[int, types.CodeType]] = set()
 
-    def global_name(self, frame: Frame, name: str) -> Any:
-        """What a global name stands for."""
+    def walk(self, frame: Frame, positions: Iterable[int], names: Mapping[str, Any]) -> None:
+        """Follow what instructions read of the objects in the variables ``names``. Raises :class:`RefusedError`."""
+        instructions = frame.decoded.instructions
+        current: Any = None
+        for at in positions:
+            name, argument = instructions[at].opname, instructions[at].argval
+            following: Any = None
+            if name.startswith("LOAD_FAST"):
+                following = names.get(_parts(argument)[-1])
+                is_read = instructions[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD")
+                if isinstance(following, ObjectValue) and isinstance(following.value, torch.nn.Module) and not is_read:
+                    self.module(following)
+            elif name == "LOAD_GLOBAL":
+                following = self._global_name(frame, argument)
+            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+                is_real = isinstance(current, torch.nn.Module)
+                following = self._real_attribute(current, argument) if is_real else self._attribute(current, argument)
+            current = following
+
+    def _global_name(self, frame: Frame, name: str) -> Any:
         value = self._read(self._interpreter.load_global, frame, name)
-        if isinstance(value, types.FunctionType) and not self._is_functional(value):
-            self._check_function(value, None)
+        if isinstance(value, types.FunctionType) and not _is_functional(value):
+            self.function(value)
             return value
         is_error = isinstance(value, type) and issubclass(value, Exception) and value.__module__ == builtins.__name__
-        is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
-        is_known = _is_torch_module(value) or value is math or is_builtin or is_error or self._is_functional(value)
-        if not (is_known or is_leaf_value(value)):
+        if not (is_error or _is_torch_module(value) or value is math or _computes(value) or is_leaf_value(value)):
             raise RefusedError
         return value
 
-    def attribute(self, owner: Any, name: str) -> Any:
-        """An attribute: of an object that is given, of a module of torch; None where it is computed."""
+    def _attribute(self, owner: Any, name: str) -> Any:
+        """An attribute of a stand-in, or of a module of torch; None where it is computed."""
         if isinstance(owner, ObjectValue):
             value = self._read(self._interpreter.load_attribute, owner.value, name)
-            if isinstance(value, (types.BuiltinFunctionType, types.FunctionType)) and self._computes(value, name):
-                owner.attributes[name] = Constant(value)
+            if _computes(value):
+                owner.attributes[name] = constant(value)
                 return None
             found = owner.attributes[name] = self._given.value(value)
             if isinstance(value, torch.nn.Module) and isinstance(found, ObjectValue):
                 self.module(found)
             return found
-        if owner is None or not isinstance(owner, types.ModuleType):
+        if not isinstance(owner, types.ModuleType):
             method = getattr(torch.Tensor, name, None)
             is_method = isinstance(method, types.MethodDescriptorType) and name not in _NO_COMPUTATION
-            is_method = is_method or name in _PYTHON_METHODS
-            if name not in _TENSOR_ATTRIBUTES and not is_method and name not in LIST_METHODS:
+            if not is_method and name not in _ATTRIBUTES:
                 raise RefusedError
             return None
         if name.startswith("_"):
@@ -117,14 +131,37 @@ class Reader:
             raise RefusedError
         value = self._read(self._interpreter.load_attribute, owner, name)
         is_value = isinstance(value, (torch.dtype, float)) or value in (torch.finfo, torch.iinfo)
-        if not (self._computes(value, name) or is_value or _is_torch_module(value)):
+        if not (_computes(value) or is_value or _is_torch_module(value)):
             raise RefusedError
         return value
+
+    def _real_attribute(self, owner: torch.nn.Module, name: str) -> Any:
+        """An attribute of a module in code that runs as it is."""
+        value = self._read(self._interpreter.load_attribute, owner, name)
+        if name in owner._modules:
+            # The whole tree of modules is looked at.
+            return value
+        if isinstance(value, types.MethodType) and value.__self__ is owner:
+            self.function(value.__func__, owner)
+        elif not (name in owner._parameters or name in owner._buffers or is_leaf_value(value) or _computes(value)):
+            raise RefusedError
+        return None
+
+    def callee(self, value: Any) -> Value:
+        """A function of torch, or a module, that is about to be called."""
+        if not isinstance(value, torch.nn.Module):
+            if not _computes(value):
+                raise RefusedError
+            return constant(value)
+        found = self._given.value(value)
+        if isinstance(found, ObjectValue):
+            self.module(found)
+        return found
 
     def module(self, value: ObjectValue) -> None:
         """Let a module be called with its parameters and buffers given, if calling it does nothing but compute."""
         module = value.value
-        if value.module is not None:
+        if value.call is not None:
             return
         load = functools.partial(self._read, self._interpreter.load_attribute)
         tree = dict(module.named_modules(remove_duplicate=False))
@@ -142,8 +179,12 @@ class Reader:
                 tensor = load(part, name)
                 if tensor is not None:
                     tensors[f"{path}.{name}" if path else name] = self._given.value(tensor)
-            self._check_forward(part)
-        value.module = Skeleton(module, tensors)
+            kind = type(part)
+            if kind.__module__.startswith("torch.nn.utils") or kind.__call__ is not torch.nn.Module.__call__:
+                raise RefusedError
+            if not kind.__module__.startswith("torch.nn.modules"):
+                self.function(kind.forward, part)
+        value.call = functional_module(module, tensors)
 
     def _check_hooks(self, module: torch.nn.Module) -> None:
         values = self._interpreter.values
@@ -156,105 +197,30 @@ class Reader:
         for name, hooks in tables.items():
             values.guard(values.pin(hooks, name), Length(0), "global module hooks")
 
-    def _check_forward(self, module: torch.nn.Module) -> None:
-        kind = type(module).__module__
-        if kind.startswith("torch.nn.utils") or type(module).__call__ is not torch.nn.Module.__call__:
+    def function(self, function: Any, owner: torch.nn.Module | None = None, *, has_plain_cells: bool = False) -> None:
+        """Refuse a function of Python that writes to something, or calls something that is not known to compute.
+
+        ``owner``: it is a method of this module. ``has_plain_cells``: its closure may hold values that cannot be changed; its
+        defaults always may.
+        """
+        if type(function) is not types.FunctionType:
             raise RefusedError
-        if not kind.startswith("torch.nn.modules"):
-            self._check_function(type(module).forward, module)
-
-    def comprehension(self, function: types.FunctionType, value: FunctionValue) -> None:
-        """Read what the function of a comprehension reads of objects that its closure holds."""
-        names = function.__code__.co_freevars
-        self._check_function(function, None, dict(zip(names, value.closure, strict=True)))
-
-    def function(self, value: types.FunctionType) -> None:
-        """Refuse a function that does something else than compute, or whose closure holds something that can change."""
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        if not all(is_leaf_value(item) for item in cells):
-            raise RefusedError
-        self._check_function(value, None, dict(zip(value.__code__.co_freevars, map(Constant, cells), strict=True)))
-
-    def called(self, value: ObjectValue) -> None:
-        """Note that an object may be called: a module is given its tensors."""
-        if isinstance(value.value, torch.nn.Module):
-            self.module(value)
-
-    def callee(self, value: Any) -> Value:
-        """A function of torch, or a module, that is about to be called."""
-        if isinstance(value, torch.nn.Module):
-            found = self._given.value(value)
-            if isinstance(found, ObjectValue):
-                self.module(found)
-            return found
-        is_builtin = any(value is item for item in _ALLOWED_BUILTINS)
-        if not is_builtin and not self._computes(value, getattr(value, "__name__", "")):
-            raise RefusedError
-        return Constant(value)
-
-    def _check_function(
-        self, function: Any, owner: torch.nn.Module | None, closure: Mapping[str, Value] | None = None
-    ) -> None:
-        """Refuse a function of Python that writes to something, or calls what is not known to compute."""
-        if type(function) is not types.FunctionType or (function.__closure__ and closure is None):
-            raise RefusedError
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        kept = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         code = function.__code__
-        if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        if (cells and not has_plain_cells) or not all(map(is_leaf_value, kept)) or code.co_flags & _NO_FUNCTION:
             raise RefusedError
         if (id(owner), code) in self._seen:
             return
         self._seen.add((id(owner), code))
         frame = Frame(function, {})
         own = code.co_varnames[0] if owner is not None else None
-        if frame.decoded.exceptions:
+        instructions = frame.decoded.instructions
+        is_plain_code = all(is_plain(item.opname, _IN_FUNCTIONS) for item in instructions)
+        writes_own = any(item.opname.startswith("STORE_FAST") and own in _parts(item.argval) for item in instructions)
+        if frame.decoded.exceptions or not is_plain_code or writes_own:
             raise RefusedError
-        current: Any = None
-        for position, instruction in enumerate(frame.decoded.instructions):
-            name, argument = instruction.opname, instruction.argval
-            following: Any = None
-            is_known = is_plain(name, _IN_FUNCTIONS) or (
-                closure is not None and name in ("LOAD_DEREF", "COPY_FREE_VARS")
-            )
-            if not is_known or (name.startswith("STORE_FAST") and own in _parts(argument)):
-                raise RefusedError
-            if name.startswith("LOAD_FAST"):
-                following = owner if own is not None and _parts(argument)[-1] == own else None
-            elif name == "LOAD_DEREF":
-                following = (closure or {})[argument]
-                if isinstance(following, ObjectValue) and not _reads_attribute(frame, position + 1):
-                    self.called(following)
-            elif name == "LOAD_GLOBAL":
-                following = self.global_name(frame, argument)
-            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-                following = self._own_attribute(current, argument)
-            current = following
-
-    def _own_attribute(self, owner: Any, name: str) -> Any:
-        """An attribute in a function that runs for real: what is read of a module, or of an object that it has."""
-        if isinstance(owner, Value):
-            return self.attribute(owner if isinstance(owner, ObjectValue) else None, name)
-        if (
-            owner is None
-            or isinstance(owner, types.ModuleType)
-            or not hasattr(owner, "__dict__")
-            or isinstance(owner, type)
-        ):
-            return self.attribute(owner, name)
-        value = self._read(self._interpreter.load_attribute, owner, name)
-        if isinstance(owner, torch.nn.Module):
-            if isinstance(value, torch.Tensor) and (name in owner._parameters or name in owner._buffers):
-                return None
-            if isinstance(value, torch.nn.Module) and name in owner._modules:
-                # The whole tree of modules is looked at.
-                return value
-            if isinstance(value, types.MethodType) and value.__self__ is owner:
-                self._check_function(value.__func__, owner)
-                return None
-        if is_leaf_value(value) or self._computes(value, name):
-            return None
-        if isinstance(value, (torch.Tensor, type, list, dict, set, tuple)) or callable(value):
-            raise RefusedError
-        return value
+        self.walk(frame, range(len(instructions)), {} if own is None else {own: owner})
 
     def _read(self, load: Any, owner: Any, name: str) -> Any:
         try:
@@ -262,21 +228,19 @@ class Reader:
         except (Break, AttributeError, NameError) as error:
             raise RefusedError from error
 
-    @staticmethod
-    def _is_functional(value: Any) -> bool:
-        return isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == "torch.nn.functional"
 
-    def _computes(self, value: Any, name: str) -> bool:
-        """Whether something is a function of torch, or of :mod:`math`, that computes."""
-        if isinstance(value, types.BuiltinFunctionType):
-            module = getattr(value, "__module__", None) or ""
-            is_known = module in ("math", "") or module.split(".")[0] == "torch"
-            return is_known and name not in IMPURE_TORCH and value.__name__ not in IMPURE_TORCH
-        return self._is_functional(value)
+def _is_functional(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == "torch.nn.functional"
 
 
-def _reads_attribute(frame: Frame, position: int) -> bool:
-    return frame.decoded.instructions[position].opname in ("LOAD_ATTR", "LOAD_METHOD")
+def _computes(value: Any) -> bool:
+    """Whether something is a builtin, or a function of torch or of :mod:`math`, that computes."""
+    if any(value is item for item in _ALLOWED_BUILTINS):
+        return True
+    if not isinstance(value, types.BuiltinFunctionType):
+        return _is_functional(value)
+    module = getattr(value, "__module__", None) or ""
+    return (module in ("math", "") or module.split(".")[0] == "torch") and value.__name__ not in IMPURE_TORCH
 
 
 def _parts(argument: Any) -> tuple[Any, ...]:

@@ -62,12 +62,8 @@ def _lstm_cell(call: Call, exact: bool, given: Any, kept: Any, cell: Any) -> Any
     return tuple(_WHOLE_LSTM_GATES(gates, cell) if exact else _lstm_gates(call, gates, cell))
 
 
-def _tanh_cell(call: Call, exact: bool, given: Any, kept: Any, hx: Any) -> Any:
-    return call(torch.tanh, call(torch.Tensor.add_, kept, given))
-
-
-def _relu_cell(call: Call, exact: bool, given: Any, kept: Any, hx: Any) -> Any:
-    return call(torch.relu, call(torch.Tensor.add_, kept, given))
+def _plain_cell(activation: Any) -> Callable[..., Any]:
+    return lambda call, exact, given, kept, hx: call(activation, call(torch.Tensor.add_, kept, given))
 
 
 def _linear(call: Call, tensors: Sequence[Any], biases: Sequence[Any], parts: int) -> list[Any] | None:
@@ -108,5 +104,5 @@ def _register(function: Any, parts: int, compute: Callable[..., Any], always_if_
 
 _register(torch.gru_cell, 3, _gru_cell, always_if_exact=True)
 _register(torch.lstm_cell, 4, _lstm_cell, always_if_exact=True)
-_register(torch.rnn_tanh_cell, 1, _tanh_cell, always_if_exact=False)
-_register(torch.rnn_relu_cell, 1, _relu_cell, always_if_exact=False)
+_register(torch.rnn_tanh_cell, 1, _plain_cell(torch.tanh), always_if_exact=False)
+_register(torch.rnn_relu_cell, 1, _plain_cell(torch.relu), always_if_exact=False)

@@ -7,8 +7,7 @@ that has nothing but the attributes which the code reads.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,90 +17,64 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import sizes as private_sizes
 
+Tensors = Sequence[torch.Tensor]
+Value = Callable[[Tensors], Any]
+"""A value as a function of the tensors that are given."""
+
 
 class RefusedError(Exception):
     """Code cannot run as one call."""
 
 
-class Value:
-    """A value as a function of the tensors that are given."""
+def constant(value: Any) -> Value:
+    """A value that no size decides, and that cannot be changed.
 
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """The value."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Constant(Value):
-    """A value that no size decides, and that cannot be changed."""
-
-    value: Any
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        return self.value
+    >>> constant(3)([])
+    3
+    """
+    return lambda given: value
 
 
-@dataclass(frozen=True)
-class GivenTensor(Value):
-    """One of the tensors."""
+class ObjectValue:
+    """An object of which only attributes are read; where it is a module, it may be called as well.
 
-    index: int
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        return given[self.index]
-
-
-@dataclass(frozen=True)
-class GivenSize(Value):
-    """A size of one of the tensors."""
-
-    index: int
-    dim: int
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        return given[self.index].shape[self.dim]
-
-
-@dataclass(frozen=True)
-class Items(Value):
-    """A list or a tuple."""
-
-    kind: type
-    items: tuple[Value, ...]
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        return self.kind(item.made(given) for item in self.items)
-
-
-@dataclass(eq=False)
-class ObjectValue(Value):
-    """An object of which only attributes are read; one that is a module may be called as well, with the given tensors in it.
-
-    ``value`` is the object while its attributes are looked up; a graph is not to keep it alive.
+    ``value`` is the object while its attributes are looked up; a graph is not to keep it alive. ``call`` makes the function that is
+    called in the place of a module.
     """
 
-    value: Any
-    attributes: dict[str, Value] = field(default_factory=dict)
-    module: Skeleton | None = None
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.attributes: dict[str, Value] = {}
+        self.call: Value | None = None
 
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        found = _Object() if self.module is None else _CalledModule(self.module, given)
+    def __call__(self, given: Tensors) -> Any:
+        """The object that stands for it."""
+        found = _StandIn(None if self.call is None else self.call(given))
         for name, item in self.attributes.items():
-            setattr(found, name, item.made(given))
+            setattr(found, name, item(given))
         return found
 
 
-class Skeleton:
-    """A module without its parameters and buffers, and where these are among the given tensors."""
+class _StandIn:
+    def __init__(self, call: Callable[..., Any] | None) -> None:
+        # A name of the program's own would hide it.
+        self.__call = call
 
-    def __init__(self, module: torch.nn.Module, tensors: Mapping[str, Value]) -> None:
-        self.module = _without_tensors(module)
-        self.tensors = tensors
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.__call is None:
+            raise RefusedError
+        return self.__call(*args, **kwargs)
+
+
+def functional_module(module: torch.nn.Module, tensors: Mapping[str, Value]) -> Value:
+    """A module as a function, with given tensors in the place of its parameters and buffers."""
+    bare = _without_tensors(module)
+
+    def function(given: Tensors) -> Callable[..., Any]:
+        own = {name: item(given) for name, item in tensors.items()}
+        return lambda *args, **kwargs: torch.func.functional_call(bare, own, args, kwargs)
+
+    return function
 
 
 def _without_tensors(module: torch.nn.Module) -> torch.nn.Module:
@@ -113,37 +86,6 @@ def _without_tensors(module: torch.nn.Module) -> torch.nn.Module:
     own["_modules"] = {name: None if part is None else _without_tensors(part) for name, part in own["_modules"].items()}
     vars(bare).update(own)
     return bare
-
-
-class _Object:
-    """Stands for an object in code that runs as one call."""
-
-
-class _CalledModule(_Object):
-    """Stands for a module in code that runs as one call."""
-
-    def __init__(self, skeleton: Skeleton, given: Sequence[torch.Tensor]) -> None:
-        # A name of the program's own would hide it.
-        self.__called = skeleton, given
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        skeleton, given = self.__called
-        tensors = {name: item.made(given) for name, item in skeleton.tensors.items()}
-        return torch.func.functional_call(skeleton.module, tensors, args, kwargs)
-
-
-@dataclass(frozen=True)
-class FunctionValue(Value):
-    """The function of a comprehension, with what its closure holds."""
-
-    code: types.CodeType
-    space: dict[str, Any]
-    closure: tuple[Value, ...]
-
-    def made(self, given: Sequence[torch.Tensor]) -> Any:
-        """See :class:`Value`."""
-        cells = tuple(types.CellType(item.made(given)) for item in self.closure)
-        return types.FunctionType(self.code, self.space, self.code.co_name, None, cells)
 
 
 class GivenTensors:
@@ -164,9 +106,12 @@ class GivenTensors:
         if type(value) is torch.SymInt:
             return self.size(value)
         if value is NULL or value is None or is_leaf_value(value) or isinstance(value, types.ModuleType):
-            return Constant(value)
+            return constant(value)
         if type(value) in (tuple, torch.Size) or (type(value) is list and changes):
-            return Items(list if type(value) is list else tuple, tuple(self.value(item, changes) for item in value))
+            kind = list if type(value) is list else tuple
+            # A list within a list may be known by another name.
+            items = [self.value(item, changes and kind is tuple) for item in value]
+            return lambda given: kind(item(given) for item in items)
         is_code = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
         if is_code or type(value) in (list, dict, set) or private_sizes.is_symbolic(value):
             raise RefusedError
@@ -184,27 +129,26 @@ class GivenTensors:
         for item in self._objects.values():
             item.value = None
 
-    def _tensor(self, value: torch.Tensor) -> GivenTensor:
-        for index, item in enumerate(self.tensors):
-            if item is value:
-                return GivenTensor(index)
-        self.tensors.append(value)
-        return GivenTensor(len(self.tensors) - 1)
+    def _tensor(self, value: torch.Tensor) -> Value:
+        index = next((at for at, item in enumerate(self.tensors) if item is value), len(self.tensors))
+        if index == len(self.tensors):
+            self.tensors.append(value)
+        return lambda given: given[index]
 
     def size(self, size: Any) -> Value:
         """A size, as that of a tensor which is given anyway, or else of an empty one."""
         if type(size) is int:
-            return Constant(size)
+            return constant(size)
         if private_sizes.is_data_number(size) or private_sizes.hint(size) < 0:
             raise RefusedError
         wanted = private_sizes.expression_of(size)
         for index, tensor in enumerate(self.tensors):
             for dim, item in enumerate(tensor.shape):
                 if private_sizes.is_symbolic(item) and private_sizes.expression_of(item) == wanted:
-                    return GivenSize(index, dim)
+                    return lambda given: given[index].shape[dim]
         device = self.tensors[0].device if self.tensors else self._device
         if device is None:
             raise RefusedError
         # Its size is all that is read of it.
-        self.tensors.append(self._interpreter.call_torch(torch.empty, ([size],), {"device": device}))
-        return GivenSize(len(self.tensors) - 1, 0)
+        of_size = self._tensor(self._interpreter.call_torch(torch.empty, ([size],), {"device": device}))
+        return lambda given: of_size(given).shape[0]

@@ -11,6 +11,7 @@ values (:mod:`dovetail.rules.sizes.probed_calls`).
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.rules.sizes.probed_calls import UNBOUND, ProbedCall
 from dovetail.rules.sizes.pure_code import Reader
-from dovetail.rules.sizes.region_code import Region, is_comprehension, read_attributes, regions
-from dovetail.rules.sizes.region_values import FunctionValue, GivenTensors, ObjectValue, RefusedError, Value
+from dovetail.rules.sizes.region_code import Region, regions
+from dovetail.rules.sizes.region_values import GivenTensors, ObjectValue, RefusedError, Value
 from dovetail.rules.sizes.size_probes import NoRuleError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
@@ -36,7 +37,7 @@ _MOST_ROUNDS_WATCHED = 1024
 
 @dataclass(frozen=True)
 class Rounds:
-    """What a loop iterates over: ``function(*args)``, which has ``count`` items."""
+    """The iterable of a loop: ``function(*args)``, which has ``count`` items."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -97,7 +98,7 @@ class _Run:
         rounds: tuple[Callable[..., Any], Sequence[Value]],
         stack: Sequence[Value],
     ) -> None:
-        # What its closure holds, no region reads, and no graph is to keep alive.
+        # No region reads the values in its closure, and no graph is to keep them alive.
         cells = tuple(types.CellType() for _ in frame.code.co_freevars)
         self._function = types.FunctionType(frame.code, frame.globals, frame.code.co_name, None, cells)
         self._region = region
@@ -110,10 +111,10 @@ class _Run:
 
     def __call__(self, given: Sequence[torch.Tensor]) -> list[Any]:
         """Run it."""
-        frame = Frame(self._function, {name: item.made(given) for name, item in self._variables.items()})
-        stack = [item.made(given) for item in self._stack]
+        frame = Frame(self._function, {name: item(given) for name, item in self._variables.items()})
+        stack = [item(given) for item in self._stack]
         function, args = self._rounds
-        frame.stack = [*stack, function(*(item.made(given) for item in args))]
+        frame.stack = [*stack, function(*(item(given) for item in args))]
         Machine().run_between(frame, self._region.head, self._region.last)
         left = [frame.locals.get(name, UNBOUND) for name in self._names]
         if not self._region.has_value:
@@ -131,6 +132,7 @@ def _run_of(
     interpreter: TracingInterpreter, frame: Frame, region: Region, rounds: Rounds
 ) -> tuple[_Run, list[torch.Tensor]]:
     """A region as a function, and the tensors that it is given here. Raises :class:`RefusedError`."""
+    own = {name for name in region.read if _is_own(interpreter, frame, region, name)}
     given = GivenTensors(interpreter)
     values = {name: read_variable(interpreter, frame, name) for name in region.read if name in frame.locals}
     variables: dict[str, Value] = {}
@@ -139,36 +141,33 @@ def _run_of(
         if type(values[name]) not in (torch.SymInt, list):
             variables[name] = given.value(values[name])
     reader = Reader(interpreter, given)
-    read_attributes(
-        reader, region, frame, {name: item for name, item in variables.items() if isinstance(item, ObjectValue)}
-    )
+    objects = {name: item for name, item in variables.items() if isinstance(item, ObjectValue)}
+    reader.walk(frame, sorted(region.positions), objects)
     stack = _stack(frame, reader, given) if region.has_value else []
     for name, value in values.items():
         if name not in variables:
-            is_own = name in region.own_lists and interpreter.values.source_of(value) is None
-            variables[name] = given.value(value, changes=type(value) is list and is_own)
+            variables[name] = given.value(value, changes=name in own)
     args = [given.value(item) for item in rounds.args]
-    # What is made in each round has as many parts as there are rounds.
+    # A list that gets an item in each round has as many items as there are rounds.
     given.size(rounds.count)
     given.let_go()
     return _Run(frame, region, variables, (rounds.function, args), stack), given.tensors
 
 
+def _is_own(interpreter: TracingInterpreter, frame: Frame, region: Region, name: str) -> bool:
+    """Whether a variable holds a list of the program's own that nothing else refers to, and that nobody reads after the region."""
+    if type(frame.locals.get(name)) is not list or name in region.after:
+        return False
+    # The variable, and the argument of this call.
+    return interpreter.values.source_of(frame.locals[name]) is None and sys.getrefcount(frame.locals[name]) <= 2
+
+
 def _stack(frame: Frame, reader: Reader, given: GivenTensors) -> list[Value]:
-    """What lies on top of the stack and may be taken from there: a function that is called with the list, and the like."""
+    """The values on top of the stack that the region may take from there, such as a function that is called with the list."""
     found: list[Value] = []
     for value in reversed(frame.stack):
         try:
-            if is_comprehension(value):
-                cells = [cell.cell_contents for cell in value.__closure__ or ()]
-                comprehension = FunctionValue(value.__code__, value.__globals__, tuple(map(given.value, cells)))
-                reader.comprehension(value, comprehension)
-                item: Value = comprehension
-            elif value is NULL or is_leaf_value(value):
-                item = given.value(value)
-            else:
-                item = reader.callee(value)
-        except (RefusedError, ValueError):
+            found.append(given.value(value) if value is NULL or is_leaf_value(value) else reader.callee(value))
+        except RefusedError:
             break
-        found.append(item)
     return found[::-1]

@@ -48,7 +48,7 @@ def _scan(
         raise RefusedError
     if not any(private_sizes.is_symbolic(item.shape[dim]) for item in elements):
         raise RefusedError
-    Reader(interpreter, GivenTensors(interpreter)).function(combine_fn)
+    Reader(interpreter, GivenTensors(interpreter)).function(combine_fn, has_plain_cells=True)
 
     def run(tensors: Any) -> list[Any]:
         found = private_tracing.associative_scan(

@@ -67,84 +67,61 @@ def formula(arguments: Sequence[Sequence[torch.Tensor]], sizes: Sequence[int]) -
     return min(found, key=lambda item: (item.offset != 0, item.factor != 1))
 
 
-class Probes:
-    """Arguments like those of a call, on the meta device, at the sizes of the call and at others.
-
-    Each symbol has a value of its own in each, so that no two sizes agree that need not; with ``alike``, symbols that agree in the
-    call agree in all. Without symbols there is one probe.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], alike: bool = False) -> None:
-        self._tensors = tensors
-        self._alike = alike
-        self._needs_gradient = [item.requires_grad and torch.is_grad_enabled() for item in tensors]
-        numbers = [number for item in tensors for number in (*item.shape, *item.stride())]
-        self._symbols = private_sizes.values_of_symbols(numbers)
-        self.fewest = _FEWEST_PROBES if self._symbols else 1
-
-    def __iter__(self) -> Iterator[list[torch.Tensor]]:
-        """The arguments at each choice of sizes; those of the call first."""
-        today = self._symbols
-        yield self._at(today)
-        if not today:
-            return
-        # Far away for what is held to a bound; not where that would be many rounds of a loop.
-        times = _TIMES if max(today.values()) <= _LARGEST_TIMED else ()
-        places = list(dict.fromkeys(today.values() if self._alike else today))
-        for number, (factor, step) in enumerate([*((1, step) for step in _STEPS), *((factor, 1) for factor in times)]):
-            changed = {}
-            for symbol, value in today.items():
-                position = places.index(value if self._alike else symbol)
-                changed[symbol] = value * factor + step * (1 + position) + number % 2 * position
-            sizes = [private_sizes.value_at(size, changed) for tensor in self._tensors for size in tensor.shape]
-            if all(value > 0 for value in (*changed.values(), *sizes)):
-                yield self._at(changed)
-
-    def _at(self, values: Mapping[Any, int]) -> list[torch.Tensor]:
-        found = []
-        for tensor, flag in zip(self._tensors, self._needs_gradient, strict=True):
-            shape, strides = [
-                [private_sizes.value_at(number, values) for number in part] for part in (tensor.shape, tensor.stride())
-            ]
-            like = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
-            # No leaves: a program may write to what requires a gradient.
-            found.append(like.requires_grad_(flag).clone())
-        return found
-
-
 def probe(
     tensors: Sequence[torch.Tensor], function: Callable[[list[torch.Tensor]], Any]
 ) -> tuple[list[list[torch.Tensor]], list[Any]]:
-    """The arguments for which the function did not raise, and its results; those of the call are the first.
+    """Arguments like those of a call, without values, for which the function did not raise, and its results; the first have the
+    sizes of the call.
 
-    Raises :class:`NoRuleError` where it raised for these, or for nearly all others. Where a function wants some sizes to agree, it
-    raises an error of its own at a call where they do not.
+    Each symbol has a value of its own in each, so that no two sizes agree that need not. Where a function wants sizes to agree,
+    symbols that agree in the call agree in all. Raises :class:`NoRuleError` where the function raised for the sizes of the call, or
+    for nearly all others: it raises an error of its own at a call where sizes do not agree.
     """
+    needs_gradient = [item.requires_grad and torch.is_grad_enabled() for item in tensors]
+    symbols = private_sizes.values_of_symbols([number for item in tensors for number in (*item.shape, *item.stride())])
     for alike in (False, True):
-        probes = Probes(tensors, alike)
-        arguments, results = _probed(probes, function)
-        if len(results) >= probes.fewest:
+        arguments: list[list[torch.Tensor]] = []
+        results: list[Any] = []
+        for values in _choices(tensors, symbols, alike):
+            given = [_without_values(*pair, values) for pair in zip(tensors, needs_gradient, strict=True)]
+            try:
+                results.append(function(given))
+            except NoRuleError:
+                raise
+            except Exception as error:
+                if values is symbols:
+                    raise NoRuleError from error
+            else:
+                arguments.append(given)
+        if len(results) >= (_FEWEST_PROBES if symbols else 1):
             return arguments, results
     raise NoRuleError
 
 
-def _probed(
-    probes: Probes, function: Callable[[list[torch.Tensor]], Any]
-) -> tuple[list[list[torch.Tensor]], list[Any]]:
-    arguments: list[list[torch.Tensor]] = []
-    results: list[Any] = []
-    for position, given in enumerate(probes):
-        try:
-            found = function(given)
-        except NoRuleError:
-            raise
-        except Exception as error:
-            if position == 0:
-                raise NoRuleError from error
-            continue
-        arguments.append(given)
-        results.append(found)
-    return arguments, results
+def _choices(tensors: Sequence[torch.Tensor], symbols: Mapping[Any, int], alike: bool) -> Iterator[Mapping[Any, int]]:
+    """Values of the symbols: those of the call, then others."""
+    yield symbols
+    # Far away, for sizes that are cut off at a bound; not where that would be many rounds of a loop.
+    times = _TIMES if max(symbols.values(), default=0) <= _LARGEST_TIMED else ()
+    places = list(dict.fromkeys(symbols.values() if alike else symbols))
+    steps = [*((1, step) for step in _STEPS), *((factor, 1) for factor in times)]
+    for number, (factor, step) in enumerate(steps if symbols else ()):
+        changed = {}
+        for symbol, value in symbols.items():
+            position = places.index(value if alike else symbol)
+            changed[symbol] = value * factor + step * (1 + position) + number % 2 * position
+        sizes = [private_sizes.value_at(size, changed) for tensor in tensors for size in tensor.shape]
+        if all(value > 0 for value in (*changed.values(), *sizes)):
+            yield changed
+
+
+def _without_values(tensor: torch.Tensor, needs_gradient: bool, values: Mapping[Any, int]) -> torch.Tensor:
+    shape, strides = (
+        [private_sizes.value_at(number, values) for number in part] for part in (tensor.shape, tensor.stride())
+    )
+    like = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    # No leaf: a program may write to a tensor that requires a gradient.
+    return like.requires_grad_(needs_gradient).clone()
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -2,8 +2,8 @@
 
 Traced as they are, they would hold the graph to the sizes of today's call. Each row of the table is one function, by its name; a
 function is also known as a method of tensors. How the sizes of its results follow is found by running it without values
-(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. What a
-row does not cover, and what its formula or a probe refuses, torch's own function does, for the sizes of this call.
+(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. For
+arguments that a row does not cover, or that its formula or a probe refuses, torch's own function runs, for the sizes of this call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule
+from dovetail.rules.sizes.number_tensors import with_owner
 from dovetail.rules.sizes.probed_calls import ProbedCall
 from dovetail.rules.sizes.region_values import GivenTensors, RefusedError
 from dovetail.rules.sizes.size_probes import NoRuleError, are_plain
@@ -83,7 +84,7 @@ class _Call:
             raise RefusedError
 
     def _arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._args.made(tensors), {name: item.made(tensors) for name, item in self._kwargs.items()}
+        return self._args(tensors), {name: item(tensors) for name, item in self._kwargs.items()}
 
     def _run(self, *tensors: torch.Tensor) -> list[Any]:
         args, kwargs = self._arguments(tensors)
@@ -110,10 +111,9 @@ class _Call:
 def _register(name: str, row: Row) -> None:
     @method_rule(name)
     def kept(interpreter: TracingInterpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.Tensor):
-            function, args = getattr(torch.Tensor, name), (owner, *args)
-        return keep_whole(interpreter, function, args, kwargs, row)
+        is_bound = isinstance(getattr(function, "__self__", None), torch.Tensor)
+        called = getattr(torch.Tensor, name) if is_bound else function
+        return keep_whole(interpreter, called, with_owner(function, args), kwargs, row)
 
 
 def _require(condition: Any) -> None:
@@ -130,6 +130,46 @@ def _kronecker(input: torch.Tensor, other: torch.Tensor) -> Sizes:
 def _blocks(*tensors: torch.Tensor) -> Sizes:
     _require(all(item.dim() == 2 and item.dtype == tensors[0].dtype for item in tensors))
     return [([sum(item.shape[dim] for item in tensors) for dim in (0, 1)], tensors[0].dtype)]
+
+
+def _products(input: torch.Tensor, correction: int = 1) -> Sizes:
+    """Covariances and correlations; torch's C++ compares numbers in tensors, which a trace does not always know."""
+    _require(0 < input.dim() < 3 and (input.is_floating_point() or input.is_complex()))
+    _require(input.shape[-1] > max(correction, 0))
+    rows = input.shape[0] if input.dim() == 2 else 1
+    return [((rows, rows) if rows != 1 else (), input.dtype)]
+
+
+def _pooled(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Sizes:
+    stride = kernel_size if stride is None or stride in ((), []) else stride
+    given = [
+        list(item) if isinstance(item, (list, tuple)) else [item] for item in (kernel_size, stride, padding, dilation)
+    ]
+    _require(input.dim() in (2, 3) and all(len(item) == 1 and type(item[0]) is int for item in given))
+    kernel, step, border, spread = (item[0] for item in given)
+    _require(step > 0 and spread > 0 and 0 <= 2 * border <= kernel)
+    length = input.shape[-1]
+    room = length + 2 * border - spread * (kernel - 1) - 1
+    _require(room >= 0)
+    count = (room + (step - 1 if ceil_mode else 0)) // step + 1
+    if ceil_mode and (count - 1) * step >= length + border:
+        # The last window begins within the tensor, or within its left border.
+        count = count - 1
+    shape = (*input.shape[:-1], count)
+    return [(shape, input.dtype), (shape, torch.int64)] if return_indices else [(shape, input.dtype)]
+
+
+def _pooled_with_indices(*args: Any, **kwargs: Any) -> Sizes:
+    found = _pooled(*args, **kwargs)
+    return [found[0], (found[0][0], torch.int64)]
 
 
 def _line(start: float, end: float, steps: Any, *, base: float = 10.0, dtype: Any = None, device: Any = None) -> Sizes:
@@ -194,12 +234,15 @@ def _back(interpreter: TracingInterpreter, result: Any) -> Any:
 TABLE: dict[str, Row] = {
     "affine_grid": Row(),
     "block_diag": Row(_blocks),
-    "cosine_similarity": Row(),
+    "corrcoef": Row(_products, always=True),
+    "cov": Row(_products, always=True),
     "gradient": Row(),
     "istft": Row(_inverse),
     "kron": Row(_kronecker),
     "linspace": Row(_line),
     "logspace": Row(_line),
+    "max_pool1d": Row(_pooled),
+    "max_pool1d_with_indices": Row(_pooled_with_indices),
     "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
     "take_along_dim": Row(),
 }

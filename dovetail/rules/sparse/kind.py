@@ -46,32 +46,15 @@ _MAKES_COMPRESSED = frozenset(
 )
 _FACTS = frozenset(
     {
-        "shape",
-        "dtype",
-        "layout",
-        "device",
-        "requires_grad",
-        "ndim",
-        "is_sparse",
-        "is_sparse_csr",
-        "is_nested",
-        "is_cuda",
+        *("shape", "dtype", "layout", "device", "requires_grad", "ndim"),
+        *("is_sparse", "is_sparse_csr", "is_nested", "is_cuda"),
     }
 )
 # Operators that are calls of torch; those that write in place are not.
 SPARSE_OPERATORS = frozenset(
     {
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.truediv,
-        operator.matmul,
-        operator.pow,
-        operator.neg,
-        operator.lt,
-        operator.le,
-        operator.gt,
-        operator.ge,
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul, operator.pow, operator.neg),
+        *(operator.lt, operator.le, operator.gt, operator.ge),
     }
 )
 # Methods that follow from size and type.
@@ -79,14 +62,8 @@ _NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point",
 # Methods for state beside the value: hooks, gradients, the autograd graph.
 _STATE = frozenset(
     {
-        "backward",
-        "grad",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "retain_grad",
-        "__set__",
-        "__get__",
-        "__delete__",
+        *("backward", "grad", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"),
+        *("__set__", "__get__", "__delete__"),
     }
 )
 

@@ -32,16 +32,16 @@ import torch
 
 from dovetail.errors import CaptureError, OutgrownError
 from dovetail.frontend.code.frame import decode
+from dovetail.frontend.outputs import number_as_tensor
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Jump, branch_rule, operator_rule
 from dovetail.guards import ComputedSource, Equals
-from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python
+from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python, real_power
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import ASSUMPTION, Trace
-from dovetail.trace.python_numbers import number_as_tensor, real_power
 from dovetail.whole_calls.operator import WHOLE_CALL
 
 # The user's own branches can be written in another way, and would hold the graph to answers that change at every call.
@@ -72,13 +72,13 @@ def follow(interpreter: TracingInterpreter, condition: Any, jump: Jump | None) -
         return NotImplemented
     values, trace = interpreter.values, interpreter.trace
     end = _node_of(trace, condition)
-    inputs = {item.original_node: item for item in trace.inputs}
+    inputs = {item.node: item for item in trace.inputs}
     constants = vars(trace.tracer.root)
     order = None if end is None else _order(end, inputs, constants)
     if order is None:
         return NotImplemented
     read = [inputs[node] for node in order if node in inputs]
-    computed: dict[torch.fx.Node, Any] = {item.original_node: Computed(at) for at, item in enumerate(read)}
+    computed: dict[torch.fx.Node, Any] = {item.node: Computed(at) for at, item in enumerate(read)}
     steps: list[Step] = []
     for node in order:
         if node not in inputs:
@@ -263,7 +263,7 @@ def _call_of(node: torch.fx.Node, constants: Mapping[str, Any]) -> tuple[Any, tu
 
 @operator_rule(max, min)
 def _extreme(interpreter: TracingInterpreter, function: Any, numbers: tuple[Any, ...]) -> Any:
-    """The larger or smaller of numbers made of data: the one that comparisons choose."""
+    """The larger or smaller of numbers made of data, as comparisons choose it."""
     is_float = is_exact_only_in_python(function, numbers) and gives_a_float(function, numbers)
     if is_float or not follows_branches(interpreter):
         return NotImplemented
@@ -297,7 +297,7 @@ def take_way_without_raise(interpreter: TracingInterpreter, condition: Any, jump
     if jump is None or not may_assert(interpreter):
         return NotImplemented
     frame = jump.frame
-    # From Python 3.13 on, the instruction before the jump may be the one that asks.
+    # From Python 3.13 on, the instruction before the jump may ask.
     jumps = frame.decoded.instructions[frame.position].opname.startswith("POP_JUMP")
     jumping, staying = _only_raises(frame.code, jump.target), _only_raises(frame.code, frame.position + 2 - jumps)
     if jumping is staying:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, data_rule
-from dovetail.guards import Predicate
-from dovetail.guards.reading import short
+from dovetail.guards import ComputedSource, Equals
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
+from dovetail.whole_calls import whole  # noqa: F401  (its rule for calls that need data is asked first)
 
 _MOST_ELEMENTS = 64
 
 
-@dataclass(frozen=True)
-class Elements(Predicate):
-    """A small tensor of whole numbers holds these elements; its shape is guarded elsewhere."""
+def elements_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The elements of a small tensor of whole numbers.
 
-    values: tuple[int, ...]
-
-    def holds(self, value: Any) -> bool:
-        """Whether a tensor holds these elements."""
-        return tuple(value.flatten().tolist()) == self.values
-
-    def describe(self, name: str) -> str:
-        """The question as a statement."""
-        return f"{name} holds {short(self.values)}"
-
-    def failure(self, name: str, value: Any) -> str:
-        """A sentence on a tensor with other elements."""
-        return f"`{name}` held {short(self.values)}, holds {short(tuple(value.flatten().tolist()))}"
+    >>> elements_of(torch.tensor([2, 3]))
+    (2, 3)
+    """
+    return tuple(tensor.flatten().tolist())
 
 
 @data_rule
@@ -48,13 +37,14 @@ def with_known_values(
     def plain(leaf: Any) -> Any:
         nonlocal found
         item = trace.input_of(leaf) if isinstance(leaf, torch.Tensor) else None
-        if item is None or trace.node_of(item.value) is not item.original_node or not _holds_few_integers(item.real):
+        if item is None or trace.node_of(item.value) is not item.node or not _holds_few_integers(item.real):
             return leaf
         with private_tracing.disable_current_modes(), private_calls.no_torch_function():
             numbers = item.real.tolist()
         elements = (numbers,) if item.real.dim() == 0 else tuple(numbers)
         source = values.guards.tensor_source(item.index)
-        values.guard(source, Elements(elements), f"{function.__name__} was given it")
+        held = ComputedSource(elements_of, (source,), f"the elements of {source.name}")
+        values.guard(held, Equals(elements), f"{function.__name__} was given it")
         found = True
         return numbers if item.real.dim() == 0 else elements
 

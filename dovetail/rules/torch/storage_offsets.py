@@ -6,7 +6,6 @@ somebody compiles for a tensor alone does not have that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
-from dovetail.guards import Predicate
+from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.sizes.number_tensors import number_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
@@ -22,25 +21,6 @@ from dovetail.trace import TracedInput
 
 _STRIDED = {"as_strided": 0, "as_strided_": 0, "as_strided_copy": 0, "as_strided_scatter": 1}
 _TOLD = frozenset({"is_set_to", "is_shared", "share_memory_", "is_pinned", "_is_view", "_is_alias_of"})
-
-
-@dataclass(frozen=True)
-class StorageOffset(Predicate):
-    """A tensor starts at this element of its storage."""
-
-    offset: int
-
-    def holds(self, value: Any) -> bool:
-        """Whether a tensor starts there."""
-        return value.storage_offset() == self.offset
-
-    def describe(self, name: str) -> str:
-        """The question as a statement."""
-        return f"{name}.storage_offset() is {self.offset}"
-
-    def failure(self, name: str, value: Any) -> str:
-        """A sentence on a tensor that starts elsewhere."""
-        return f"`{name}.storage_offset()` was {self.offset}, is {value.storage_offset()}"
 
 
 @method_rule(*_STRIDED, *_TOLD, "storage_offset")
@@ -80,10 +60,8 @@ def _guard_place(interpreter: TracingInterpreter, function: Any, args: Arguments
             )
     for item in inputs:
         source = interpreter.values.guards.tensor_source(item.index)
-        asked = StorageOffset(int(item.real.storage_offset()))
-        interpreter.values.guards.add(
-            source, asked, interpreter.values.where(), f"{source.name}.storage_offset() was read"
-        )
+        offset_source = ComputedSource(torch.Tensor.storage_offset, (source,), f"{source.name}.storage_offset()")
+        interpreter.values.guard(offset_source, Equals(item.real.storage_offset()), "it was read")
 
 
 def _inputs_in_its_storage(interpreter: TracingInterpreter, tensor: torch.Tensor) -> list[TracedInput]:

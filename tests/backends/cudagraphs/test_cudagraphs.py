@@ -502,6 +502,7 @@ def test_conformance_over_aten(told: Told) -> None:
     assert report.failures == ()
 
 
+@pytest.mark.slow
 def test_conformance_over_inductor(told: Told) -> None:
     told.asked = True
     recorder = SimulatedRecorder(opaque=True)

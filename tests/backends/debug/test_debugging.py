@@ -110,6 +110,8 @@ def test_bisect_writes_a_script_that_shows_the_fault(fault, category, tmp_path):
             assert "differs by up to" in ran.stdout
         if fault == "crash":
             assert ran.returncode < 0
+    if fault != "wrong":
+        return
     # Without the fault the same script finds nothing: it depends on the backend only.
     path.write_text(source.replace(f"'fault': '{fault}'", "'fault': None"))
     ran = run_script(path)

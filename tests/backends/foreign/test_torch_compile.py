@@ -18,7 +18,7 @@ import torch
 import dovetail
 from dovetail.backends.foreign.torch_compile import TorchBackend
 from dovetail.errors import EagerFallbackWarning, OptionError
-from tests.differential import backward, clone_inputs, same, same_tensor, tensors_in
+from tests.differential import backward, check_calls, same
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,36 +48,12 @@ def compare(
 ) -> TorchBackend:
     """Call after call, eager and compiled from the same state: results, arguments, gradients and random state agree."""
     backend = dovetail.torch_backend(inner, fullgraph=not refuses)
-    twin = copy.deepcopy(function)
-    compiled = torch.compile(twin, backend=backend, dynamic=dynamic, fullgraph=True)
-    for args in calls:
-        eager_args, compiled_args = clone_inputs(args), clone_inputs(args)
-        torch.manual_seed(0)
-        expected = function(*eager_args)
-        state = torch.get_rng_state()
-        torch.manual_seed(0)
-        actual = compiled(*compiled_args)
-        assert torch.equal(state, torch.get_rng_state()), "random state"
-        same(expected, actual, exact=exact)
-        backward(expected)
-        backward(actual)
-        same(list(eager_args), list(compiled_args), "argument", exact)
-        for left, right in zip(tensors_in(eager_args), tensors_in(compiled_args), strict=True):
-            if left.is_leaf and right.is_leaf:
-                same_gradient(left, right, exact)
-        if isinstance(function, torch.nn.Module):
-            assert isinstance(twin, torch.nn.Module)
-            for left, right in zip(function.parameters(), twin.parameters(), strict=True):
-                same_gradient(left, right, exact)
-            for left, right in zip(function.buffers(), twin.buffers(), strict=True):
-                same_tensor(left, right, "buffer", exact)
+
+    def compiler(function: Callable[..., Any]) -> Any:
+        return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
+
+    check_calls(function, calls, compiler=compiler, exact=exact)
     return backend
-
-
-def same_gradient(left: torch.Tensor, right: torch.Tensor, exact: bool) -> None:
-    assert (left.grad is None) == (right.grad is None), "a gradient is missing or too many"
-    if left.grad is not None and right.grad is not None:
-        same_tensor(left.grad, right.grad, "gradient", exact)
 
 
 def network() -> torch.nn.Module:
@@ -125,7 +101,7 @@ def test_gradients_accumulate_and_a_graph_is_retained() -> None:
         first.sum().backward(retain_graph=True)
         first.sum().backward()
         function(parameter).pow(2).sum().backward()
-    same_gradient(weight, twin, True)
+    same(weight.grad, twin.grad, "gradient")
 
 
 def test_writes_to_inputs() -> None:
@@ -153,7 +129,7 @@ def test_a_write_to_an_intermediate_of_the_caller() -> None:
     same(expected, actual)
     backward(expected)
     backward(actual)
-    same_gradient(first, second, True)
+    same(first.grad, second.grad, "gradient")
 
 
 @pytest.mark.filterwarnings("ignore::dovetail.errors.EagerFallbackWarning")
@@ -185,7 +161,7 @@ def test_a_leaf_after_an_intermediate() -> None:
     same(write(start * 1), compiled(start * 1))
     first, second = leaf(3), leaf(3)
     same(write(first), compiled(second))
-    same_tensor(first.detach(), second.detach(), "written leaf")
+    same(first.detach(), second.detach(), "written leaf")
 
 
 def test_outputs_that_alias() -> None:
@@ -288,7 +264,7 @@ def test_some_outputs_without_a_gradient() -> None:
             for function, values in ((several, args), (compiled, twins)):
                 sum(function(*values)[index].sum() for index in chosen).backward()
             for left, right in zip(args, twins, strict=True):
-                same_gradient(left, right, True)
+                same(left.grad, right.grad, "gradient")
     assert compilations(backend) == 1
 
 
@@ -303,9 +279,9 @@ def test_a_module_with_its_parameters_in_the_graph() -> None:
         backward(expected)
         backward(actual)
     for left, right in zip([first, *graph.parameters()], [second, *twin.parameters()], strict=True):
-        same_gradient(left, right, True)
+        same(left.grad, right.grad, "gradient")
     for left, right in zip(graph.buffers(), twin.buffers(), strict=True):
-        same_tensor(left, right, "buffer")
+        same(left, right, "buffer")
 
 
 @torch.library.custom_op("dovetail_tests::halved", mutates_args=())
@@ -414,7 +390,7 @@ def test_tensor_subclasses_and_modes_run_eagerly() -> None:
         same(function(x), x.sin() * 2)
         backward(function(x))
         backward(twin.sin() * 2)
-    same_gradient(twin, x, True)
+    same(twin.grad, x.grad, "gradient")
 
 
 def test_copies_and_pickles() -> None:

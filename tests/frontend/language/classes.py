@@ -18,7 +18,7 @@ from tests.frontend.language.cases import case
 from tests.frontend.language.expressions import PointOf
 
 
-@case
+@case(breaks="a class is defined")
 def class_in_a_function(x: Any) -> Any:
     scale = 3
 
@@ -66,7 +66,7 @@ def class_in_a_function(x: Any) -> Any:
     )
 
 
-@case
+@case(breaks="a class is defined")
 def class_body_names(x: Any) -> Any:
     enclosing = "outer"
 
@@ -88,7 +88,7 @@ def class_body_names(x: Any) -> Any:
     return x, Body.first, Body.second, Body.third, Body.fourth, hasattr(Body, "index"), sorted(Body.__annotations__)
 
 
-@case
+@case(breaks="a class is defined")
 def class_decorator_and_metaclass(x: Any) -> Any:
     log: list[Any] = []
 
@@ -138,7 +138,7 @@ class Typed:
         setattr(instance, self.name, value)
 
 
-@case
+@case(breaks="a class is defined")
 def set_name_and_descriptors(x: Any) -> Any:
     class Holder:
         one = Typed()
@@ -163,7 +163,7 @@ class Registered:
         cls.option = kwargs.get("option")
 
 
-@case(breaks="__init_subclass__")
+@case(breaks="a class is defined")
 def init_subclass(x: Any) -> Any:
     class Child(Registered, option=3):
         pass
@@ -171,7 +171,7 @@ def init_subclass(x: Any) -> Any:
     return x * 2, Child.option
 
 
-@case
+@case(breaks="a class is defined")
 def abstract_class_in_a_function(x: Any) -> Any:
     class Shape(abc.ABC):
         @abc.abstractmethod
@@ -187,7 +187,7 @@ def abstract_class_in_a_function(x: Any) -> Any:
         return Square().area(), isinstance(Square(), Shape)
 
 
-@case
+@case(breaks="a class is defined")
 def dataclass_in_a_function(x: Any) -> Any:
     @dataclass
     class Pair:
@@ -200,7 +200,7 @@ def dataclass_in_a_function(x: Any) -> Any:
     return Pair(x).total(), Pair(1, 2) == Pair(1, 2), [item.name for item in dataclasses.fields(Pair)]
 
 
-@case
+@case(breaks="a class is defined")
 def enum_in_a_function(x: Any) -> Any:
     class Level(enum.IntEnum):
         LOW = 1
@@ -209,7 +209,7 @@ def enum_in_a_function(x: Any) -> Any:
     return x * Level.HIGH, Level(1).name, [item.value for item in Level], Level["LOW"] < Level.HIGH
 
 
-@case
+@case(breaks="a class is defined")
 def named_tuple_in_a_function(x: Any) -> Any:
     class Pair(NamedTuple):
         a: Any
@@ -220,13 +220,13 @@ def named_tuple_in_a_function(x: Any) -> Any:
     return a * b, pair.b, pair._fields, pair._replace(b=5)[1]
 
 
-@case
+@case(breaks="a class is defined")
 def type_with_three_arguments(x: Any) -> Any:
     made = type("Made", (PointOf,), {"c": 3, "total": lambda self: self.a * self.c})
     return made(x, 1).total(), made.__name__, issubclass(made, PointOf)
 
 
-@case
+@case(breaks="a class is defined")
 def exception_class_in_a_function(x: Any) -> Any:
     class Stop(Exception):
         pass
@@ -337,7 +337,7 @@ class Tracked:
         self.deleted = True
 
 
-@case
+@case(breaks="is deleted")
 def properties(x: Any) -> Any:
     item = Tracked(x)
     item.x = x + 1
@@ -541,7 +541,7 @@ def special_methods(x: Any) -> Any:
     )  # fmt: skip
 
 
-@case
+@case(breaks="a class is defined")
 def reflected_on_failure(x: Any) -> Any:
     try:
         Number(1) + "text"  # noqa: B018

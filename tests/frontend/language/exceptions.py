@@ -198,7 +198,7 @@ def raise_wrong_things(x: Any) -> Any:
     return x, seen
 
 
-@case
+@case(breaks="CHECK_EG_MATCH")
 def exception_groups(x: Any) -> Any:
     log: list[Any] = []
     try:
@@ -213,7 +213,7 @@ def exception_groups(x: Any) -> Any:
     return x, log
 
 
-@case
+@case(breaks="CHECK_EG_MATCH")
 def exception_groups_reraise(x: Any) -> Any:
     seen = []
     for kind in ("bare", "same", "new", "none"):
@@ -235,7 +235,7 @@ def exception_groups_reraise(x: Any) -> Any:
     return x, seen
 
 
-@case
+@case(breaks="CHECK_EG_MATCH")
 def exception_groups_naked(x: Any) -> Any:
     log: list[Any] = []
     try:
@@ -263,7 +263,7 @@ def exception_groups_naked(x: Any) -> Any:
     return x, log
 
 
-@case
+@case(breaks="CHECK_EG_MATCH")
 def exception_groups_all_handled(x: Any) -> Any:
     try:
         raise ExceptionGroup("g", [ValueError(1), ValueError(2)])

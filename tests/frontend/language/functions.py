@@ -185,7 +185,7 @@ def break_in_a_comprehension_of_cells(x: Any) -> Any:
     return x * 2, [function() for function in functions], k
 
 
-@case(breaks="print")
+@case(breaks="CHECK_EG_MATCH")
 def break_in_an_except_star(x: Any) -> Any:
     log: list[Any] = []
     try:
@@ -227,7 +227,7 @@ def break_in_a_generator(x: Any) -> Any:
     return list(items())
 
 
-@case(breaks="print")
+@case(breaks="a class is defined")
 def break_in_a_class_body(x: Any) -> Any:
     class Body:
         print(end="")

@@ -338,7 +338,7 @@ def exit_stack(x: Any) -> Any:
     return y, log
 
 
-@case
+@case(breaks="a class is defined")
 def null_context_and_closing(x: Any) -> Any:
     class Thing:
         closed = False
@@ -352,7 +352,7 @@ def null_context_and_closing(x: Any) -> Any:
     return z, thing.closed, same is thing
 
 
-@case
+@case(breaks="a class is defined")
 def not_a_context_manager(x: Any) -> Any:
     seen = []
     for candidate in (1, type("Half", (), {"__enter__": lambda self: None})()):

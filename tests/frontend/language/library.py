@@ -72,7 +72,7 @@ class Ordered:
     __hash__ = None  # type: ignore[assignment]
 
 
-@case
+@case(breaks="WeakKeyDictionary")
 def functools_functions(x: Any) -> Any:
     bound = functools.partial(lambda a, b, c=0: (a, b, c), 1, c=x)
     return (
@@ -218,7 +218,7 @@ class Settings(typing.TypedDict, total=False):
     a: int
 
 
-@case
+@case(breaks="looks for the members")
 def typing_machinery(x: Any) -> Any:
     box: Box[int] = Box(x)
     alias = Box[int]
@@ -231,7 +231,7 @@ def typing_machinery(x: Any) -> Any:
     )  # fmt: skip
 
 
-@case
+@case(breaks="a class is defined")
 def generic_class_in_a_function(x: Any) -> Any:
     class Local(typing.Generic[T]):
         def __init__(self, item: T) -> None:

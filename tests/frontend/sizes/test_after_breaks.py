@@ -1,4 +1,4 @@
-"""Sizes that change, where a graph break comes before or after: what is symbolic before a break is symbolic after it."""
+"""Sizes that change, where a graph break comes before or after: each part learns which of them do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 import dovetail
 from dovetail.face.explanation import compiled_function
-from tests.calls import randn
-from tests.differential import backward, clone_inputs, same
+from tests.differential import backward, clone_inputs, randn, same
 
 
 def check_parts(
@@ -86,7 +85,12 @@ def test_a_size_that_is_the_same_in_the_first_two_calls(capsys: Any) -> None:
         print("padded")
         return parts[0].view(whole) * whole[1], parts[1]["half"].softmax(1)
 
-    check_parts(padded, [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 10), (4, 5), (2, 20))])
+    check_parts(
+        padded,
+        [(randn(rows, length, grad=True),) for rows, length in ((2, 12), (3, 10), (4, 5), (2, 20))],
+        most=3,
+        settled_after=3,
+    )
 
 
 def test_a_rest_that_is_nothing_or_one(capsys: Any) -> None:
@@ -120,7 +124,7 @@ def test_a_padding_and_the_sizes_that_it_belongs_to() -> None:
         return y * x
 
     check_parts(
-        windowed, [(randn(3, length, grad=True),) for length in (12, 9, 7, 11, 8, 10, 16, 5)], most=5, settled_after=5
+        windowed, [(randn(3, length, grad=True),) for length in (12, 9, 7, 11, 8, 10, 16, 5)], most=5, settled_after=8
     )
 
 
@@ -170,7 +174,7 @@ def test_chunks_of_which_there_may_be_one() -> None:
         return y.flatten(1)[:, : x.shape[1]] * x
 
     lengths = ((2, 12), (3, 9), (5, 7), (4, 8), (2, 4), (3, 3), (2, 11))
-    check_parts(chunked, [(randn(rows, length, grad=True),) for rows, length in lengths], most=5, settled_after=6)
+    check_parts(chunked, [(randn(rows, length, grad=True),) for rows, length in lengths], most=6, settled_after=6)
 
 
 def _recompiles(compiled: Any, since: int = 0) -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from tests.calls import check_calls, entries_of, randn
+from tests.differential import check_calls, entries_of, randn
 
 BACKENDS = [("aten", True), ("inductor", False)]
 

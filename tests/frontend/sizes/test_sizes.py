@@ -10,7 +10,7 @@ import torch
 
 import dovetail
 from dovetail import errors
-from tests.calls import check_calls, entries_of, randn
+from tests.differential import check_calls, entries_of, randn
 
 SIZES = (8, 16, 5, 7)
 BACKENDS = [("aten", True), ("inductor", False)]

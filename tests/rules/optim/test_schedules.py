@@ -13,9 +13,9 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 import dovetail
-from tests.differential import same
+from tests.differential import captures, same
 from tests.passes.test_whole_step import batch, network
-from tests.passes.test_whole_step_parts import Parts, captures, train
+from tests.passes.test_whole_step_parts import Parts, train
 
 mse_loss = torch.nn.functional.mse_loss
 Optimizer = torch.optim.Optimizer

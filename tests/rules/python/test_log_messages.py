@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.calls import check_calls, randn
+from tests.differential import check_calls, randn
 
 logger = logging.getLogger("told_sizes")
 CALLS = [(randn(rows, 3, grad=True),) for rows in (4, 5, 7, 9)]

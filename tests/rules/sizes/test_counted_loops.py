@@ -10,12 +10,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakWarning
-from tests.differential import backward, clone_inputs, same
-from tests.trace.test_shapes import r, run
-
-
-def captures(compiled: Any) -> int:
-    return sum(event.name == "compile" for event in dovetail.events_of(compiled).events)
+from tests.differential import check_entries, compare_call, compilations, leaf
 
 
 def recurrent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -28,27 +23,17 @@ def recurrent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return outputs.sum() + states["last"].mean()
 
 
-def compare(function: Any, compiled: Any, arguments: tuple[Any, ...]) -> None:
-    eager_arguments, own_arguments = clone_inputs(arguments), clone_inputs(arguments)
-    expected, actual = function(*eager_arguments), compiled(*own_arguments)
-    same(expected, actual, exact=True)
-    backward(expected)
-    backward(actual)
-    for left, right in zip(eager_arguments, own_arguments, strict=True):
-        same(left.grad, right.grad, "gradient", True)
-
-
 def test_a_loop_over_a_size_that_changes_is_one_body_for_all_sizes() -> None:
     compiled = dovetail.compile(recurrent, backend="aten")
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)
         for batch, length in ((2, 6), (3, 9)):
-            compare(recurrent, compiled, (r(batch, length, 4), weight))
-        settled = captures(compiled)
+            compare_call(recurrent, compiled, (leaf(batch, length, 4), weight))
+        settled = compilations(compiled)
         for batch, length in ((2, 20), (3, 3), (6, 11), (2, 6), (5, 2)):
-            compare(recurrent, compiled, (r(batch, length, 4), weight))
-    assert captures(compiled) == settled
+            compare_call(recurrent, compiled, (leaf(batch, length, 4), weight))
+    assert compilations(compiled) == settled
     breaks = [str(event) for event in dovetail.events_of(compiled).events if event.name == "graph break"]
     assert any("as many rounds as a size that changes" in text and "range(x.shape[1])" in text for text in breaks)
 
@@ -62,12 +47,12 @@ def test_a_loop_whose_rounds_stay_the_same_is_one_graph() -> None:
             total = total * 2
         return total
 
-    assert run(program, [(r(size, 3),) for size in (5, 7, 11, 15, 3)], fullgraph=False) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (5, 7, 11, 15, 3)], fullgraph=False) == 2
 
 
 def test_fullgraph_unrolls_a_loop_for_each_number_of_rounds() -> None:
-    weight = r(4, 4)
-    assert run(recurrent, [(r(2, size, 4), weight) for size in (5, 7, 5, 9, 7)]) == 3
+    weight = leaf(4, 4)
+    assert check_entries(recurrent, [(leaf(2, size, 4), weight) for size in (5, 7, 5, 9, 7)]) == 3
 
 
 def test_a_loop_inside_of_an_operator_is_left_to_python() -> None:
@@ -83,7 +68,7 @@ def test_a_loop_inside_of_an_operator_is_left_to_python() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return Steps(x) + x.sum()
 
-    assert run(program, [(r(size),) for size in (5, 7, 5, 9)], fullgraph=False) == 2
+    assert check_entries(program, [(leaf(size),) for size in (5, 7, 5, 9)], fullgraph=False) == 2
 
 
 @pytest.mark.parametrize("step", [3, -2, 1, -1])
@@ -95,8 +80,8 @@ def test_rounds_and_items_of_a_stepped_range(step: int) -> None:
             found.append(at)
         return found, x.sum()
 
-    run(program, [(torch.randn(size),) for size in (5, 6, 7, 2, 4)])
-    run(program, [(torch.randn(size),) for size in (5, 6, 7, 2, 4)], fullgraph=False)
+    check_entries(program, [(torch.randn(size),) for size in (5, 6, 7, 2, 4)])
+    check_entries(program, [(torch.randn(size),) for size in (5, 6, 7, 2, 4)], fullgraph=False)
 
 
 INDICES = torch.tensor([0, 1, 1])
@@ -127,8 +112,8 @@ def test_a_number_that_changes_selects(name: str) -> None:
         y[key(at)] = x.sum() + y[key(at)]
         return y
 
-    assert run(read, [(r(7, 7, 7), at) for at in (2, 3, 4, 5)]) == 2
-    assert run(write, [(r(7, 7, 7), at) for at in (2, 3, 4, 5)]) == 2
+    assert check_entries(read, [(leaf(7, 7, 7), at) for at in (2, 3, 4, 5)]) == 2
+    assert check_entries(write, [(leaf(7, 7, 7), at) for at in (2, 3, 4, 5)]) == 2
 
 
 def test_a_number_outside_of_the_tensor_is_eagers_error() -> None:
@@ -160,4 +145,4 @@ def dictionaries(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
 
 @pytest.mark.parametrize("program", [lists, dictionaries])
 def test_numbers_in_containers_stay_symbolic(program: Any) -> None:
-    assert run(program, [(r(size, 3),) for size in (5, 7, 9, 4)]) == 2
+    assert check_entries(program, [(leaf(size, 3),) for size in (5, 7, 9, 4)]) == 2

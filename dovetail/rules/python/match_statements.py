@@ -15,16 +15,19 @@ MATCHES_ITSELF_FLAG = 1 << 22
 
 @handles("MATCH_MAPPING")
 def match_mapping(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    """Whether the subject is a mapping."""
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & MAPPING_FLAG))
 
 
 @handles("MATCH_SEQUENCE")
 def match_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    """Whether the subject is a sequence."""
     frame.stack.append(bool(type(frame.stack[-1]).__flags__ & SEQUENCE_FLAG))
 
 
 @handles("MATCH_KEYS")
 def match_keys(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    """The values of keys of a mapping; None where one is missing."""
     subject, keys = frame.stack[-2:]
     look_up = interpreter.load_attribute(subject, "get")
     missing = object()
@@ -65,6 +68,7 @@ def _positional_names(interpreter: FrameRunner, kind: type, count: int) -> tuple
 
 @handles("MATCH_CLASS")
 def match_class(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    """The attributes of an instance that patterns ask for; None for an instance of another class."""
     subject, kind, names = pop_many(frame, 3)
     if not isinstance(kind, type):
         raise TypeError("called match pattern must be a class")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.trace.overrides import LEAF_ORDERS
 
 
 @dataclass(frozen=True)
@@ -203,3 +204,6 @@ def arrangement_of_leaves(roots: Sequence[Any], leaves: Sequence[Any], count: in
         slots[queue.pop()] = index
     rest = sorted(set(range(count)) - set(wanted))
     return (*slots, *rest)
+
+
+LEAF_ORDERS.append(arrangement_of_leaves)

@@ -1,1 +1,0 @@
-"""Graph breaks: what is known about the values that live on after one."""

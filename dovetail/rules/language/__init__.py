@@ -1,1 +1,0 @@
-"""Instructions of statements that few models have: classes, ``match``, ``except*``, type parameters."""
