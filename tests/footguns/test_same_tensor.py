@@ -155,3 +155,24 @@ def test_another_class_is_another_answer() -> None:
     assert compiled(torch.ones(2))[1] == "Tensor"
     assert compiled(torch.nn.Parameter(torch.ones(2)))[1] == "Parameter"
     assert compiled(torch.ones(2))[1] == "Tensor"
+
+
+def test_an_out_of_another_type_is_eagers_error_or_result() -> None:
+    def into(x: Tensor, out: Tensor) -> Tensor:
+        return torch.add(x, x, out=out)
+
+    def places(x: Tensor, out: Tensor) -> Tensor:
+        return torch.gt(x, 1, out=torch.empty(3, dtype=torch.bool)) + torch.argmax(x, 0, out=out)
+
+    x = torch.tensor([1.5, 2.5, 0.5])
+    compiled = dovetail.compile(into, backend="aten")
+    for out in (torch.empty(3), torch.empty(3, dtype=torch.int64), torch.empty(3, dtype=torch.float64)):
+        if out.dtype == torch.int64:
+            with pytest.raises(RuntimeError, match="can't be cast to the desired output type Long"):
+                compiled(x, out)
+        else:
+            assert torch.equal(compiled(x, out), (x + x).to(out.dtype))
+    whole = dovetail.compile(places, backend="aten", fullgraph=True)
+    out = torch.empty((), dtype=torch.int64)
+    assert torch.equal(whole(x, out), places(x, torch.empty((), dtype=torch.int64)))
+    assert out.item() == 1
