@@ -23,6 +23,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
+import torch
+
 from dovetail.backends.aten import ATEN
 from dovetail.backends.eager import EAGER
 from dovetail.backends.protocol import Backend, Kind, Numerics
@@ -133,7 +135,7 @@ def list_backends(*, torch_backends: bool = True) -> list[str]:
     """
     names = {*_CORE, *_WINGS, *_registered, *_entry_points()}
     if torch_backends:
-        names.update(private_compilers.torch_backend_names())
+        names.update(torch.compiler.list_backends(None))
     return sorted(names)
 
 
@@ -174,7 +176,7 @@ def default_backend() -> Backend:
 
 def _by_name(name: str) -> Backend:
     found = _CORE.get(name) or _wing(name) or _registered.get(name) or _from_entry_point(name)
-    if found is None and name in private_compilers.torch_backend_names():
+    if found is None and name in torch.compiler.list_backends(None):
         found = _load(f"{_TORCH}:torch_registered_backend")(name)
     if found is not None:
         return found

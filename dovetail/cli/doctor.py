@@ -80,20 +80,13 @@ def run(options: argparse.Namespace) -> int:
     chosen = names_to_probe() if options.backends is None else options.backends
     for probe in probe_backends(chosen, options.seconds):
         probes.append(probe)
-        show(_backend_line(probe))
+        show(probe)
     default = default_finding(probes)
     show(f"\n{default}")
     if options.json:
         rows = [asdict(item) for item in (*findings, default)]
         print(json.dumps({"findings": rows, "backends": [asdict(item) for item in probes]}))
     return 0 if default.good else 1
-
-
-def _backend_line(probe: Probe) -> str:
-    text = f"  {probe.name:<29} {'works' if probe.works else 'does not work':<14}"
-    if probe.works:
-        return f"{text} {probe.seconds:.1f} s{f', but {probe.reason}' if probe.reason else ''}"
-    return f"{text} {probe.reason if len(probe.reason) <= 300 else probe.reason[:297] + '...'}"
 
 
 def names_to_probe() -> list[str]:

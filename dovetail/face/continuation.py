@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
+from dovetail.face.warnings import count
 from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -35,7 +36,7 @@ class Continuation(Dispatcher):
         super().__init__(Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=made))
 
     def __repr__(self) -> str:
-        return f"<continuation {self.original.__qualname__}: {len(self.entries)} entries>"
+        return f"<continuation {self.original.__qualname__}: {count(self.entries, 'compiled entry')}>"
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
         values = results.pop()

@@ -11,6 +11,7 @@ from dovetail.errors import NotCallableError
 from dovetail.events import EventLog
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.module import CompiledModule
+from dovetail.face.warnings import count
 from dovetail.runtime.entry import Entry
 
 #: Graph breaks and events that are printed; all of them are in the fields.
@@ -38,12 +39,12 @@ class Explanation:
     breaks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [_count(self.entries, "compiled entry")]
+        lines = [count(self.entries, "compiled entry")]
         lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
         for items, one in ((self.breaks, "graph break"), (self.events, "event")):
             if items:
                 left_out = len(items) - _MOST_SHOWN
-                lines.append(_count(items, one) + (f", the last {_MOST_SHOWN} of them" if left_out > 0 else ""))
+                lines.append(count(items, one) + (f", the last {_MOST_SHOWN} of them" if left_out > 0 else ""))
                 lines += [f"  {item}" for item in items[-_MOST_SHOWN:]]
         return "\n".join(lines)
 
@@ -56,14 +57,9 @@ class Explanation:
         return "".join(parts) + (f"<details><summary>events</summary>{events}</details>" if events else "")
 
 
-def _count(items: Sequence[Any], one: str) -> str:
-    many = f"{one.removesuffix('y')}ies" if one.endswith("y") else f"{one}s"
-    return f"{len(items)} {one if len(items) == 1 else many}"
-
-
 def _list(one: str, items: Sequence[str]) -> str:
     rows = "".join(f"<li><pre>{html.escape(item)}</pre></li>" for item in items)
-    return f"<p>{_count(items, one)}</p><ol start='0'>{rows}</ol>" if items else ""
+    return f"<p>{count(items, one)}</p><ol start='0'>{rows}</ol>" if items else ""
 
 
 def explain(compiled: Any) -> Callable[..., Explanation]:
@@ -76,7 +72,7 @@ def explain(compiled: Any) -> Callable[..., Explanation]:
     def report(*args: Any, **kwargs: Any) -> Explanation:
         entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
         breaks = tuple(
-            f"{item.original.__qualname__}: {_count(item.entries, 'compiled entry')} after it"
+            f"{item.original.__qualname__}: {count(item.entries, 'compiled entry')} after it"
             for item in function.continuations()
         )
         return Explanation(entries, tuple(map(str, function.events.events)), breaks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sized
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
@@ -40,3 +41,13 @@ def name_of(function: Any) -> str:
         return str(function.__qualname__)
     except Exception:  # noqa: BLE001  (an attribute of the user's own object)
         return type(function).__name__
+
+
+def count(items: Sized, one: str) -> str:
+    """How many there are, in words.
+
+    >>> count([1], "compiled entry"), count([1, 2], "compiled entry")
+    ('1 compiled entry', '2 compiled entries')
+    """
+    many = f"{one.removesuffix('y')}ies" if one.endswith("y") else f"{one}s"
+    return f"{len(items)} {one if len(items) == 1 else many}"

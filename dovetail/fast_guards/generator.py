@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -35,36 +32,21 @@ def remember_hits(checker: Checker, tree: Tree) -> None:
         if found is not None:
             found.check = check
 
-    def generate(
-        recorder: Recorder, anchors: Mapping[Node, weakref.ref[Any]], unchanged: Callable[[], bool], again: Check
-    ) -> Check:
-        memory = _Memory(recorder, anchors, unchanged, again)
+    def generate(recorder: Recorder, again: Check) -> Check:
         if private_guard_managers.has_native_guards():
             native = NativeWriter(tree, {*recorder.values, *recorder.anchors})
-            check = _FastGenerator(frozen, ambient, tree, memory, native).make_check()[0]
+            check = _FastGenerator(frozen, ambient, tree, recorder, again, native).make_check()[0]
             if native.make_check()():
                 return check
-        return _FastGenerator(frozen, ambient, tree, memory, None).make_check()[0]
+        return _FastGenerator(frozen, ambient, tree, recorder, again, None).make_check()[0]
 
     checker.check = Remembering(checker.check, tree, generate, install).first
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Remembered values, weak references to the outermost of them, whether they are ``unchanged``, and the full check
-    (``again``).
-    """
-
-    recorder: Recorder
-    anchors: Mapping[Node, weakref.ref[Any]]
-    unchanged: Callable[[], bool]
-    again: Check
 
 
 class _FastGenerator(Generator):
     """Asks whether remembered values have changed, and walks the tree for the others only.
 
-    Guards below fixed objects are asked by ``native``, where there is one.
+    Guards below fixed objects are asked by ``native``, where there is one; ``again`` is the full check.
     """
 
     def __init__(
@@ -72,13 +54,14 @@ class _FastGenerator(Generator):
         frozen: FrozenGuards,
         ambient: AmbientState | None,
         tree: Tree,
-        memory: _Memory,
+        recorder: Recorder,
+        again: Check,
         native: NativeWriter | None,
     ) -> None:
         super().__init__(frozen, ambient, tree)
-        self.memory = memory
-        self.recorder = memory.recorder
-        self.anchors = memory.anchors
+        self.recorder = recorder
+        self.again = again
+        self.anchors = recorder.outermost
         self.known: list[torch.Tensor | None] = [None] * len(frozen.tensors)
         self.native = native
         self._asked = False
@@ -166,13 +149,13 @@ class _FastGenerator(Generator):
     def ask(self) -> str:
         """The expression that is true if no remembered value has changed."""
         self._asked = True
-        unchanged = f"{self.constant(self.memory.unchanged, 'unchanged_')}()"
+        unchanged = f"{self.constant(self.recorder.unchanged, 'unchanged_')}()"
         hooks = self.recorder.hooks
         return f"{unchanged} and not any({self.constant(tuple(hooks), 'hooks_')})" if hooks else unchanged
 
     def start_again(self) -> str:
         """The expression that lets the full check decide."""
-        return f"{self.constant(self.memory.again, 'again_')}(callee, args, kwargs)"
+        return f"{self.constant(self.again, 'again_')}(callee, args, kwargs)"
 
     def remembered(self, node: Node, depth: int, value: str) -> None:
         """Ask the guards at and below a remembered value that may fail although nothing has changed."""

@@ -76,6 +76,8 @@ class Recorder:
         self.hooks: list[Any] = []
         self.hooked: set[Node] = set()
         self.tables: set[Node] = set()
+        #: Weak references to the outermost remembered objects.
+        self.outermost: dict[Node, weakref.ref[Any]] = {}
         self._changing = changing
         self._tree = tree
         self._owners: dict[int, Any] = {}
@@ -98,14 +100,24 @@ class Recorder:
         """Whether enough is remembered for a check of its own."""
         return bool(self.anchors) or sum(node.size() for node in self.tables) >= _TABLES_WORTH_IT
 
-    def make_check(self) -> Callable[[], bool] | None:
-        """The check that nothing has changed since it was read; None if something has already."""
+    def finish(self) -> bool:
+        """Make ``unchanged``, the check that nothing was written to since it was read; False if something was already."""
         owners = list(self._owners.values())
         typed = [value for key, value in self._typed.items() if key not in self._owners]
         own = {id(instance_dict(owner)) for owner in owners}
         tables = [table for key, (table, _) in self._tables.items() if key not in own]
-        check = private_guard_managers.unchanged_check(owners, typed, tables)
-        return check if check() and not self.changed() else None
+        self.unchanged: Callable[[], bool] = private_guard_managers.unchanged_check(owners, typed, tables)
+        return self.unchanged() and not self.changed()
+
+    def hold_weakly(self, forget: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Let go of the outermost objects; ``forget`` is called when one of them goes."""
+
+        def gone(_: Any) -> None:
+            method = forget()
+            if method is not None:
+                method()
+
+        self.outermost = {node: weakref.ref(self.values.pop(node), gone) for node in self.anchors}
 
     def changed(self) -> list[Node]:
         """The nodes whose dictionary was written to since it was read."""
@@ -230,7 +242,7 @@ def _is_fixed(node: Node) -> bool:
 class Remembering:
     """Decides which check an entry uses: the full one, or one that remembers the last hit.
 
-    ``full(callee, args, kwargs)`` is the full check. ``generate(recorder, anchors, unchanged, again)`` gives the fast one,
+    ``full(callee, args, kwargs)`` is the full check. ``generate(recorder, again)`` gives the fast one,
     which calls ``again(callee, args, kwargs)`` when a remembered value has changed. ``install(check)`` puts a
     check in use. The first hits are full checks: an entry that is used once should not pay for later ones.
 
@@ -246,7 +258,6 @@ class Remembering:
         self._install = install
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
-        self._unchanged: Callable[[], bool] | None = None
         self._changing: set[Node] = set()
         self._strikes: Counter[Node] = Counter()
         #: Remembering costs as much as some hundred full checks; where it does not last, ever more of them come first.
@@ -276,42 +287,30 @@ class Remembering:
             if not recorder.is_worth_it():
                 self._install(self._full)
                 return
-            unchanged = recorder.make_check()
             # If nothing was written between the reading of the counts and the end of a full check that passed, then the values
             # read in between are those that the full check saw.
-            certain = (
-                unchanged is not None
+            if (
+                recorder.finish()
                 and self._full(callee, args, kwargs) is not None
-                and unchanged()
+                and recorder.unchanged()
                 and not recorder.changed()
                 and recorder.same_anchors(callee, args, kwargs)
-            )
-            if unchanged is not None and certain:
-                check = self._generate(recorder, self._weakly(recorder), unchanged, self.again)
-                self._recorder, self._unchanged, self._since = recorder, unchanged, time.monotonic()
+            ):
+                recorder.hold_weakly(weakref.WeakMethod(self._forget))
+                check = self._generate(recorder, self.again)
+                self._recorder, self._since = recorder, time.monotonic()
                 self._install(check)
                 return
         self._forget_for(0.0)
 
-    def _weakly(self, recorder: Recorder) -> dict[Node, weakref.ref[Any]]:
-        """Weak references to the outermost remembered objects; when one of them goes, all is forgotten."""
-        method = weakref.WeakMethod(self._forget)
-
-        def forget(_: Any) -> None:
-            found = method()
-            if found is not None:
-                found()
-
-        return {node: weakref.ref(recorder.values.pop(node), forget) for node in recorder.anchors}
-
     def again(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """Run the full check, after a remembered value has changed."""
         tensors = self._full(callee, args, kwargs)
-        recorder, unchanged = self._recorder, self._unchanged
-        if recorder is None or unchanged is None:
+        recorder = self._recorder
+        if recorder is None:
             return tensors
         lived = time.monotonic() - self._since
-        if unchanged():
+        if recorder.unchanged():
             # Another model than the one remembered, which may come at each second call.
             self._forget_for(0.0)
         elif tensors is None:
@@ -330,6 +329,6 @@ class Remembering:
 
     def _forget(self) -> None:
         # Also called when Python shuts down, and the names of modules are gone.
-        self._recorder = self._unchanged = None
+        self._recorder = None
         self._hits = 0
         self._install(self.first)

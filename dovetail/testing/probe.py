@@ -29,15 +29,17 @@ class Probe:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        works = f"works ({self.seconds:.1f} s)" + (f", but {self.reason}" if self.reason else "")
-        return f"{self.name}: " + (works if self.works else self.reason)
+        text = f"  {self.name:<29} {'works' if self.works else 'does not work':<14}"
+        if self.works:
+            return f"{text} {self.seconds:.1f} s{f', but {self.reason}' if self.reason else ''}"
+        return f"{text} {self.reason if len(self.reason) <= 300 else self.reason[:297] + '...'}"
 
 
 def probe_backends(names: Sequence[str], seconds: float = PROBE_SECONDS) -> Iterator[Probe]:
     """Try backends one after another in a child process, and in a new one after a crash or a hang.
 
-    >>> [str(probe).split(" (")[0] for probe in probe_backends(["aten", "no_such_backend"])]
-    ['aten: works', "no_such_backend: there is no backend named 'no_such_backend'"]
+    >>> [(probe.works, probe.reason) for probe in probe_backends(["aten", "no_such_backend"])]
+    [(True, ''), (False, "there is no backend named 'no_such_backend'")]
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = run_cases([(name, PROBE_CASE) for name in names], device=device, seconds=seconds)

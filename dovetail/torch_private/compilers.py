@@ -1,4 +1,4 @@
-"""Which compilers and registered backends this machine and this torch have. Checked on torch 2.11 to 2.13."""
+"""Which compilers this machine has. Checked on torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
@@ -19,10 +19,3 @@ def has_triton() -> bool:
     from torch.utils._triton import has_triton as torch_has_triton
 
     return torch.cuda.is_available() and torch_has_triton()
-
-
-def torch_backend_names() -> list[str]:
-    """Names of the backends that are registered with torch itself, debugging ones included."""
-    import torch._dynamo
-
-    return list(torch._dynamo.list_backends(None))
