@@ -85,11 +85,16 @@ def second_derivative(
     return [[None if item is None else item.detach() for item in first], second, [leaf.grad for leaf in leaves], notes]
 
 
+def more(seeds: range, default: int) -> list[Any]:
+    """Some seeds for the default run, the others with ``--slow``."""
+    return [*seeds[:default], *(pytest.param(seed, marks=pytest.mark.slow) for seed in seeds[default:])]
+
+
 #: The order of sums: a compiled part is one node of the record, and sums its inputs' gradients itself.
 ROUNDED = Rule("close", ignored=frozenset({"strides", "requires_grad", "is_leaf"}))
 
 
-@pytest.mark.parametrize("start", range(2000, 2060, 20))
+@pytest.mark.parametrize("start", more(range(2000, 2060, 20), default=1))
 def test_differentiated_twice(start: int) -> None:
     session = BackwardSession()
     for seed in range(start, start + 20):
@@ -110,7 +115,7 @@ def test_compiled_and_differentiated_twice(seed: int) -> None:
     assert session.fallbacks == []
 
 
-@pytest.mark.parametrize("start", range(0, 200, 20))
+@pytest.mark.parametrize("start", more(range(0, 200, 20), default=5))
 def test_captured(start: int) -> None:
     session = BackwardSession()
     for seed in range(start, start + 20):
@@ -122,7 +127,7 @@ def test_captured(start: int) -> None:
     assert session.runs >= 20
 
 
-@pytest.mark.parametrize("seed", range(1000, 1012))
+@pytest.mark.parametrize("seed", more(range(1000, 1012), default=6))
 def test_compiled(seed: int) -> None:
     expected = program(seed)
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))

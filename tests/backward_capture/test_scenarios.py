@@ -51,6 +51,17 @@ def assert_same(expected: Any, found: Any, where: str = "result") -> None:
     same(expected, found, where, RULE)
 
 
+#: The scenarios of these files are compiled by ``--slow`` only, but for one in four: they are long, and much alike.
+MUCH_ALIKE = ("scenarios_checkpoints_twice", "scenarios_higher_order")
+
+
+def compiled_scenarios() -> list[Any]:
+    """The names of all scenarios, those marked that the default run does not compile."""
+    alike = [name for name, scenario in SCENARIOS.items() if scenario.__module__.endswith(MUCH_ALIKE)]
+    left_out = set(alike) - set(alike[::4])
+    return [pytest.param(name, marks=pytest.mark.slow) if name in left_out else name for name in SCENARIOS]
+
+
 def check(name: str, session: BackwardSession) -> None:
     """Run a scenario in eager and in a session, with several sizes."""
     for size in SIZES:
@@ -80,7 +91,7 @@ def test_a_captured_backward_is_eagers(name: str) -> None:
     check_reasons(name, session)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", compiled_scenarios())
 def test_a_compiled_backward_is_eagers(name: str) -> None:
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
     check(name, session)

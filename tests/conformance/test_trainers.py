@@ -191,7 +191,7 @@ def test_accelerate(precision: str, when: str) -> None:
 # Hugging Face
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_hugging_face_trainer(accumulate: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate, which transformers.Trainer needs, is not installed")

@@ -24,8 +24,7 @@ def compare(function: Any, lengths: tuple[int, ...] = LENGTHS, **options: Any) -
     return compilations(check_calls(function, calls, **options))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("dim", [1, -2])
+@pytest.mark.parametrize(("reverse", "dim"), [(False, 1), (True, -2)])
 def test_a_scan_has_one_graph_for_all_lengths(reverse: bool, dim: int) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> Any:
         return associative_scan(recurrence, (a.sigmoid(), b * 2), dim, reverse=reverse, combine_mode="generic")
