@@ -85,7 +85,12 @@ def test_training_goes_on_with_one_warning(fault, only):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("raise", "no softmax here"), ("crash", "SIGABRT"), ("hang", "longer than 2 seconds"), (None, "")],
+    [
+        pytest.param("raise", "no softmax here", marks=pytest.mark.slow),
+        ("crash", "SIGABRT"),
+        pytest.param("hang", "longer than 2 seconds", marks=pytest.mark.slow),
+        (None, ""),
+    ],
 )
 def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkeypatch):
     """As in a process that uses CUDA."""
