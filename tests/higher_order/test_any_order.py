@@ -18,7 +18,9 @@ from dovetail.errors import GraphBreakWarning, HigherOrderGradientError
 from tests.differential import Rule, same
 
 Function = Callable[..., Any]
-BACKENDS = pytest.mark.parametrize("backend", ["aten", "inductor"])
+BOTH = pytest.mark.parametrize("backend", ["aten", "inductor"])
+#: Inductor has the same graphs to compile: a second order is enough by default.
+BACKENDS = pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -56,7 +58,7 @@ def both(
 # --- calling styles ---------------------------------------------------------------------------------------------------
 
 
-@BACKENDS
+@BOTH
 def test_gradient_of_gradient(backend: str) -> None:
     def style(f: Function) -> Any:
         x = leaf(4, seed=1)
@@ -80,7 +82,7 @@ def test_third_and_fourth_order(backend: str) -> None:
     both(style, lambda x: (x.pow(4) * x.cos()).sum(), backend)
 
 
-@BACKENDS
+@BOTH
 def test_forces_and_a_loss_on_them(backend: str) -> None:
     def style(f: Function) -> Any:
         positions = leaf(5, 3)
