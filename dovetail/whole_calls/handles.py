@@ -57,6 +57,18 @@ def carried_by(handle: torch.Tensor) -> torch.Tensor:
     return found  # type: ignore[no-any-return]
 
 
+def detached(value: torch.Tensor) -> torch.Tensor:
+    """``value.detach()``, which stays a handle.
+
+    >>> is_handle(detached(make_handle(torch.eye(2).to_sparse())))
+    True
+    """
+    found = value.detach()
+    if is_handle(value):
+        setattr(found, _CARRIED, carried_by(value))
+    return found
+
+
 def components_of(value: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of.
 
