@@ -52,7 +52,7 @@ def assert_same(expected: Any, found: Any, where: str = "result") -> None:
 
 
 #: The scenarios of these files are compiled by ``--slow`` only, but for one in four: they are long, and much alike.
-MUCH_ALIKE = ("scenarios_checkpoints_twice", "scenarios_higher_order")
+MUCH_ALIKE = ("scenarios_checkpoints_twice", "scenarios_higher_order", "scenarios_functions")
 
 
 def compiled_scenarios() -> list[Any]:

@@ -398,7 +398,9 @@ def test_an_error_in_the_step_leaves_everything_as_eager_does() -> None:
     same(other.state_dict(), optimizer.state_dict())
 
 
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adamw", "adam-fused"])
+@pytest.mark.parametrize(
+    "name", ["sgd-momentum", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw")), "adam-fused"]
+)
 def test_the_step_is_compiled_by_inductor(name: str) -> None:
     compiled = train(OPTIMIZERS[name], steps=6, backend="inductor")
     assert len(compiled.entries) == 2
