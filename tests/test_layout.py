@@ -11,8 +11,6 @@ import pytest
 from tests import layout
 
 MODULES = layout.MODULES
-#: Imports against the direction that are still to go, by pair of rooms. Only ever shortened; empty when the house is built.
-LEFT: dict[str, int] = {}
 #: Folders of tests that cut across the rooms; all others are named as the room they test.
 OWN_FOLDERS_OF_TESTS = ("conformance", "core", "footguns", "fuzz", "gpu")
 
@@ -63,15 +61,28 @@ def private_torch_names(tree: ast.AST) -> list[str]:
 
 
 def test_imports_run_downward() -> None:
-    found: dict[str, list[str]] = {}
+    found = []
     for path in MODULES:
-        room = layout.room_of(layout.parts_of(path))
-        assert room is not None, f"{_name(path)} is in no room of {layout.MAP.name}"
-        for violation in layout.import_violations(layout.parts_of(path), layout.parse(path)):
-            pair = " -> ".join(re.findall(r"([\w/]+) imports ([\w/]+)", violation)[0])
-            found.setdefault(pair, []).append(f"{_name(path)}, {violation}")
-    too_many = {pair: items for pair, items in found.items() if len(items) > LEFT.get(pair, 0)}
-    assert not too_many, "\n".join(item for items in too_many.values() for item in items)
+        assert layout.room_of(layout.parts_of(path)) is not None, f"{_name(path)} is in no room of {layout.MAP.name}"
+        violations = layout.import_violations(layout.parts_of(path), layout.parse(path))
+        found += [f"{_name(path)}, {violation}" for violation in violations]
+    assert not found, "\n".join(found)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert layout.import_circles() == []
+
+
+def test_functions_and_files_are_short() -> None:
+    long = [f"{_name(path)}, {item}" for path in MODULES for item in layout.long_functions(layout.parse(path))]
+    long += [_name(path) for path in MODULES if layout.lines_of(path) > layout.LONGEST_FILE]
+    assert not long, "\n".join(long)
+
+
+def test_the_house_does_not_grow() -> None:
+    counts = layout.lines_by_kind()
+    assert counts["core"] <= layout.MOST_CORE_LINES
+    assert sum(counts.values()) <= layout.MOST_LINES
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "torch_private"], ids=_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
@@ -58,37 +59,48 @@ def _edits(tree: ast.AST) -> Iterator[Callable[[], None]]:
     """Edits of a tree in place, the large ones first."""
     nodes = list(ast.walk(tree))
     for node in nodes:
-        for name in _BLOCKS:
-            block = getattr(node, name, None)
-            if not isinstance(block, list):
-                continue
-            for index in reversed(range(len(block))):
-                yield lambda block=block, index=index, name=name: _drop(block, index, name)
-            for index, item in enumerate(block):
-                if getattr(item, "body", None) and isinstance(item, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
-                    yield lambda block=block, index=index, item=item: _unwrap(block, index, item.body)
+        yield from _edits_of_blocks(node)
     for node in nodes:
-        if isinstance(node, ast.Call):
-            for items in (node.args, node.keywords):
-                for index in range(len(items)):
-                    yield lambda items=items, index=index: _delete(items, index)
-        if isinstance(node, (ast.Tuple, ast.List)):
-            for index in range(len(node.elts)):
-                yield lambda items=node.elts, index=index: _delete(items, index)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            for index in range(len(node.decorator_list)):
-                yield lambda items=node.decorator_list, index=index: _delete(items, index)
-        for name, value in ast.iter_fields(node):
-            if isinstance(value, ast.expr):
-                for child in ast.iter_child_nodes(value):
-                    if isinstance(child, ast.expr):
-                        yield lambda node=node, name=name, child=child: setattr(node, name, child)
-            elif isinstance(value, list):
-                for index, item in enumerate(value):
-                    if isinstance(item, ast.expr):
-                        for child in ast.iter_child_nodes(item):
-                            if isinstance(child, ast.expr):
-                                yield lambda value=value, index=index, child=child: value.__setitem__(index, child)
+        for items in _removable(node):
+            for index in range(len(items)):
+                yield lambda items=items, index=index: _delete(items, index)
+        yield from _edits_of_expressions(node)
+
+
+def _edits_of_blocks(node: ast.AST) -> Iterator[Callable[[], None]]:
+    for name in _BLOCKS:
+        block = getattr(node, name, None)
+        if not isinstance(block, list):
+            continue
+        for index in reversed(range(len(block))):
+            yield lambda block=block, index=index, name=name: _drop(block, index, name)
+        for index, item in enumerate(block):
+            if getattr(item, "body", None) and isinstance(item, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+                yield lambda block=block, index=index, item=item: _unwrap(block, index, item.body)
+
+
+def _removable(node: ast.AST) -> tuple[list[Any], ...]:
+    if isinstance(node, ast.Call):
+        return (node.args, node.keywords)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return (node.elts,)
+    return (node.decorator_list,) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ()
+
+
+def _edits_of_expressions(node: ast.AST) -> Iterator[Callable[[], None]]:
+    """An expression is replaced by one of its parts."""
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, ast.expr):
+            for child in _parts(value):
+                yield lambda name=name, child=child: setattr(node, name, child)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                for child in _parts(item) if isinstance(item, ast.expr) else ():
+                    yield lambda value=value, index=index, child=child: value.__setitem__(index, child)
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    return [child for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr)]
 
 
 def _drop(block: list[ast.AST], index: int, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,47 +89,57 @@ class Comparison:
         return False
 
     def _contents(self, left: Any, right: Any, path: str) -> None:
-        if isinstance(left, torch.Tensor):
-            self._tensor(left, right, path)
-        elif isinstance(left, dict):
-            self._mapping(left, right, path)
-        elif isinstance(left, (list, tuple)):
-            if len(left) != len(right):
-                raise Difference("length", f"{path}: {len(left)} and {len(right)}")
-            for position, (a, b) in enumerate(zip(left, right, strict=True)):
-                self.same(a, b, f"{path}[{position}]")
-        elif isinstance(left, (set, frozenset)):
-            if sorted(map(repr, left)) != sorted(map(repr, right)):
-                raise Difference("value", f"{path}: {left!r} and {right!r}")
-        elif isinstance(left, types.ModuleType):
-            if left is not right:
-                raise Difference("identity", f"{path}: two modules")
-        elif isinstance(left, type):
-            if left.__module__ == self._own_module:
-                self._class(left, right, path)
-            elif left is not right:
-                raise Difference("identity", f"{path}: {left} and {right}")
-        elif isinstance(left, types.FunctionType):
-            self._function(left, right, path)
-        elif isinstance(left, types.MethodType):
-            self.same(left.__func__, right.__func__, f"{path}.__func__")
-            self.same(left.__self__, right.__self__, f"{path}.__self__")
-        elif isinstance(left, types.CellType):
-            self._cell(left, right, path)
-        elif isinstance(left, functools.partial):
-            self.same(
-                [left.func, left.args, left.keywords], [right.func, right.args, right.keywords], f"{path}.partial"
-            )
-        elif isinstance(left, (property, staticmethod, classmethod)):
-            for name in ("fget", "fset", "__func__"):
-                self.same(getattr(left, name, None), getattr(right, name, None), f"{path}.{name}")
-        elif isinstance(left, BaseException):
-            if str(left) != str(right):
-                raise Difference("value", f"{path}: {left!r} and {right!r}")
-        elif hasattr(left, "__dict__") and type(left).__module__ != "builtins":
+        for kind, compare in self._kinds:
+            if isinstance(left, kind):
+                compare(left, right, path)
+                return
+        if hasattr(left, "__dict__") and type(left).__module__ != "builtins":
             if type(left).__module__ == self._own_module:
                 self.same(type(left), type(right), f"{path}.__class__")
             self._mapping(vars(left), vars(right), f"{path}.__dict__")
+
+    @property
+    def _kinds(self) -> tuple[tuple[Any, Callable[[Any, Any, str], None]], ...]:
+        return (
+            (torch.Tensor, self._tensor),
+            (dict, self._mapping),
+            ((list, tuple), self._sequence),
+            ((set, frozenset), self._set),
+            ((types.ModuleType, type), self._module_or_class),
+            (types.FunctionType, self._function),
+            (types.CellType, self._cell),
+            (types.MethodType, functools.partial(self._attributes, ("__func__", "__self__"))),
+            (functools.partial, functools.partial(self._attributes, ("func", "args", "keywords"))),
+            (
+                (property, staticmethod, classmethod),
+                functools.partial(self._attributes, ("fget", "fset", "__func__")),
+            ),
+            (BaseException, self._exception),
+        )
+
+    def _sequence(self, left: Any, right: Any, path: str) -> None:
+        if len(left) != len(right):
+            raise Difference("length", f"{path}: {len(left)} and {len(right)}")
+        for position, (a, b) in enumerate(zip(left, right, strict=True)):
+            self.same(a, b, f"{path}[{position}]")
+
+    def _set(self, left: Any, right: Any, path: str) -> None:
+        if sorted(map(repr, left)) != sorted(map(repr, right)):
+            raise Difference("value", f"{path}: {left!r} and {right!r}")
+
+    def _module_or_class(self, left: Any, right: Any, path: str) -> None:
+        if isinstance(left, type) and left.__module__ == self._own_module:
+            self._class(left, right, path)
+        elif left is not right:
+            raise Difference("identity", f"{path}: {left} and {right}")
+
+    def _attributes(self, names: tuple[str, ...], left: Any, right: Any, path: str) -> None:
+        for name in names:
+            self.same(getattr(left, name, None), getattr(right, name, None), f"{path}.{name}")
+
+    def _exception(self, left: Any, right: Any, path: str) -> None:
+        if str(left) != str(right):
+            raise Difference("value", f"{path}: {left!r} and {right!r}")
 
     def _mapping(
         self, left: dict[Any, Any], right: dict[Any, Any], path: str, skipped: frozenset[str] = frozenset()
