@@ -99,14 +99,15 @@ def give_sizes_as_inputs(job: Job) -> None:
             advice='use backend="aten", or dynamic=False for this function',
         )
     chosen = [found for symbol, found in places.items() if symbol not in known]
+    if not chosen:
+        return
     last = job.graph.graph.find_nodes(op="placeholder")[-1]
     for number, (_, value) in enumerate(chosen):
         with job.graph.graph.inserting_after(last):
             last = job.graph.graph.placeholder(f"dovetail_size_{number}")
         last.meta["val"] = value
         job.examples.append(value)
-    if chosen:
-        job.wrappers.append(lambda call: _with_sizes(call, [place for place, _ in chosen]))
+    job.wrappers.append(lambda call: _with_sizes(call, [place for place, _ in chosen]))
 
 
 def _symbolic_sizes(examples: Sequence[Any]) -> list[tuple[Place, Any]]:

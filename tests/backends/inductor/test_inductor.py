@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dovetail
 from dovetail.backends import INDUCTOR, compile_with
 from dovetail.backends.inductor.backend import wanted_decompositions
 from dovetail.errors import BackendError, OptionError
@@ -152,3 +153,18 @@ def test_final_write_to_an_input_is_done():
     x = torch.ones(2)
     compile_with(INDUCTOR, graph, fakes, "inference")([x])
     assert x.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: torch.arange(5) * 2.0,
+        lambda: torch.ones(3) + 1,
+        lambda: torch.hann_window(8),
+        lambda: torch.eye(2).sum(),
+    ],
+)
+def test_a_function_without_a_tensor_argument(function):
+    compiled = dovetail.compile(function, backend="inductor", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(), function())
