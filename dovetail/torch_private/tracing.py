@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,15 +28,11 @@ from torch.fx.experimental.proxy_tensor import (
     decompose,
     disable_autocast_cache,
     get_proxy_slot,
-    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._thunk import Thunk
-
-from dovetail.torch_private.sizes import is_symbolic
 
 __all__ = [
     "FakeTensorMode",
@@ -73,9 +69,6 @@ def needs_real_data(error: BaseException) -> bool:
 def is_tracing_mode(mode: object) -> bool:
     """Whether a dispatch mode is one of those that an open trace is made of."""
     return isinstance(mode, (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode))
-
-
-# --------------------------------------------------------------------------------------------------------- switches dur
 
 
 @contextlib.contextmanager
@@ -147,18 +140,6 @@ def effects_as_plain_operators() -> Iterator[None]:
             module.has_effects = original
 
 
-@contextlib.contextmanager
-def tracing_context(fake_mode: Any) -> Iterator[None]:
-    """Make ``fake_mode`` the one that torch's compilers find while the block runs."""
-    from torch._guards import TracingContext, tracing
-
-    with tracing(TracingContext(fake_mode)):
-        yield
-
-
-# ------------------------------------------------------------------------------------------------------------- nodes an
-
-
 def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """A graph module that generates its Python code when it is first run; most captured graphs never are."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -166,25 +147,3 @@ def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.
     with _use_lazy_graph_module(True):
         module: torch.fx.GraphModule = _make_graph_module(root, graph)
     return module
-
-
-def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
-    """The node that computes a symbolic number or truth value; None where the tracer did not see it made."""
-    slot = get_proxy_slot(value, tracer, None)
-    return None if slot is None else slot.force().node
-
-
-def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tracer: Any) -> torch.SymFloat:
-    """Record a Python function of numbers that gives a float, as one node whose result is a new symbol.
-
-    With a symbol of its own, later computations are recorded step by step and never simplified together with this one.
-    """
-    symbolic = [item for item in arguments if is_symbolic(item)]
-    proxies = tuple(get_proxy_slot(item, tracer).force() if is_symbolic(item) else item for item in arguments)
-    proxy = tracer.create_proxy("call_function", function, proxies, {})
-    environment = symbolic[0].node.shape_env
-    with environment.ignore_fresh_unbacked_symbols():
-        fresh = environment.create_unbacked_symfloat()
-    proxy.node.meta["val"] = fresh
-    set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
-    return fresh
