@@ -6,7 +6,6 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
