@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    import types
+
     import torch
 
     from dovetail.frontend.code.frame import Frame
@@ -93,6 +95,10 @@ method_rule: Chains[FunctionRule] = Chains()
 layout_rule: Table[FunctionRule] = Table()
 #: An object of this very class that is called.
 callable_rule: Table[FunctionRule] = Table()
+#: ``rule(function, args, kwargs)`` says whether a Python function that runs natively by its module is interpreted in this call.
+interpreted_rule: Chain[Callable[[types.FunctionType, Arguments, Keywords], bool]] = Chain()
+#: An object of a class is about to be made: :class:`Break` may be raised.
+class_rule: Chain[Callable[[type], None]] = Chain()
 
 # --- attributes, operators, texts -------------------------------------------------------------------------------------
 

@@ -11,15 +11,11 @@ import torch
 
 from dovetail.frontend.instructions.operations import BINARY
 from dovetail.frontend.instructions.shared import super_arguments
-from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
-from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, kind_of, rule
-from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import trees as private_trees
 
 
 @rule(getattr)
@@ -148,41 +144,6 @@ def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     if len(args) > 1:
         return args[1]
     raise StopIteration(value)
-
-
-def _lazy(function: Any, called: int, most: int | None) -> None:
-    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
-
-    @rule(function)
-    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        stop = len(args) if most is None else called + most
-        given: list[Any] = [
-            interpreter.truth if item is None else called_for_items(interpreter, item) for item in args[:called]
-        ]
-        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
-        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
-
-
-_lazy(zip, 0, None)
-_lazy(map, 1, None)
-_lazy(filter, 1, 1)
-_lazy(enumerate, 0, 1)
-
-
-def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
-    """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
-    if isinstance(function, (type, *NATIVE_CALLABLES)):
-        return interpreter.trampoline(function)
-    return interpreter.called_argument(function)
-
-
-def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
-    return any(map(private_calls.overrides_torch_function, private_trees.tree_leaves(args)))
-
-
-for _asking in private_calls.HAS_TORCH_FUNCTION:
-    rule[_asking] = _has_torch_function
 
 
 def _operator(function: Any) -> Any:
