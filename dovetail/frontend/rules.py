@@ -95,6 +95,8 @@ method_rule: Chains[FunctionRule] = Chains()
 layout_rule: Table[FunctionRule] = Table()
 #: An object of this very class that is called.
 callable_rule: Table[FunctionRule] = Table()
+#: Native code of a module, by the module's name, that is not just called.
+native_rule: Table[FunctionRule] = Table()
 #: ``rule(function, args, kwargs)`` says whether a Python function that runs natively by its module is interpreted in this call.
 interpreted_rule: Chain[Callable[[types.FunctionType, Arguments, Keywords], bool]] = Chain()
 #: An object of a class is about to be made: :class:`Break` may be raised.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import types
 from typing import Any
 
 import torch
 
-from dovetail.frontend.instructions.operations import BINARY
 from dovetail.frontend.instructions.shared import super_arguments
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
@@ -146,18 +144,10 @@ def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     raise StopIteration(value)
 
 
-def _operator(function: Any) -> Any:
-    return lambda interpreter, args, kwargs: interpreter.operate(function, *args)
-
-
-rule.update({function: _operator(function) for function in BINARY})
 _METHODS: dict[Any, CallRule] = {
     super: lambda interpreter, args, kwargs: super(*(args or super_arguments(interpreter, interpreter.frames[-1]))),
     setattr: lambda interpreter, args, kwargs: interpreter.store_attribute(*args),
     delattr: lambda interpreter, args, kwargs: interpreter.delete_attribute(*args),
-    operator.getitem: lambda interpreter, args, kwargs: interpreter.load_item(*args),
-    operator.setitem: lambda interpreter, args, kwargs: interpreter.store_item(*args),
-    operator.delitem: lambda interpreter, args, kwargs: interpreter.delete_item(*args),
     bool: lambda interpreter, args, kwargs: bool(args) and interpreter.truth(args[0]),
     callable: lambda interpreter, args, kwargs: callable(*args),
     torch.is_grad_enabled: lambda interpreter, args, kwargs: torch.is_grad_enabled(),

@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 import operator
-import sys
 import threading
 import types
 from typing import Any
@@ -126,17 +125,3 @@ def stores_its_arguments(function: Any) -> bool:
         # It makes named tuples.
         return getattr(function, "__name__", "") == "__new__"
     return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
-
-
-_LIBRARIES = ("site-packages", "dist-packages")
-
-
-def is_in_library(path: str | None) -> bool:
-    """Whether a file belongs to an installed package."""
-    return any(place in (path or "") for place in _LIBRARIES)
-
-
-def is_library_module(module: Any) -> bool:
-    """Whether a module is Python's own or belongs to an installed package: nobody puts another one in its place."""
-    name = getattr(module, "__name__", None) or ""
-    return name.split(".", 1)[0] in sys.stdlib_module_names or is_in_library(getattr(module, "__file__", None))

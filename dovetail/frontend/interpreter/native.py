@@ -32,10 +32,9 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
-from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import data_rule, error_rule, kind_among, layout_rule, method_rule, rule
+from dovetail.frontend.rules import data_rule, error_rule, kind_among, layout_rule, method_rule, native_rule, rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import (
     HOLDING_FUNCTIONS,
@@ -103,10 +102,8 @@ class NativeCalls(TracingInterpreter):
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
-                if getattr(function, "__module__", None) in LOOK_AT_CALLERS:
-                    result = call_for(self, function, *args, **kwargs)
-                else:
-                    result = function(*args, **kwargs)
+                runner = native_rule.get(getattr(function, "__module__", None))
+                result = function(*args, **kwargs) if runner is None else runner(self, function, args, kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
             if not trace.settings.one_graph or not is_tensor_method(function, args):
                 raise Break(
