@@ -78,9 +78,6 @@ WRITERS = frozenset(
 SEARCHES = frozenset({"count", "index", "remove"})
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
-# Which positional argument a function of the standard library calls.
-_CALL_FIRST = (functools.reduce, itertools.starmap, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
-CALLS_ARGUMENT: dict[Any, int] = {**dict.fromkeys(_CALL_FIRST, 0), itertools.accumulate: 1, itertools.groupby: 1}
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

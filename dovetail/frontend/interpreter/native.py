@@ -17,7 +17,6 @@ from dovetail.frontend import native_errors
 from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.call_tables import (
-    CALLS_ARGUMENT,
     COMPARING,
     DATA_METHODS,
     IMPURE_BUILTINS,
@@ -53,7 +52,6 @@ from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
 _SHOWING = frozenset({str, repr, ascii, format})
-_TOOLS = frozenset({"itertools", "_functools", "functools"})
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
@@ -186,16 +184,7 @@ class NativeCalls(TracingInterpreter):
             return tuple(map(self.called_argument, args)), {
                 key: self.called_argument(item) for key, item in kwargs.items()
             }
-        called = CALLS_ARGUMENT.get(function) if module in _TOOLS else None
-        if called is None:
-            return tuple(map(self.native_argument, args)), {
-                key: self.native_argument(item) for key, item in kwargs.items()
-            }
-        arguments = tuple(
-            self.called_argument(item) if at == called else self.native_argument(item) for at, item in enumerate(args)
-        )
-        # Functions of itertools and functools take the items themselves by position only.
-        return arguments, {key: self.called_argument(item) for key, item in kwargs.items()}
+        return tuple(map(self.native_argument, args)), {key: self.native_argument(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:
         kind = type(value)

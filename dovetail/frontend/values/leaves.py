@@ -45,9 +45,6 @@ TRUSTED_PREFIXES = (
 )
 
 
-_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
-
-
 def is_array_number(value: object) -> bool:
     """Whether a value is a number of NumPy's, such as ``numpy.float64(0.5)``: immutable, and known by what it holds."""
     kind = type(value)

@@ -1,7 +1,9 @@
-"""Iterators over iterables: ``zip``, ``map``, ``filter``, ``enumerate``. Items are read by the interpreter, callbacks run in it."""
+"""Iterators, also those of itertools that call functions: items are read by the interpreter, callbacks run in it."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
@@ -47,6 +49,24 @@ _lazy(zip, 0, None)
 _lazy(map, 1, None)
 _lazy(filter, 1, 1)
 _lazy(enumerate, 0, 1)
+
+
+def _calls(function: Any, at: int) -> None:
+    """A function that calls its argument at this place, and what it is given by keyword."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        def given(item: Any) -> Any:
+            return interpreter.called_argument(item) if callable(item) else item
+
+        arguments = tuple(given(item) if place == at else item for place, item in enumerate(args))
+        return interpreter.call_native(function, arguments, {key: given(item) for key, item in kwargs.items()})
+
+
+for _function in (functools.reduce, itertools.starmap, itertools.filterfalse, itertools.takewhile, itertools.dropwhile):
+    _calls(_function, 0)
+_calls(itertools.accumulate, 1)
+_calls(itertools.groupby, 1)
 
 
 def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
