@@ -151,6 +151,19 @@ data_rule: Chain[DataRule] = Chain()
 # --- kinds of value ---------------------------------------------------------------------------------------------------
 
 
+#: How the number or text that an immutable object of a library holds is read; None for other objects.
+content_rule: Chain[Callable[[Any], Callable[[Any], Any] | None]] = Chain()
+
+
+def content_of(value: Any) -> Callable[[Any], Any] | None:
+    """How what an immutable object holds is read, by which it is guarded."""
+    for handler in content_rule:
+        reader = handler(value)
+        if reader is not None:
+            return reader
+    return None
+
+
 class ValueKind:
     """A kind of tensor for which the program sees a stand-in, made of tensors that the graph can hold.
 

@@ -130,16 +130,15 @@ class Machine(FrameRunner):
         return while_handling(handled, functools.partial(handler, self, frame, instruction))
 
     def _advance(self, frames: list[Frame], outcome: Any) -> Any:
-        while True:
-            frame = frames[-1]
-            if not isinstance(outcome, Return):
-                frame.position = frame.position + 1 if outcome is None else outcome
-                return None
+        if isinstance(outcome, Return):
             frames.pop()
             if not frames:
                 return outcome.value
             frames[-1].stack.append(outcome.value)
             outcome = None
+        frame = frames[-1]
+        frame.position = frame.position + 1 if outcome is None else outcome
+        return None
 
     @classmethod
     def _unwind(cls, frames: list[Frame], error: BaseException) -> None:
