@@ -144,6 +144,38 @@ def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     raise StopIteration(value)
 
 
+class WrappingIterator:
+    """An iterator whose items went through the interpreter."""
+
+    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
+        self.interpreter = interpreter
+        self.inner = inner
+
+    def __iter__(self) -> WrappingIterator:
+        return self
+
+    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
+        return iter, (self.inner,)
+
+    def __next__(self) -> Any:
+        done, value = self.interpreter.advance(self.inner)
+        if done:
+            raise StopIteration
+        return value
+
+
+def _pairing(function: Any, most: int | None) -> None:
+    """An iterator that goes through its arguments, at ``most`` as many."""
+
+    @rule(function)
+    def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+        given = [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[:most]]
+        return interpreter.values.wrap(function(*given, *args[len(given) :], **kwargs))
+
+
+_pairing(zip, None)
+_pairing(enumerate, 1)
 _METHODS: dict[Any, CallRule] = {
     super: lambda interpreter, args, kwargs: super(*(args or super_arguments(interpreter, interpreter.frames[-1]))),
     setattr: lambda interpreter, args, kwargs: interpreter.store_attribute(*args),

@@ -6,49 +6,27 @@ import functools
 import itertools
 from typing import Any
 
+from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 
 
-class WrappingIterator:
-    """An iterator whose items went through the interpreter."""
-
-    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
-        self.interpreter = interpreter
-        self.inner = inner
-
-    def __iter__(self) -> WrappingIterator:
-        return self
-
-    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
-        return iter, (self.inner,)
-
-    def __next__(self) -> Any:
-        done, value = self.interpreter.advance(self.inner)
-        if done:
-            raise StopIteration
-        return value
-
-
-def _lazy(function: Any, called: int, most: int | None) -> None:
-    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
+def _calling(function: Any, most: int | None) -> None:
+    """An iterator that calls its first argument for each item of the others, of which there are at ``most`` so many."""
 
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        stop = len(args) if most is None else called + most
-        given: list[Any] = [
-            interpreter.truth if item is None else called_for_items(interpreter, item) for item in args[:called]
-        ]
-        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
-        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
+        if not args:
+            return function(**kwargs)
+        called, *items = args
+        called = interpreter.truth if called is None else called_for_items(interpreter, called)
+        given = [WrappingIterator(interpreter, interpreter.iterate(item)) for item in items[:most]]
+        return interpreter.values.wrap(function(called, *given, *items[len(given) :], **kwargs))
 
 
-_lazy(zip, 0, None)
-_lazy(map, 1, None)
-_lazy(filter, 1, 1)
-_lazy(enumerate, 0, 1)
+_calling(map, None)
+_calling(filter, 1)
 
 
 def _calls(function: Any, at: int) -> None:
