@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 from dovetail import aot as aot
 from dovetail import backends as backends
 from dovetail import distributed as distributed
@@ -12,9 +15,11 @@ from dovetail.backward_capture.block import compiled_autograd as compiled_autogr
 from dovetail.face.compile import capture as capture
 from dovetail.face.compile import compile as compile
 from dovetail.face.explanation import events_of as events_of
-from dovetail.face.explanation import explain as explain
 from dovetail.options import Options as Options
+from dovetail.report.explanation import Explanation
 from dovetail.trace import mark_dynamic as mark_dynamic
 from dovetail.versions import __version__ as __version__
 
 __all__: list[str]
+
+def explain(compiled: Any) -> Callable[..., Explanation]: ...

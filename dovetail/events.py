@@ -12,8 +12,7 @@ An :class:`EventLog` collects :class:`Event` values. Stages are timed with :meth
 
 from __future__ import annotations
 
-import html
-import json
+import importlib
 import os
 import threading
 import time
@@ -21,10 +20,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MOST_SHOWN = 50
+#: How a log is shown to a reader; loaded when it is asked for.
+_PAGES = "dovetail.report.event_logs"
 
 
 @dataclass(frozen=True)
@@ -105,26 +108,8 @@ class EventLog:
 
     def write_trace(self, path: str | os.PathLike[str]) -> Path:
         """Write the events in the Chrome trace format, which Perfetto opens; times there are in microseconds."""
-        rows: list[dict[str, Any]] = []
-        for event in self.events:
-            row: dict[str, Any] = {
-                "name": event.name,
-                "cat": "dovetail",
-                "ts": event.start * 1e6,
-                "pid": os.getpid(),
-                "tid": event.thread,
-                "args": {key: str(value) for key, value in event.details.items()},
-            }
-            if event.duration is None:
-                row |= {"ph": "i", "s": "t"}
-            else:
-                row |= {"ph": "X", "dur": event.duration * 1e6}
-            rows.append(row)
-        target = Path(path)
-        other = {"dropped events": self.dropped}
-        text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other})
-        target.write_text(text, encoding="utf-8")
-        return target
+        written: Path = importlib.import_module(_PAGES).write_trace(self, path)
+        return written
 
     def _add(self, event: Event) -> None:
         with self._lock:
@@ -135,7 +120,8 @@ class EventLog:
         for listener in listeners:
             listener(event)
 
-    def _title(self) -> str:
+    def title(self) -> str:
+        """How many events there were, in words."""
         dropped = self.dropped
         text = f"{len(self._events) + dropped} events"
         return text + (f" ({dropped} earlier one{'s' * (dropped > 1)} dropped)" if dropped else "")
@@ -144,13 +130,9 @@ class EventLog:
         events = self.events
         left_out = len(events) - _MOST_SHOWN
         lines = [f"  … {left_out} of them left out here …"] if left_out > 0 else []
-        return "\n".join([self._title(), *lines, *(f"  {event}" for event in events[-_MOST_SHOWN:])])
+        return "\n".join([self.title(), *lines, *(f"  {event}" for event in events[-_MOST_SHOWN:])])
 
     def _repr_html_(self) -> str:
         """A table for a notebook: name, milliseconds, details."""
-        rows = []
-        for event in self.events:
-            details = "<br>".join(html.escape(f"{key}: {value}") for key, value in event.details.items())
-            took = "" if event.duration is None else f"{event.duration * 1e3:.1f}"
-            rows.append(f"<tr><td>{html.escape(event.name)}</td><td>{took}</td><td>{details}</td></tr>")
-        return f"<p>{self._title()}</p><table><tr><th>event</th><th>ms</th><th></th></tr>{''.join(rows)}</table>"
+        page: str = importlib.import_module(_PAGES).as_table(self)
+        return page

@@ -64,7 +64,9 @@ def test_a_function_is_not_hidden_by_the_room_of_its_name(first: str) -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     stub = ast.parse(Path(dovetail.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    declared = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    aliases = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    declared = {alias.asname for alias in aliases if alias.asname is not None}
+    declared |= {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
     assert set(dovetail.__all__) <= declared <= set(dir(dovetail))
 
 

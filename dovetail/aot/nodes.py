@@ -23,7 +23,6 @@ BY_USER_BACKWARD = "user_backward"
 BACKWARD_RUN = "in_backward"
 """A mark: the number of the run of autograd's engine, inside of the captured function, that has computed the node."""
 
-_EXCHANGES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
 
 
@@ -45,11 +44,6 @@ def checks_assumption(node: torch.fx.Node) -> bool:
 def writes_in_place(node: torch.fx.Node) -> bool:
     """Whether a node's operator writes to one of its arguments."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
-
-
-def exchanges_with_ranks(node: torch.fx.Node) -> bool:
-    """Whether a node exchanges tensors with other processes, which would have to do it again as well."""
-    return getattr(node.target, "namespace", "") in _EXCHANGES
 
 
 def tensor_of(node: torch.fx.Node | None) -> torch.Tensor | None:
@@ -75,18 +69,6 @@ def depending_on(nodes: Iterable[torch.fx.Node], starts: Collection[torch.fx.Nod
     for node in nodes:
         if any(argument in found for argument in node.all_input_nodes):
             found.add(node)
-    return found
-
-
-def needed_for(nodes: Iterable[torch.fx.Node | None]) -> set[torch.fx.Node]:
-    """These nodes and all that they are computed from."""
-    found: set[torch.fx.Node] = set()
-    stack = [node for node in nodes if node is not None]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
     return found
 
 

@@ -26,7 +26,7 @@ from dovetail.artefacts.size_expressions import evaluate
 from dovetail.artefacts.specs import decode_spec
 from dovetail.errors import ArtefactError, DovetailError, InputError
 from dovetail.guards import GuardSet
-from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
@@ -81,7 +81,7 @@ def _build(payload: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Load
     environment = RecordingShapeEnv()
     fake_mode: Any = private_tracing.FakeTensorMode(shape_env=environment, allow_fallback_kernels=False)
     symbols = [
-        private_sizes.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
+        private_numbers.new_size(environment, item["hint"], f"symbol_{number}", item["low"], item["high"])
         for number, item in enumerate(payload["symbols"])
     ]
     reader = GraphReader(fake_mode, symbols, tensors)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private.autograd import is_leaf_node
+from dovetail.torch_private.autograd_nodes import is_leaf_node
 
 #: The folders of torch and Dovetail, whose lines are not the program's.
 _LIBRARIES = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import engine as private_engine
 
@@ -74,7 +75,7 @@ def replace_native_reducers(nodes: list[Any]) -> bool:
     """Replace the native hooks of models whose leaves are among the nodes of a backward; returns whether there were any."""
     if not torch.distributed.is_available():
         return False
-    leaves = {id(node.variable) for node in nodes if node is not None and private_autograd.is_leaf_node(node)}
+    leaves = {id(node.variable) for node in nodes if node is not None and private_autograd_nodes.is_leaf_node(node)}
     kind = torch.nn.parallel.DistributedDataParallel
     replaced = False
     for model in [item for item in gc.get_objects() if issubclass(type(item), kind)]:

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from dovetail.aot.backward_graphs import FlatCallable
-from dovetail.aot.nodes import exchanges_with_ranks
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend
 from dovetail.errors import CollectiveError, DovetailError
+from dovetail.passes.recompute import exchanges_with_ranks
 
 # Words of gloo, NCCL and the store about a process that is gone or too late.
 _SIGNS = re.compile(

@@ -15,7 +15,6 @@ from dovetail.frontend.callee import argument_names, definition_of, refuse_gener
 from dovetail.frontend.code.frame import Break, Stop
 from dovetail.frontend.code.points import ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
-from dovetail.frontend.effects.finalizers import check_let_go
 from dovetail.frontend.interpreter.interpreter import Interpreter
 from dovetail.frontend.outputs import Outputs
 from dovetail.frontend.rules import end_rule
@@ -151,7 +150,6 @@ class _Capture:
         """The recipe of what leaves; ``outputs`` and the effects are filled."""
         interpreter = self._interpreter
         guard_distinct(interpreter.values, interpreter.effects)
-        check_let_go(interpreter.effects.let_go())
         for finish in end_rule:
             finish(interpreter)
         self._effects = tuple(

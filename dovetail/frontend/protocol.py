@@ -79,9 +79,6 @@ class FrameRunner(Protocol):
     def delete_cell(self, frame: Frame, name: str) -> None:
         """Empty a closure cell."""
 
-    def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
-        """An ``import`` statement."""
-
     # --- attributes, items, operators ---------------------------------------------------------------------------------
 
     def load_attribute(self, target: Any, name: str) -> Any:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    import types
+
     import torch
 
     from dovetail.frontend.code.frame import Frame
@@ -93,6 +95,12 @@ method_rule: Chains[FunctionRule] = Chains()
 layout_rule: Table[FunctionRule] = Table()
 #: An object of this very class that is called.
 callable_rule: Table[FunctionRule] = Table()
+#: Native code of a module, by the module's name, that is not just called.
+native_rule: Table[FunctionRule] = Table()
+#: ``rule(function, args, kwargs)`` says whether a Python function that runs natively by its module is interpreted in this call.
+interpreted_rule: Chain[Callable[[types.FunctionType, Arguments, Keywords], bool]] = Chain()
+#: An object of a class is about to be made: :class:`Break` may be raised.
+class_rule: Chain[Callable[[type], None]] = Chain()
 
 # --- attributes, operators, texts -------------------------------------------------------------------------------------
 
@@ -141,6 +149,19 @@ branch_rule: Chain[BranchRule] = Chain()
 data_rule: Chain[DataRule] = Chain()
 
 # --- kinds of value ---------------------------------------------------------------------------------------------------
+
+
+#: How the number or text that an immutable object of a library holds is read; None for other objects.
+content_rule: Chain[Callable[[Any], Callable[[Any], Any] | None]] = Chain()
+
+
+def content_of(value: Any) -> Callable[[Any], Any] | None:
+    """How what an immutable object holds is read, by which it is guarded."""
+    for handler in content_rule:
+        reader = handler(value)
+        if reader is not None:
+            return reader
+    return None
 
 
 class ValueKind:

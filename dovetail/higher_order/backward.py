@@ -19,7 +19,7 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
 
 BackwardFunction = Callable[[list[torch.Tensor]], Gradients]
@@ -185,7 +185,7 @@ class DifferentiableBackward:
         defined = tuple([tangent is not None for tangent in tangents])
         kept.check_saved(edges, saved)
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
-        wanted = private_autograd.wanted_edges(edges)
+        wanted = private_autograd_nodes.wanted_edges(edges)
         flat = _distinct([*primals.values(), *(tangent for tangent in tangents if tangent is not None)])
         kind = self._kind(defined, wanted, primals, flat)
         found = self._find(kind, defined, wanted, primals, flat)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.runtime.derivatives import Edges, refusal
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
 
 
@@ -110,7 +110,7 @@ class KeptInputs:
             if index in needed.written:
                 with torch.enable_grad():
                     value = value.clone()
-            self.saved.append((index, private_autograd.make_saved_tensor(value)))
+            self.saved.append((index, private_autograd_nodes.make_saved_tensor(value)))
         self.states = private_state.random_states(needed.cuda_devices) if needed.draws else None
 
     def note_held(self, primals: Sequence[torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -65,7 +66,7 @@ class _Decomposer(torch.fx.Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             if callable(n.target) and not kwargs and any(map(private_sizes.is_data_number, args)):
                 # ``max`` or a square root would ask a symbol for its value.
-                return private_tracing.recorded_number(n.target, args, self.tracer)
+                return private_numbers.recorded_number(n.target, args, self.tracer)
         if n.target in _READ_STRIDES and isinstance(n.args[0], torch.fx.Node):
             return self._on_old_strides(n, n.args[0])
         return super().run_node(n)

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.descriptors import BufferInput, ParamInput
-from dovetail.aot.nodes import SAVE, exchanges_with_ranks, must_stay, saved_bytes
+from dovetail.aot.nodes import SAVE, must_stay, saved_bytes
 from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
@@ -23,6 +23,7 @@ from dovetail.passes.minimum_cut import minimum_cut
 Strategy = Literal["minimum_cut", "save_all"]
 # Twice the same operator may give two results, or two sizes of different names.
 _ONCE = {torch.Tag.nondeterministic_bitwise, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_EXCHANGES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 
 
 def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> ChooseSaved:
@@ -51,6 +52,11 @@ def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> Ch
         return Saved(saved, report)
 
     return choose
+
+
+def exchanges_with_ranks(node: torch.fx.Node) -> bool:
+    """Whether a node exchanges tensors with other processes, which would have to do it again as well."""
+    return getattr(node.target, "namespace", "") in _EXCHANGES
 
 
 def _never_again(node: torch.fx.Node) -> bool:

@@ -21,10 +21,10 @@ import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.steps import BackendGraph, Lowering, Table, before_backend, decomposes
-from dovetail.backends.mutations import Memory, is_pure_function
 from dovetail.backends.protocol import output_arguments
 from dovetail.passes.decompose import decompose_graph
 from dovetail.passes.editing import copy_graph
+from dovetail.passes.mutations import Memory, is_pure_function
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes

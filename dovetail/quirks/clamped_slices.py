@@ -14,6 +14,7 @@ import torch
 
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.overrides import SYMBOLIC_FAKE, Run
 
@@ -43,7 +44,7 @@ def clamped_slice(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[
     size = tensor.shape[position]
     if step != 1 or not private_sizes.is_symbolic(size) or (not start and (end is None or end >= _END)):
         return NotImplemented
-    if private_sizes.is_data_number(size) or not private_sizes.is_polynomial(size):
+    if private_sizes.is_data_number(size) or not private_numbers.is_polynomial(size):
         return NotImplemented
     first = _clamped(start or 0, size)
     offset = tensor.storage_offset() + first * tensor.stride(position)
@@ -61,13 +62,13 @@ def _bound(
 
 def _clamped(bound: int, size: Any) -> Any:
     """A bound of a slice, counted from the front and between 0 and the size."""
-    return private_sizes.greater(bound + size, 0) if bound < 0 else private_sizes.lesser(bound, size)
+    return private_numbers.greater(bound + size, 0) if bound < 0 else private_numbers.lesser(bound, size)
 
 
 def _length(start: int, end: int | None, size: Any) -> Any:
     """How long a slice is, in as short an expression as can be: a comparison with 0 or 1 then need not guard."""
     if end is None:
-        return private_sizes.lesser(-start, size) if start < 0 else private_sizes.greater(size - start, 0)
+        return private_numbers.lesser(-start, size) if start < 0 else private_numbers.greater(size - start, 0)
     if (start < 0) == (end < 0):
         return _clamped(end, size) - _clamped(start, size) if start < end else 0
-    return private_sizes.greater(_clamped(end, size) - _clamped(start, size), 0)
+    return private_numbers.greater(_clamped(end, size) - _clamped(start, size), 0)

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.quirks.registry import Example, quirk
 from dovetail.runtime.derivatives import are_partial
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.trace import Trace
 from dovetail.trace.overrides import GRADIENTS, GRAPHS, GradientRequest, autograd_nodes
@@ -45,7 +45,7 @@ def _hooks(
         for node in autograd_nodes(request.roots):
             if node.name() in names:
                 with request.trace.recorder.paused():
-                    saved = [private_autograd.saved_value(node, each) for each in ("eigenvalues", "eigenvectors")]
+                    saved = [private_autograd_nodes.saved_value(node, each) for each in ("eigenvalues", "eigenvectors")]
                 handle = make(node, *saved)
                 if handle is not None:
                     stack.callback(handle.remove)

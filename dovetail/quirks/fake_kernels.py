@@ -12,7 +12,7 @@ import torch
 
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
-from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import kernels as private_kernels
 from dovetail.trace.overrides import FAKE, SYMBOLIC_FAKE, Run
 
 _aten = torch.ops.aten
@@ -92,7 +92,7 @@ def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     result = run(operator, args, kwargs)
     image = args[_BATCH_NORMS[operator]]
     is_cpu = image.device.type == "cpu"
-    return _laid_out(result, private_sizes.suggested_memory_format(image)) if is_cpu else result
+    return _laid_out(result, private_kernels.suggested_memory_format(image)) if is_cpu else result
 
 
 @quirk(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.quirks.registry import Example, quirk
-from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import kernels as private_kernels
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.overrides import FUNCTIONAL, WRITES, RefusedOperatorError, Run
 
@@ -95,14 +95,14 @@ def _write_at_symbolic_size(x: torch.Tensor) -> torch.Tensor:
 )
 def written_at_symbolic_sizes(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Write by a copy where torch tries the operator out on tensors that cannot have symbolic sizes."""
-    functional = private_operators.functional_form(operator)
+    functional = private_kernels.functional_form(operator)
     is_view = torch.Tag.inplace_view in operator.tags
     if is_view or functional is None or not private_sizes.has_symbols(args[0]):
         return NotImplemented
     try:
         return run(operator, args, kwargs)
     except RuntimeError as error:
-        if not private_sizes.asks_for_plain_sizes(error):
+        if not private_kernels.asks_for_plain_sizes(error):
             raise
     value = run(functional, args, kwargs)
     if not torch.can_cast(value.dtype, args[0].dtype):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.quirks.registry import Example, quirk
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Trace
 from dovetail.trace.overrides import GRADIENTS, INEXACT_GRADIENTS, GradientRequest, autograd_nodes
@@ -23,7 +23,7 @@ from dovetail.whole_calls.call import Gradients, whole_gradients
 #: By the name of an autograd node: the values it saves for its function, and the function, given the node.
 Formulas = Mapping[str, tuple[tuple[str, ...], Callable[[Any], Callable[..., torch.Tensor]]]]
 
-_saved = private_autograd.saved_value
+_saved = private_autograd_nodes.saved_value
 
 
 def _prod(node: Any) -> Any:

@@ -36,8 +36,8 @@ def describe_value(value: Any) -> str:
 def name_of_function(function: Any) -> str:
     """How to call the captured function in a sentence.
 
-    >>> name_of_function(torch.nn.Linear(2, 1)), name_of_function(torch.add), name_of_function(None)
-    ('Linear', 'add', 'a function')
+    >>> name_of_function(torch.nn.Linear(2, 1)), name_of_function(len), name_of_function(None)
+    ('Linear', 'len', 'a function')
     """
     if function is None:
         return "a function"

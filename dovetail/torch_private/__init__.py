@@ -5,6 +5,7 @@ and with which versions of torch it was checked; where versions differ, the diff
 
 - for the core: ``tensors``, ``tracing``, ``operators``, ``sizes``, ``autograd``, ``calls``, ``state``, ``guards``, ``compilers``
   and ``trees``;
-- for wings: ``engine`` (compiled autograd), ``guard_managers`` (fast guards), ``dynamo``, ``inductor``, ``recordings`` and
+- for rules, quirks and wings: ``autograd_nodes``, ``numbers``, ``kernels`` and ``checkpoints``;
+- for single wings: ``engine`` (compiled autograd), ``guard_managers`` (fast guards), ``dynamo``, ``inductor``, ``recordings`` and
   ``distributed``.
 """

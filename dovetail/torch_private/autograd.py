@@ -5,7 +5,6 @@ The functions by which compiled autograd replaces the engine are in :mod:`doveta
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -15,11 +14,6 @@ import torch
 
 _autograd: Any = torch._C._autograd
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
-#: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
-_MOST_ERRORS = 4
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def next_sequence_number() -> int:
@@ -27,19 +21,9 @@ def next_sequence_number() -> int:
     return _autograd._get_sequence_nr()
 
 
-def sequence_number(node: Any) -> int:
-    """The order in which a node was made; the engine runs ready nodes from the newest to the oldest."""
-    return int(node._sequence_nr())
-
-
 def gradient_node(tensor: torch.Tensor) -> Any:
     """The autograd node at which a tensor's gradient arrives."""
     return torch.autograd.graph._get_grad_fn_or_grad_acc(tensor)
-
-
-def is_leaf_node(node: Any) -> bool:
-    """Whether gradients are added up here: such nodes have no number of their own."""
-    return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
 def new_function_number() -> int:
@@ -54,9 +38,6 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
-
-
-# ------------------------------------------------------------------------------------------------------- the running ba
 
 
 def current_backward() -> int:
@@ -80,42 +61,13 @@ def wanted_gradients() -> list[Any]:
     The engine tells its nodes nothing about that. A backward on the CPU runs in the thread that asked; one on another device
     does not, and then all threads are looked at.
     """
-    found = _asked_for(sys._getframe())
+    found = asked_for(sys._getframe())
     if not found:
-        found = [inputs for frame in sys._current_frames().values() for inputs in _asked_for(frame)]
+        found = [inputs for frame in sys._current_frames().values() for inputs in asked_for(frame)]
     return [item for inputs in found for item in inputs]
 
 
-def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
-    """Positions of the edges of the autograd graph that the backward that runs now will come to (or more than those)."""
-    leading = [index for index, (node, _) in enumerate(edges) if node is not None]
-    if len(leading) == 1:
-        # The node runs because of it.
-        return tuple(leading)
-    calls = _asked_for(sys._getframe())
-    asked = {id(item if isinstance(item, torch.Tensor) else item.node) for item in (calls[0] if calls else ())}
-    wanted: list[int] = []
-    raised = 0
-    for index in leading:
-        node = edges[index][0]
-        is_leaf = hasattr(node, "variable")
-        if asked and is_leaf:
-            # torch raises when it is asked about a leaf that autograd.grad was asked for.
-            if id(node.variable) in asked or id(node) in asked:
-                wanted.append(index)
-            continue
-        # Not known for a backward on another device, which runs in a thread of its own.
-        if raised < _MOST_ERRORS or not is_leaf:
-            try:
-                if not torch._C._will_engine_execute_node(node):
-                    continue
-            except RuntimeError:
-                raised += 1
-        wanted.append(index)
-    return tuple(wanted)
-
-
-def _asked_for(frame: types.FrameType | None) -> list[Sequence[Any]]:
+def asked_for(frame: types.FrameType | None) -> list[Sequence[Any]]:
     """The ``inputs`` of each backward on a thread's stack, the innermost first."""
     found: list[Sequence[Any]] = []
     while frame is not None:
@@ -124,22 +76,6 @@ def _asked_for(frame: types.FrameType | None) -> list[Sequence[Any]]:
             found.append(frame.f_locals["args"][3])
         frame = frame.f_back
     return found
-
-
-# --------------------------------------------------------------------------------------------------------------- saved
-
-
-def make_saved_tensor(value: torch.Tensor) -> Any:
-    """An input as an autograd node saves it: ``unpack()`` gives it with its gradient edge, or eager's error if it was
-    written to meanwhile. It takes 0.3 us, and makes no cycle when the input itself is written to later.
-    """
-    return _autograd._make_saved_tensor(value, False)
-
-
-def saved_value(node: Any, name: str) -> Any:
-    """The value that an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
-    value = getattr(node, f"_saved_{name}")
-    return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
 
 
 def saved_tensor_hooks() -> Any:
@@ -158,39 +94,6 @@ def saved_tensor_hooks_change_values() -> bool:
     return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether a hook of any kind is registered on a tensor's gradient."""
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
-
-
-def hooks_registered() -> int:
-    """The number of hooks registered so far in this process, on tensors, nodes and modules."""
-    return int(torch.utils.hooks.RemovableHandle.next_id)
-
-
-def has_node_hooks(leaf: torch.Tensor) -> bool:
-    """Whether Python has registered hooks on the node at which a leaf's gradient arrives.
-
-    The node shows them to the garbage collector, unless an autograd graph holds the node. Then a hook that is registered, and
-    removed at once, comes into the same table as the others.
-    """
-    if not leaf.requires_grad:
-        return False
-    node = gradient_node(leaf)
-    return any(gc.get_referents(node)) or any(map(_has_others, (node.register_prehook, node.register_hook)))
-
-
-def _has_others(register: Callable[[Callable[..., None]], Any]) -> bool:
-    """Whether there are hooks beside one that is registered here; the counter that numbers hooks is set back."""
-    kind: Any = torch.utils.hooks.RemovableHandle
-    before = kind.next_id
-    handle = register(lambda *gradients: None)
-    try:
-        return len(handle.hooks_dict_ref()) > 1
-    finally:
-        handle.remove()
-        if kind.next_id == before + 1:
-            kind.next_id = before

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from dovetail.torch_private.operators import OpOverload
-from dovetail.torch_private.tracing import tracing_context
 
 
 def inductor_decompositions() -> dict[Any, Any]:
@@ -40,6 +39,7 @@ def inductor_compile(
     settings: dict[str, Any],
 ) -> Any:
     """Compile one flat ATen graph, which is changed on the way, with Inductor; the result takes one list of inputs."""
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
@@ -47,7 +47,7 @@ def inductor_compile(
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     # Inductor keeps the strides that the fake values promise for these outputs only.
     output.meta["user_visible_output_idxs"] = user_visible_outputs
-    with config.patch(settings), tracing_context(fake_mode), V.set_fake_mode(fake_mode):
+    with config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
         return compile_fx_inner(
             graph,
             example_inputs,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,17 +15,6 @@ BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 #: In a block under this guard autocast casts nothing.
 NoAutocast = torch._C._DisableAutocast
-
-
-@contextlib.contextmanager
-def above_autograd() -> Iterator[None]:
-    """Enable autograd as for a user's call, from inside an operator's kernel; autocast stays as it is."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
-        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
-    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
-    with torch._C._ForceDispatchKeyGuard(included, excluded):
-        yield
 
 
 def operator_entry(overload: OpOverload) -> Any:
@@ -44,16 +31,3 @@ def is_composite(overload: OpOverload) -> bool:
 def is_implicit(overload: OpOverload) -> bool:
     """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
-
-
-def functional_form(overload: OpOverload) -> OpOverload | None:
-    """The operator that returns the value that this one writes to its first argument; None where there is none.
-
-    >>> functional_form(torch.ops.aten.clamp_min_.default)
-    <OpOverload(op='aten.clamp_min', overload='default')>
-    """
-    namespace, name = overload._schema.name.split("::")
-    if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in overload.tags:
-        return None
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    return getattr(packet, overload._overloadname, None)

@@ -8,7 +8,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -20,7 +20,6 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     SymT,
-    statically_known_true,
     symbol_is_type,
 )
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
@@ -51,24 +50,6 @@ def hint(value: Any) -> int:
     # Its name since torch 2.12 or 2.13.
     known = environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
     return int(expression.xreplace({symbol: known.get(symbol, 4096) for symbol in expression.free_symbols}))
-
-
-def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
-    """What a size is for these values of its symbols; nothing is guarded."""
-    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
-
-
-def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
-    """The symbols in some sizes, in order of their names, with what each was at capture."""
-    found: dict[Any, int] = {}
-    for value in values:
-        if is_symbolic(value):
-            environment = value.node.shape_env
-            known = (
-                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
-            )
-            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
-    return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
 def expression_of(value: Any) -> Any:
@@ -136,17 +117,6 @@ def symbolic_fake(
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=constraints)
     return mode.from_tensor(real, source=ConstantSource(name), symbolic_context=context)
-
-
-def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
-    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
-    from torch._dynamo.source import ConstantSource
-
-    source = ConstantSource(name)
-    span = ValueRanges(low, int_oo if high is None else high)
-    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
-    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
-    return environment.create_symintnode(symbol, hint=hint, source=source)
 
 
 def float_carrier(mode: FakeTensorMode, value: float, name: str) -> torch.Tensor:
@@ -259,48 +229,9 @@ def symbolic_truth(environment: ShapeEnv, expression: Any) -> torch.SymBool:
     return environment.create_symboolnode(expression)
 
 
-def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels-last for a tensor whose strides are so, else contiguous, as the C++ function of the same name says (2.13)."""
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)  # type: ignore[arg-type]
-
-
-def greater(left: Any, right: Any) -> Any:
-    """The greater of two sizes, as an expression: nothing is decided that is not known."""
-    if statically_known_true(left >= right):
-        return left
-    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
-
-
-def lesser(left: Any, right: Any) -> Any:
-    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
-    if statically_known_true(left <= right):
-        return left
-    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
-
-
-def is_known(condition: Any) -> bool:
-    """Whether a condition on sizes holds whatever they are; nothing is guarded."""
-    return bool(statically_known_true(condition))
-
-
-def is_polynomial(size: Any) -> bool:
-    """Whether a size is made of symbols by sums and products alone."""
-    return not size.node.expr.has(sympy.Function)
-
-
 def is_unhashable_number(error: BaseException) -> bool:
     """Whether an error says that a symbolic number has no hash (torch 2.11 to 2.13)."""
     return isinstance(error, TypeError) and "unhashable type: " in str(error) and "Sym" in str(error)
-
-
-_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
-
-
-def asks_for_plain_sizes(error: RuntimeError) -> bool:
-    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
-    return any(text in str(error) for text in _PLAIN_SIZES)
 
 
 _METADATA_DEPTH = 12

@@ -18,8 +18,6 @@ from dovetail.torch_private.autograd import saved_tensor_hooks
 _autograd: Any = torch._C._autograd
 
 
-# -------------------------------------------------------------------------------------------------------- modes and tra
-
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -73,9 +71,6 @@ def is_any_autocast_on() -> bool:
     return bool(torch._C._is_any_autocast_enabled())
 
 
-# ----------------------------------------------------------------------------------------------------------- random gen
-
-
 @contextlib.contextmanager
 def preserved_rng_state() -> Iterator[None]:
     """Put back the state of the default generators after the block, so that tracing draws no random numbers."""
@@ -103,8 +98,6 @@ def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int
         set_random_states(states, cuda_devices)
         yield
 
-
-# -------------------------------------------------------------------------------------------------------------------- s
 
 _Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 

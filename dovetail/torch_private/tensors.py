@@ -18,9 +18,6 @@ TensorBase = torch._C.TensorBase
 _autograd: Any = torch._C._autograd
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def is_fake(value: object) -> bool:
     """Whether a value is a fake tensor."""
     return isinstance(value, FakeTensor)
@@ -70,9 +67,6 @@ def dispatch_keys(tensor: torch.Tensor) -> str:
     return str(torch._C._dispatch_keys(tensor))
 
 
-# ----------------------------------------------------------------------------------------------- inside of functional w
-
-
 def is_written(value: torch.Tensor) -> bool:
     """Whether data of a functional tensor, or of a view of it, has been written to."""
     return torch._functionalize_has_data_mutation(value.elem)
@@ -81,9 +75,6 @@ def is_written(value: torch.Tensor) -> bool:
 def size_inside(value: torch.Tensor) -> torch.Size:
     """The size of the tensor inside a functional one; an operator that resizes its ``out=`` changes it, not the outer size."""
     return value.elem.shape
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def is_tensor_view(value: torch.Tensor) -> bool:
@@ -111,9 +102,6 @@ def mark_as_view_of_custom_function(view: torch.Tensor) -> None:
 def view_replay(view: torch.Tensor) -> Any:
     """The view operators between a tensor and its base, as a function of another base; a second argument may replace the sizes."""
     return view._view_func_unsafe
-
-
-# --------------------------------------------------------------------------------------------------- memory and version
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -6,8 +6,7 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,15 +27,11 @@ from torch.fx.experimental.proxy_tensor import (
     decompose,
     disable_autocast_cache,
     get_proxy_slot,
-    set_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._thunk import Thunk
-
-from dovetail.torch_private.sizes import is_symbolic
 
 __all__ = [
     "FakeTensorMode",
@@ -75,9 +70,6 @@ def is_tracing_mode(mode: object) -> bool:
     return isinstance(mode, (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode))
 
 
-# --------------------------------------------------------------------------------------------------------- switches dur
-
-
 @contextlib.contextmanager
 def compiling_flag() -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` true; optimizers then keep their step on tensors."""
@@ -87,43 +79,6 @@ def compiling_flag() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-@contextlib.contextmanager
-def plain_checkpoints() -> Iterator[None]:
-    """In this thread, regions of ``torch.utils.checkpoint`` save and recompute as in eager.
-
-    While something is traced, torch saves all of a selective region and leaves marks for a compiler; and the operator that
-    Dynamo makes of a region does not put the random generator back (checked on torch 2.13).
-    """
-    from torch._higher_order_ops.wrap import TagActivationCheckpoint
-    from torch.utils import checkpoint
-
-    module: Any = checkpoint
-    operator_class: Any = TagActivationCheckpoint
-    owner = threading.get_ident()
-    is_compiling = getattr(module, "_is_compiling", None)
-    call = operator_class.__call__
-
-    def never(*args: Any, **kwargs: Any) -> bool:
-        return threading.get_ident() != owner and is_compiling is not None and is_compiling(*args, **kwargs)
-
-    def as_in_eager(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != owner:
-            return call(self, graph, *args, **kwargs)
-        kwargs["use_reentrant"] = False
-        if "_checkpoint_context_fn" in graph.meta:
-            kwargs["context_fn"] = graph.meta["_checkpoint_context_fn"]
-        return checkpoint.checkpoint(torch.fx.Interpreter(graph).run, *args, **kwargs)
-
-    module._is_compiling = never
-    operator_class.__call__ = as_in_eager
-    try:
-        yield
-    finally:
-        operator_class.__call__ = call
-        if is_compiling is not None:
-            module._is_compiling = is_compiling
 
 
 @contextlib.contextmanager
@@ -147,18 +102,6 @@ def effects_as_plain_operators() -> Iterator[None]:
             module.has_effects = original
 
 
-@contextlib.contextmanager
-def tracing_context(fake_mode: Any) -> Iterator[None]:
-    """Make ``fake_mode`` the one that torch's compilers find while the block runs."""
-    from torch._guards import TracingContext, tracing
-
-    with tracing(TracingContext(fake_mode)):
-        yield
-
-
-# ------------------------------------------------------------------------------------------------------------- nodes an
-
-
 def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """A graph module that generates its Python code when it is first run; most captured graphs never are."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -166,25 +109,3 @@ def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.
     with _use_lazy_graph_module(True):
         module: torch.fx.GraphModule = _make_graph_module(root, graph)
     return module
-
-
-def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
-    """The node that computes a symbolic number or truth value; None where the tracer did not see it made."""
-    slot = get_proxy_slot(value, tracer, None)
-    return None if slot is None else slot.force().node
-
-
-def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tracer: Any) -> torch.SymFloat:
-    """Record a Python function of numbers that gives a float, as one node whose result is a new symbol.
-
-    With a symbol of its own, later computations are recorded step by step and never simplified together with this one.
-    """
-    symbolic = [item for item in arguments if is_symbolic(item)]
-    proxies = tuple(get_proxy_slot(item, tracer).force() if is_symbolic(item) else item for item in arguments)
-    proxy = tracer.create_proxy("call_function", function, proxies, {})
-    environment = symbolic[0].node.shape_env
-    with environment.ignore_fresh_unbacked_symbols():
-        fresh = environment.create_unbacked_symfloat()
-    proxy.node.meta["val"] = fresh
-    set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
-    return fresh

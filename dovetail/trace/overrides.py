@@ -14,6 +14,7 @@ The tables are empty until ``dovetail.quirks`` fills them; a trace works without
 ``INPUT_GRADIENTS``       checks the gradient of an input before it leaves the graph
 ``ASSUMES``               by operator: whether a node may find that the data is not such as the graph was captured for
 ``GRAPHS``                edits a graph once it is complete
+``WHILE_OPEN``            makes a context that is entered for as long as a trace is open
 ========================  =============================================================================================
 
 A hook for an operator is called as ``hook(run, operator, args, kwargs)``. ``run(operator, args, kwargs)`` is torch's own
@@ -53,6 +54,7 @@ LEAF_ORDERS: list[Callable[[Sequence[Any], Sequence[Any], int, int], tuple[int, 
 INPUT_GRADIENTS: list[Callable[[Trace, TracedInput, torch.Tensor], None]] = []
 ASSUMES: dict[Any, Callable[[torch.fx.Node], bool]] = {}
 GRAPHS: list[Callable[[torch.fx.Graph], None]] = []
+WHILE_OPEN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 
 
 class RefusedOperatorError(CaptureError):

@@ -28,7 +28,7 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.modes import FakeMode, FunctionalMode, SymbolicFakeMode, Tracer
-from dovetail.trace.overrides import autograd_nodes
+from dovetail.trace.overrides import WHILE_OPEN, autograd_nodes
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators
 from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
@@ -164,7 +164,8 @@ class Trace:
         _open_traces.stack.append(self)
         stack.callback(_open_traces.stack.remove, self)
         stack.enter_context(private_tracing.compiling_flag())
-        stack.enter_context(private_tracing.plain_checkpoints())
+        for opened in WHILE_OPEN:
+            stack.enter_context(opened())
         # Autocast caches casts of tensors for the length of a block, those of traced tensors too.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(private_tracing.effects_as_plain_operators())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import OutgrownError
-from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import kernels as private_kernels
 from dovetail.trace import Trace
 from dovetail.trace.overrides import ASSUMES
 from dovetail.whole_calls.facts import Facts
@@ -45,7 +45,7 @@ class WholeFunction:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Its results with their autograd graph, sparse ones as handles."""
-        with private_operators.above_autograd(), torch.set_grad_enabled(self.grad_enabled):
+        with private_kernels.above_autograd(), torch.set_grad_enabled(self.grad_enabled):
             leaves = [
                 value.detach().requires_grad_(flag) for value, flag in zip(tensors, self.needs_gradient, strict=True)
             ]

@@ -8,7 +8,8 @@ import torch
 
 import dovetail
 from dovetail.events import EventLog
-from dovetail.face.explanation import Explanation, compiled_function
+from dovetail.face.explanation import compiled_function
+from dovetail.report.explanation import Explanation
 
 
 def test_an_explanation_prints_the_latest_events_only() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
-from dovetail.backends.mutations import Memory
 from dovetail.backends.protocol import output_arguments
+from dovetail.passes.mutations import Memory
 
 
 def write_back(graph: torch.fx.GraphModule, write_backs: Mapping[int, int]) -> list[int]:

@@ -24,9 +24,9 @@ from dovetail.backends.cudagraphs.shared import shared_by, warn
 from dovetail.backends.cudagraphs.simulated import simulated_recorder
 from dovetail.backends.cudagraphs.slots import PieceSpec
 from dovetail.backends.inductor.backend import INDUCTOR
-from dovetail.backends.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
+from dovetail.passes.mutations import Memory, mutated_inputs, written_arguments
 from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import sizes as private_sizes
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.cudagraphs.recorder import Recorder
-from dovetail.backends.mutations import is_pure_function
 from dovetail.errors import UserLocation
+from dovetail.passes.mutations import is_pure_function
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import trees as private_trees

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dovetail.backends.cudagraphs.obstacles import needs_kernel
-from dovetail.backends.mutations import Memory, is_pure_function, written_arguments
 from dovetail.backends.protocol import CompiledCallable, output_arguments
+from dovetail.passes.mutations import Memory, is_pure_function, written_arguments
 from dovetail.torch_private import operators as private_operators
 
 Node = torch.fx.Node

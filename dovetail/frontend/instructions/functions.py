@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Instruction
-from dovetail.frontend.instructions.shared import TABLE, handles, pop_many
+from dovetail.frontend.instructions.shared import handles
 from dovetail.frontend.protocol import FrameRunner
 
 
@@ -61,21 +60,6 @@ def function_name(function: Any) -> str:
     return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
-@handles("IMPORT_NAME")
-def import_name(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    level, names = pop_many(frame, 2)
-    frame.stack.append(interpreter.import_module(frame, instruction.argval, names, level))
-
-
-@handles("IMPORT_FROM")
-def import_from(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    try:
-        value = interpreter.load_attribute(frame.stack[-1], instruction.argval)
-    except AttributeError as error:
-        raise ImportError(f"cannot import name {instruction.argval!r}") from error
-    frame.stack.append(value)
-
-
 def _stop_iteration_error(error: BaseException) -> BaseException:
     """The error that leaves a generator in the place of a StopIteration."""
     if not isinstance(error, StopIteration):
@@ -101,6 +85,3 @@ def call_intrinsic(interpreter: FrameRunner, frame: Frame, instruction: Instruct
 def is_known(instruction: Instruction) -> bool:
     """Whether the instruction calls an intrinsic function that frames may have, or none."""
     return instruction.opname != "CALL_INTRINSIC_1" or instruction.arg in _INTRINSICS
-
-
-TABLE["LOAD_BUILD_CLASS"] = lambda interpreter, frame, item: frame.stack.append(builtins.__build_class__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions.functions import function_name
-from dovetail.frontend.instructions.shared import TABLE, Handler, handles, pop_many, pushes, unary
+from dovetail.frontend.instructions.shared import TABLE, handles, pop_many, pushes, unary
 from dovetail.frontend.protocol import FrameRunner
 
 # --- attributes and items ---------------------------------------------------------------------------------------------
@@ -90,29 +90,19 @@ def build_map(interpreter: FrameRunner, frame: Frame, instruction: Instruction) 
 TABLE |= {
     "BUILD_TUPLE": lambda interpreter, frame, item: frame.stack.append(tuple(pop_many(frame, item.arg))),
     "BUILD_LIST": lambda interpreter, frame, item: frame.stack.append(pop_many(frame, item.arg)),
-    "BUILD_SET": pushes(lambda interpreter, frame, item: set(map(interpreter.as_key, pop_many(frame, item.arg)))),
     "BUILD_CONST_KEY_MAP": pushes(
         lambda interpreter, frame, item: dict(zip(frame.stack.pop(), pop_many(frame, item.arg), strict=True))
     ),
     "BUILD_STRING": lambda interpreter, frame, item: frame.stack.append("".join(pop_many(frame, item.arg))),
     "BUILD_SLICE": lambda interpreter, frame, item: frame.stack.append(slice(*pop_many(frame, item.arg))),
     "LIST_TO_TUPLE": pushes(lambda interpreter, frame, item: tuple(interpreter.drain(frame.stack.pop()))),
-    "GET_LEN": pushes(lambda interpreter, frame, item: interpreter.call(len, (frame.stack[-1],), {})),
 }
 
 
-def _adds(method: str) -> Handler:
-    """Add the value on the stack to the list or set that a comprehension builds."""
-
-    def handler(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-        value = frame.stack.pop()
-        value = interpreter.as_key(value) if method == "add" else value
-        interpreter.change(frame.stack[-instruction.arg], method, value)
-
-    return handler
-
-
-TABLE |= {"LIST_APPEND": _adds("append"), "SET_ADD": _adds("add")}
+@handles("LIST_APPEND")
+def list_append(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+    value = frame.stack.pop()
+    interpreter.change(frame.stack[-instruction.arg], "append", value)
 
 
 @handles("MAP_ADD")
@@ -127,12 +117,6 @@ def list_extend(interpreter: FrameRunner, frame: Frame, instruction: Instruction
     if not _is_iterable(values):
         raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
     interpreter.change(frame.stack[-instruction.arg], "extend", interpreter.drain(values, is_hinted=True))
-
-
-@handles("SET_UPDATE")
-def set_update(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    values = [interpreter.as_key(item) for item in interpreter.drain(frame.stack.pop())]
-    interpreter.change(frame.stack[-instruction.arg], "update", values)
 
 
 @handles("DICT_UPDATE")
@@ -162,7 +146,8 @@ def _is_iterable(value: Any) -> bool:
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
-def _unpacked(interpreter: FrameRunner, value: Any) -> Any:
+def unpacked(interpreter: FrameRunner, value: Any) -> Any:
+    """The iterator over the values for several targets."""
     try:
         return interpreter.iterate(value)
     except TypeError as error:
@@ -173,7 +158,7 @@ def _unpacked(interpreter: FrameRunner, value: Any) -> Any:
 
 @handles("UNPACK_SEQUENCE")
 def unpack_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    iterator = _unpacked(interpreter, frame.stack.pop())
+    iterator = unpacked(interpreter, frame.stack.pop())
     expected = instruction.arg
     values: list[Any] = []
     while True:
@@ -186,16 +171,6 @@ def unpack_sequence(interpreter: FrameRunner, frame: Frame, instruction: Instruc
     if len(values) < expected:
         raise ValueError(f"not enough values to unpack (expected {expected}, got {len(values)})")
     frame.stack.extend(reversed(values))
-
-
-@handles("UNPACK_EX")
-def unpack_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
-    values = interpreter.drain(_unpacked(interpreter, frame.stack.pop()))
-    before, after = instruction.arg & 255, instruction.arg >> 8
-    if len(values) < before + after:
-        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})")
-    middle = len(values) - after
-    frame.stack.extend(reversed([*values[:before], values[before:middle], *values[middle:]]))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

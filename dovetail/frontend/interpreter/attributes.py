@@ -12,6 +12,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import (
     MISSING,
+    MODULE_TABLES,
     LookupGuards,
     class_attribute,
     instance_dict,
@@ -41,7 +42,6 @@ _FUNCTION_STATE = frozenset(
         *("__kwdefaults__", "__module__", "__name__", "__qualname__"),
     }
 )
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Attributes(LookupGuards):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import types
 from typing import Any
 
 import torch
 
-from dovetail.frontend.instructions.operations import BINARY
 from dovetail.frontend.instructions.shared import super_arguments
-from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
-from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, CallRule, Keywords, kind_of, rule
-from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import trees as private_trees
 
 
 @rule(getattr)
@@ -150,53 +144,42 @@ def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     raise StopIteration(value)
 
 
-def _lazy(function: Any, called: int, most: int | None) -> None:
-    """An iterator: the first ``called`` arguments are called for each item, at ``most`` as many that follow are gone through."""
+class WrappingIterator:
+    """An iterator whose items went through the interpreter."""
+
+    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
+        self.interpreter = interpreter
+        self.inner = inner
+
+    def __iter__(self) -> WrappingIterator:
+        return self
+
+    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
+        return iter, (self.inner,)
+
+    def __next__(self) -> Any:
+        done, value = self.interpreter.advance(self.inner)
+        if done:
+            raise StopIteration
+        return value
+
+
+def _pairing(function: Any, most: int | None) -> None:
+    """An iterator that goes through its arguments, at ``most`` as many."""
 
     @rule(function)
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        stop = len(args) if most is None else called + most
-        given: list[Any] = [
-            interpreter.truth if item is None else called_for_items(interpreter, item) for item in args[:called]
-        ]
-        given += [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[called:stop]]
-        return interpreter.values.wrap(function(*given, *args[stop:], **kwargs))
+        given = [WrappingIterator(interpreter, interpreter.iterate(item)) for item in args[:most]]
+        return interpreter.values.wrap(function(*given, *args[len(given) :], **kwargs))
 
 
-_lazy(zip, 0, None)
-_lazy(map, 1, None)
-_lazy(filter, 1, 1)
-_lazy(enumerate, 0, 1)
-
-
-def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
-    """A function that native code calls for each item: also a builtin one goes through the interpreter, for the items' methods."""
-    if isinstance(function, (type, *NATIVE_CALLABLES)):
-        return interpreter.trampoline(function)
-    return interpreter.called_argument(function)
-
-
-def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
-    return any(map(private_calls.overrides_torch_function, private_trees.tree_leaves(args)))
-
-
-for _asking in private_calls.HAS_TORCH_FUNCTION:
-    rule[_asking] = _has_torch_function
-
-
-def _operator(function: Any) -> Any:
-    return lambda interpreter, args, kwargs: interpreter.operate(function, *args)
-
-
-rule.update({function: _operator(function) for function in BINARY})
+_pairing(zip, None)
+_pairing(enumerate, 1)
 _METHODS: dict[Any, CallRule] = {
     super: lambda interpreter, args, kwargs: super(*(args or super_arguments(interpreter, interpreter.frames[-1]))),
     setattr: lambda interpreter, args, kwargs: interpreter.store_attribute(*args),
     delattr: lambda interpreter, args, kwargs: interpreter.delete_attribute(*args),
-    operator.getitem: lambda interpreter, args, kwargs: interpreter.load_item(*args),
-    operator.setitem: lambda interpreter, args, kwargs: interpreter.store_item(*args),
-    operator.delitem: lambda interpreter, args, kwargs: interpreter.delete_item(*args),
     bool: lambda interpreter, args, kwargs: bool(args) and interpreter.truth(args[0]),
     callable: lambda interpreter, args, kwargs: callable(*args),
     torch.is_grad_enabled: lambda interpreter, args, kwargs: torch.is_grad_enabled(),

@@ -5,40 +5,19 @@ from __future__ import annotations
 import builtins
 import decimal
 import functools
-import inspect
 import itertools
 import math
 import operator
-import sys
 import threading
 import types
 from typing import Any
 
-import torch
-
 from dovetail.frontend.code.frame import Break
 
 # Python code of torch that is interpreted like the user's: it reads module state that must be guarded.
-INLINED_TORCH = (
-    *("torch.testing", "torch.nn.modules", "torch.utils._contextlib", "torch.autograd.grad_mode"),
-    *("torch.amp.autocast_mode", "torch.optim", "torch.nn.parallel.distributed"),
-    # They read .grad, which a traced parameter has only where the interpreter reads it.
-    *("torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.nn.utils.parametrize"),
-    *("torch.nn.utils.parametrizations", "torch.nn.utils.stateless"),
-    # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
-    *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.prune"),
-    "torch.nn.utils._named_member_accessor",
-    # Switches.
-    *("torch.backends.mha", "torch.__future__"),
-    # They set parameters, or make modules.
-    *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
-    *("torch.nn.utils.memory_format", "torch._functorch.functional_call", "torch.utils._pytree"),
-    # They call one another, and those of the user.
-    *("torch.distributions.transforms", "torch.utils.data.dataset"),
-)
-# Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
-# and what they change is state that a capture makes again and takes back.
-INTERPRETED_GENERATORS = frozenset({inspect.unwrap(torch.backends.cudnn.flags)})
+_INTERPRETED_TORCH = {
+    *("torch.nn.modules", "torch.utils._contextlib", "torch.autograd.grad_mode", "torch.amp.autocast_mode")
+}
 # The interpreter's own generators, iterators and helpers.
 OWN_MODULES = ("dovetail.frontend.", "dovetail.rules.")
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
@@ -99,9 +78,6 @@ WRITERS = frozenset(
 SEARCHES = frozenset({"count", "index", "remove"})
 # Functions that compare what they are given, or its items, by ``==`` or by hash.
 COMPARING = frozenset({itertools.groupby, operator.countOf, operator.indexOf, dict.fromkeys})
-# Which positional argument a function of the standard library calls.
-_CALL_FIRST = (functools.reduce, itertools.starmap, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
-CALLS_ARGUMENT: dict[Any, int] = {**dict.fromkeys(_CALL_FIRST, 0), itertools.accumulate: 1, itertools.groupby: 1}
 NATIVE_CALLABLES = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -115,9 +91,15 @@ NATIVE_CALLABLES = (
 def runs_natively(module_name: str) -> bool:
     """Whether Python functions of a module run natively instead of being interpreted."""
     if module_name == "torch" or module_name.startswith("torch."):
-        return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in INLINED_TORCH)
+        return not any(module_name == prefix or module_name.startswith(prefix + ".") for prefix in _INTERPRETED_TORCH)
     # The interpreter's own generators and iterators.
     return module_name.split(".", 1)[0] in NATIVE_PYTHON or module_name.startswith(OWN_MODULES)
+
+
+def interpret_modules(*names: str) -> None:
+    """Have Python code of more modules of torch interpreted."""
+    _INTERPRETED_TORCH.update(names)
+    runs_natively.cache_clear()
 
 
 def check_loading(module_name: str | None) -> None:
@@ -140,17 +122,3 @@ def stores_its_arguments(function: Any) -> bool:
         # It makes named tuples.
         return getattr(function, "__name__", "") == "__new__"
     return getattr(function, "__name__", "") in _STORING_METHODS.get(type(owner), frozenset())
-
-
-_LIBRARIES = ("site-packages", "dist-packages")
-
-
-def is_in_library(path: str | None) -> bool:
-    """Whether a file belongs to an installed package."""
-    return any(place in (path or "") for place in _LIBRARIES)
-
-
-def is_library_module(module: Any) -> bool:
-    """Whether a module is Python's own or belongs to an installed package: nobody puts another one in its place."""
-    name = getattr(module, "__name__", None) or ""
-    return name.split(".", 1)[0] in sys.stdlib_module_names or is_in_library(getattr(module, "__file__", None))

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break, Frame
-from dovetail.frontend.effects.finalizers import check_made
 from dovetail.frontend.interpreter.call_tables import (
-    INTERPRETED_GENERATORS,
     NATIVE_CALLABLES,
     OWN_MODULES,
     PURE_MODULES,
@@ -22,15 +20,9 @@ from dovetail.frontend.interpreter.call_tables import (
 )
 from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, instance_dict
 from dovetail.frontend.interpreter.opaque import check_opaque
-from dovetail.frontend.interpreter.user_code import (
-    calls_user_code,
-    is_method_of_users_class,
-    is_overridable,
-    is_user_function,
-    wraps_user_code,
-)
+from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import callable_rule, format_rule, rule
+from dovetail.frontend.rules import callable_rule, class_rule, format_rule, interpreted_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
@@ -82,14 +74,11 @@ class Calls(TracingInterpreter):
                 check_opaque(self.values, function, item)
             return self.values.wrap(function(*args, **kwargs))
         check_loading(module)
-        if (
-            is_user_function(function)
-            or function in INTERPRETED_GENERATORS
-            or wraps_user_code(function)
-            or (is_overridable(function) and any(map(calls_user_code, (*args, *kwargs.values()))))
-            or is_method_of_users_class(function, args)
-        ):
+        if is_user_function(function) or wraps_user_code(function):
             return self.run_function(function, args, kwargs, direct)
+        for handler in interpreted_rule:
+            if handler(function, args, kwargs):
+                return self.run_function(function, args, kwargs, direct)
         return self.call_torch(function, args, kwargs)
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
@@ -197,7 +186,8 @@ class Calls(TracingInterpreter):
             return self.call_native(kind, args, kwargs)
         module = kind.__module__ or ""
         check_loading(module)
-        check_made(kind)
+        for check in class_rule:
+            check(kind)
         if runs_natively(module) and not issubclass(kind, torch.nn.Module):
             return self.call_torch(kind, args, kwargs)
         maker, _ = class_attribute(kind, "__new__")

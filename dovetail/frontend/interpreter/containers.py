@@ -182,7 +182,7 @@ class Containers(TracingInterpreter):
         try:
             if (
                 isinstance(method, types.FunctionType)
-                and not isinstance(iterator, (collections.abc.Generator, WrappingIterator))
+                and not isinstance(iterator, collections.abc.Generator)
                 and not runs_natively(method.__globals__.get("__name__") or "")
             ):
                 return False, self.call(types.MethodType(method, iterator), (), {})
@@ -394,27 +394,6 @@ class Containers(TracingInterpreter):
         if name == "__getitem__":
             raise KeyError(key)
         return False if name == "__contains__" else args[1] if len(args) > 1 else None
-
-
-class WrappingIterator:
-    """An iterator whose items went through the interpreter."""
-
-    def __init__(self, interpreter: TracingInterpreter, inner: Any) -> None:
-        self.interpreter = interpreter
-        self.inner = inner
-
-    def __iter__(self) -> WrappingIterator:
-        return self
-
-    def __recipe__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Outside of the capture it is the iterator itself; see :mod:`dovetail.runtime.recipe`."""
-        return iter, (self.inner,)
-
-    def __next__(self) -> Any:
-        done, value = self.interpreter.advance(self.inner)
-        if done:
-            raise StopIteration
-        return value
 
 
 def _asks_for_keys(mapping: dict[Any, Any]) -> bool:

@@ -16,6 +16,7 @@ from dovetail.guards import Answers, AttributeSource, HasNoKey, Identity, ItemSo
 from dovetail.guards.reading import class_order, is_heap_type
 
 MISSING = object()
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def class_attribute(kind: type, name: str) -> tuple[Any, type | None]:

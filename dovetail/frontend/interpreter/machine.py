@@ -21,32 +21,15 @@ from dovetail.frontend.code.points import FramePoint, unflatten
 from dovetail.frontend.instructions import instruction_set
 from dovetail.frontend.instructions.shared import super_arguments, unbound_variable
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
-from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback
+from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback, while_handling
 from dovetail.frontend.protocol import FrameRunner
 from dovetail.runtime.recipe_builder import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
     {
-        *(
-            "BUILD_TUPLE",
-            "COPY",
-            "END_FOR",
-            "JUMP_BACKWARD",
-            "JUMP_BACKWARD_NO_INTERRUPT",
-            "JUMP_FORWARD",
-            "LOAD_CONST",
-        ),
-        *(
-            "LOAD_FAST",
-            "NOP",
-            "POP_EXCEPT",
-            "POP_TOP",
-            "PUSH_NULL",
-            "RETURN_CONST",
-            "RETURN_VALUE",
-            "STORE_FAST",
-            "SWAP",
-        ),
+        *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD", "RETURN_CONST", "RETURN_VALUE", "END_FOR"),
+        *("LOAD_CONST", "LOAD_FAST", "STORE_FAST", "BUILD_TUPLE", "COPY", "SWAP", "POP_TOP", "PUSH_NULL", "NOP"),
+        "POP_EXCEPT",
     }
 )
 """Instructions that do nothing to the values that they move."""
@@ -144,24 +127,18 @@ class Machine(FrameRunner):
             return handler(self, frame, instruction)
         # A function that is called may ask for the exception that is being handled (sys.exc_info, logging.exception), and an
         # exception that is raised has it as its context.
-        traceback, context = handled.__traceback__, handled.__context__
-        try:
-            raise handled
-        except BaseException:  # noqa: BLE001  (only there so that the interpreter knows of it)
-            handled.__traceback__, handled.__context__ = traceback, context
-            return handler(self, frame, instruction)
+        return while_handling(handled, functools.partial(handler, self, frame, instruction))
 
     def _advance(self, frames: list[Frame], outcome: Any) -> Any:
-        while True:
-            frame = frames[-1]
-            if not isinstance(outcome, Return):
-                frame.position = frame.position + 1 if outcome is None else outcome
-                return None
+        if isinstance(outcome, Return):
             frames.pop()
             if not frames:
                 return outcome.value
             frames[-1].stack.append(outcome.value)
             outcome = None
+        frame = frames[-1]
+        frame.position = frame.position + 1 if outcome is None else outcome
+        return None
 
     @classmethod
     def _unwind(cls, frames: list[Frame], error: BaseException) -> None:
@@ -197,9 +174,6 @@ class Machine(FrameRunner):
         """``function(*args, **kwargs)``; a few builtins look at the frame that calls them."""
         if function is super and not args:
             return super(*super_arguments(self, self.frames[-1]))
-        reader = _FRAME_READERS.get(function) if isinstance(function, (types.BuiltinFunctionType, type)) else None
-        if reader is not None:
-            return reader(self.frames[-1], args, kwargs)
         if type(function) in _BLIND and function not in _SEEING:
             return function(*args, **kwargs)
         return call_within(self.frames, _variables, functools.partial(function, *args, **kwargs))()
@@ -256,9 +230,6 @@ class Machine(FrameRunner):
         self.load_cell(frame, name)
         del frame.cells[name].cell_contents
 
-    def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
-        return builtins.__import__(name, frame.globals, None, names, level)
-
     def load_special(self, target: Any, name: str) -> Any:
         for owner in type(target).__mro__:
             if name in owner.__dict__:
@@ -314,24 +285,11 @@ def _variables(frame: Frame) -> dict[str, Any]:
     return found
 
 
-def _evaluate(function: Any) -> Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]:
-    def handler(frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) == 1:
-            args = (args[0], frame.globals, _variables(frame))
-        return function(*args, **kwargs)
-
-    return handler
-
-
 #: Functions written in C look at no frame but for a few; a class may have an ``__init__`` of the user's.
 _BLIND = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType, types.WrapperDescriptorType)
-_SEEING = frozenset({sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))})
-
-_FRAME_READERS: dict[Any, Callable[[Frame, tuple[Any, ...], dict[str, Any]], Any]] = {
-    locals: lambda frame, args, kwargs: _variables(frame),
-    globals: lambda frame, args, kwargs: frame.globals,
-    vars: lambda frame, args, kwargs: vars(*args) if args else _variables(frame),
-    dir: lambda frame, args, kwargs: dir(*args) if args else sorted(_variables(frame)),
-    eval: _evaluate(eval),
-    exec: _evaluate(exec),
-}
+_SEEING = frozenset(
+    {
+        *(locals, globals, vars, dir, eval, exec),
+        *(sys._getframe, warnings.warn, *map(vars(sys).get, ("_getframemodulename",))),
+    }
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from dovetail.frontend.code.frame import Break, Frame, Unread
 from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.instructions.shared import unbound_variable
-from dovetail.frontend.interpreter.call_tables import is_library_module
 from dovetail.frontend.interpreter.lookup import MISSING
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_trusted, may_be_switched
@@ -25,7 +23,6 @@ from dovetail.guards import (
     Source,
     Unbound,
 )
-from dovetail.torch_private import tracing as private_tracing
 
 
 class Names(TracingInterpreter):
@@ -92,17 +89,6 @@ class Names(TracingInterpreter):
         self.load_global(frame, name)
         self.values.note(frame.globals, self.values.pin(frame.globals, "G"))
         self.effects.delete_item(frame.globals, name)
-
-    def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
-        """``import`` inside a function: the module must be loaded already or load without touching tensors."""
-        with private_tracing.disable_current_modes():
-            found = __import__(name, frame.globals, None, names, level)
-        if level == 0:
-            module = sys.modules.get(name)
-            if module is not None and not is_trusted(name) and not is_library_module(module):
-                source = ItemSource(self.values.pin(sys.modules, "sys.modules"), name)
-                self.values.guard(source, Identity(module), f"{name} was imported")
-        return found
 
     # --- functions and cells ------------------------------------------------------------------------------------------
 

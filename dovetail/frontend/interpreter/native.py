@@ -17,7 +17,6 @@ from dovetail.frontend import native_errors
 from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.frontend.effects.left_open import LeftOpen
 from dovetail.frontend.interpreter.call_tables import (
-    CALLS_ARGUMENT,
     COMPARING,
     DATA_METHODS,
     IMPURE_BUILTINS,
@@ -32,10 +31,9 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
-from dovetail.frontend.interpreter.shown_frames import LOOK_AT_CALLERS, call_for
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import data_rule, error_rule, kind_among, layout_rule, method_rule, rule
+from dovetail.frontend.rules import data_rule, error_rule, kind_among, layout_rule, method_rule, native_rule, rule
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import (
     HOLDING_FUNCTIONS,
@@ -54,7 +52,6 @@ from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
 _SHOWING = frozenset({str, repr, ascii, format})
-_TOOLS = frozenset({"itertools", "_functools", "functools"})
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
@@ -103,10 +100,8 @@ class NativeCalls(TracingInterpreter):
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
-                if getattr(function, "__module__", None) in LOOK_AT_CALLERS:
-                    result = call_for(self, function, *args, **kwargs)
-                else:
-                    result = function(*args, **kwargs)
+                runner = native_rule.get(getattr(function, "__module__", None))
+                result = function(*args, **kwargs) if runner is None else runner(self, function, args, kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
             if not trace.settings.one_graph or not is_tensor_method(function, args):
                 raise Break(
@@ -189,16 +184,7 @@ class NativeCalls(TracingInterpreter):
             return tuple(map(self.called_argument, args)), {
                 key: self.called_argument(item) for key, item in kwargs.items()
             }
-        called = CALLS_ARGUMENT.get(function) if module in _TOOLS else None
-        if called is None:
-            return tuple(map(self.native_argument, args)), {
-                key: self.native_argument(item) for key, item in kwargs.items()
-            }
-        arguments = tuple(
-            self.called_argument(item) if at == called else self.native_argument(item) for at, item in enumerate(args)
-        )
-        # Functions of itertools and functools take the items themselves by position only.
-        return arguments, {key: self.called_argument(item) for key, item in kwargs.items()}
+        return tuple(map(self.native_argument, args)), {key: self.native_argument(item) for key, item in kwargs.items()}
 
     def native_argument(self, value: Any) -> Any:
         kind = type(value)

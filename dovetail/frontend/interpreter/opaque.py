@@ -15,7 +15,8 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
 from dovetail.frontend.interpreter.lookup import instance_dict
-from dovetail.frontend.values.leaves import is_array_number, is_leaf_value
+from dovetail.frontend.rules import content_of
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import InstanceDictSource, ItemSource
 
@@ -85,7 +86,7 @@ def check_opaque(values: Values, function: Any, value: Any) -> None:
 def _is_guarded(value: Any) -> bool:
     if isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType, logging.Logger)):
         return True
-    return is_leaf_value(value) or is_array_number(value)
+    return is_leaf_value(value) or content_of(value) is not None
 
 
 def _guard_settings(values: Values, value: Any) -> None:

@@ -9,11 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame
-from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.runtime.shown_frames import calling_code, passed_traceback
-
-#: Modules of the standard library whose functions run natively and ask who calls them, or which exception is being handled.
-LOOK_AT_CALLERS = frozenset({"logging", "typing", "enum"})
 
 
 def show_place(frame: Frame) -> dis.Positions:
@@ -41,14 +37,8 @@ def call_within(
     return call
 
 
-def call_for(interpreter: TracingInterpreter, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """``function(*args, **kwargs)``, to which it looks as if the interpreted program calls it."""
-    call = call_within(interpreter.frames, lambda frame: {}, functools.partial(function, *args, **kwargs))
-    handled = interpreter.handled_exception(interpreter.frames[-1]) if interpreter.frames else None
-    return call() if handled is None else _call_while_handling(handled, call)
-
-
-def _call_while_handling(error: BaseException, call: Callable[[], Any]) -> Any:
+def while_handling(error: BaseException, call: Callable[[], Any]) -> Any:
+    """Make a call while Python knows that an exception is being handled."""
     traceback, context = error.__traceback__, error.__context__
     try:
         raise error

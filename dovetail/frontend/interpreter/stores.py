@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.lookup import LookupGuards, class_attribute, instance_dict, python_descriptor
+from dovetail.frontend.interpreter.lookup import (
+    MODULE_TABLES,
+    LookupGuards,
+    class_attribute,
+    instance_dict,
+    python_descriptor,
+)
 from dovetail.frontend.rules import STAND_INS, setter_rule
 from dovetail.guards import DictKeys, InstanceDictSource
-
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Stores(LookupGuards):

@@ -6,7 +6,6 @@ import enum
 import functools
 import operator
 import re
-import sys
 import types
 from typing import Any
 
@@ -43,24 +42,6 @@ IDENTITY_TYPES = (
 TRUSTED_PREFIXES = (
     *("torch", "builtins", "math", "operator", "functools", "itertools", "collections", "contextlib", "typing"),
 )
-
-
-_NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
-
-
-def is_array_number(value: object) -> bool:
-    """Whether a value is a number of NumPy's, such as ``numpy.float64(0.5)``: immutable, and known by what it holds."""
-    kind = type(value)
-    if kind.__module__ != "numpy":
-        return False
-    base = getattr(sys.modules.get("numpy"), "number", None)
-    return base is not None and isinstance(value, base) and array_number(value) is not None
-
-
-def array_number(value: Any) -> int | float | complex | None:
-    """A number of NumPy's as a Python number; None where Python has no such number."""
-    found = value.item() if hasattr(value, "item") else None
-    return found if type(found) in (int, float, complex) else None
 
 
 def is_bound_builtin(value: object) -> bool:

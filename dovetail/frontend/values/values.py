@@ -17,13 +17,11 @@ import torch
 from dovetail.errors import UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import EffectJournal
-from dovetail.frontend.rules import KINDS, ValueKind
+from dovetail.frontend.rules import KINDS, ValueKind, content_of
 from dovetail.frontend.values.leaves import (
     IDENTITY_TYPES,
     LEAF_TYPES,
-    array_number,
     impostor_break,
-    is_array_number,
     is_bound_builtin,
     is_impostor,
     is_leaf_value,
@@ -238,13 +236,11 @@ class Values:
             self.note_backward_read(source, TypeIs(kind), f"{source.name} was read")
             return value
         self.guard(source, TypeIs(kind), f"{source.name} was read")
-        if is_array_number(value):
-            inside = ComputedSource(array_number, (source,), f"the value of {source.name}")
-            self.guard(inside, Equals(array_number(value)), f"{source.name} was read")
-        elif isinstance(value, _NUMBERS_AND_TEXTS):
-            # Native code takes the number or the text that it is, whatever its class defines besides.
-            inside = ComputedSource(plain_content, (source,), f"the value of {source.name}")
-            self.guard(inside, Equals(plain_content(value)), f"{source.name} was read")
+        # Native code takes the number or the text that it is, whatever its class defines besides.
+        content = content_of(value) or (plain_content if isinstance(value, _NUMBERS_AND_TEXTS) else None)
+        if content is not None:
+            inside = ComputedSource(content, (source,), f"the value of {source.name}")
+            self.guard(inside, Equals(content(value)), f"{source.name} was read")
         self.note(value, source)
         return value
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.overrides import LEAF_ORDERS
 
 
@@ -109,7 +109,7 @@ def eager_order(call: BackwardCall) -> list[Any]:
     def arrive(target: Any) -> None:
         waiting[target] -= 1
         if waiting[target] == 0:
-            queue.push(private_autograd.sequence_number(target), target)
+            queue.push(private_autograd_nodes.sequence_number(target), target)
 
     for root in call.roots:
         if walk.executes(root):

@@ -17,7 +17,7 @@ import torch
 from dovetail.aot.steps import Lowering, finds_freed, saved_apart
 from dovetail.runtime.derivatives import FREED
 from dovetail.runtime.function import KeepApart, Pattern
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.whole_calls.handles import detached
 
@@ -85,7 +85,7 @@ class KeptApart:
         self._freed: frozenset[int] = frozenset()
         # A result of the node that keeps it would be a cycle that nobody collects.
         self._items = [
-            private_autograd.make_saved_tensor(detached(value)) if isinstance(value, torch.Tensor) else value
+            private_autograd_nodes.make_saved_tensor(detached(value)) if isinstance(value, torch.Tensor) else value
             for value in saved
         ]
         self._is_tensor = [isinstance(value, torch.Tensor) for value in saved]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 
 
 class LeafNodeHooks:
@@ -28,8 +28,8 @@ class LeafNodeHooks:
 
     def __call__(self, *leaves: torch.Tensor) -> bool:
         """The answer for these leaves."""
-        now = (private_autograd.hooks_registered(), *map(id, leaves))
+        now = (private_autograd_nodes.hooks_registered(), *map(id, leaves))
         if now != self._asked or self._answer:
-            self._answer = any(map(private_autograd.has_node_hooks, leaves))
+            self._answer = any(map(private_autograd_nodes.has_node_hooks, leaves))
             self._asked = now
         return self._answer

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.call_tables import is_in_library, runs_natively
+from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
@@ -85,6 +85,14 @@ def _get_one(interpreter: TracingInterpreter, kind: type, target: Any, item: Any
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
+
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+def is_in_library(path: str | None) -> bool:
+    """Whether a file belongs to an installed package."""
+    return any(place in (path or "") for place in _LIBRARIES)
 
 
 # Hashed by identity, and no state of theirs is what a cached result depends on.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.frontend.code.frame import Frame, Instruction
-from dovetail.frontend.instructions.shared import handles, pop_many
+from dovetail.frontend.instructions.shared import TABLE, handles, pop_many, pushes
 from dovetail.frontend.protocol import FrameRunner
 
 SEQUENCE_FLAG = 1 << 5
 MAPPING_FLAG = 1 << 6
 MATCHES_ITSELF_FLAG = 1 << 22
+
+
+TABLE["GET_LEN"] = pushes(lambda interpreter, frame, item: interpreter.call(len, (frame.stack[-1],), {}))
 
 
 @handles("MATCH_MAPPING")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
-from dovetail.frontend.interpreter.builtin_rules import called_for_items
+from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
-from dovetail.frontend.interpreter.containers import WrappingIterator
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, operator_rule, rule
+from dovetail.rules.python.iterators import called_for_items
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 

@@ -24,8 +24,8 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, number_rule
 from dovetail.frontend.values.leaves import plain_numbers
 from dovetail.guards import ComputedSource, Equals, FloatSource, NumberSource, Source
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, can_be_symbolic
 
 EXACT_ON_INTEGERS = frozenset(
@@ -168,7 +168,7 @@ def _of_data(trace: Trace, function: Any, numbers: Arguments) -> Any:
     """The result where one of the numbers is made of a tensor's data."""
     if gives_a_float(function, numbers):
         function = real_power if function in (operator.pow, operator.ipow, pow) else function
-        return private_tracing.recorded_number(function, numbers, trace.tracer)
+        return private_numbers.recorded_number(function, numbers, trace.tracer)
     symbolic = [item for item in numbers if private_sizes.is_symbolic(item)]
     if all(private_sizes.is_symbol(private_sizes.first_expression(item)) for item in symbolic):
         # One Python operation, recorded as it is. A longer expression would be simplified as if numbers were real.

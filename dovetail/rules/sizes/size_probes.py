@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
@@ -78,7 +78,9 @@ def probe(
     for nearly all others: it raises an error of its own at a call where sizes do not agree.
     """
     needs_gradient = [item.requires_grad and torch.is_grad_enabled() for item in tensors]
-    symbols = private_sizes.values_of_symbols([number for item in tensors for number in (*item.shape, *item.stride())])
+    symbols = private_numbers.values_of_symbols(
+        [number for item in tensors for number in (*item.shape, *item.stride())]
+    )
     for alike in (False, True):
         arguments: list[list[torch.Tensor]] = []
         results: list[Any] = []
@@ -110,14 +112,14 @@ def _choices(tensors: Sequence[torch.Tensor], symbols: Mapping[Any, int], alike:
         for symbol, value in symbols.items():
             position = places.index(value if alike else symbol)
             changed[symbol] = value * factor + step * (1 + position) + number % 2 * position
-        sizes = [private_sizes.value_at(size, changed) for tensor in tensors for size in tensor.shape]
+        sizes = [private_numbers.value_at(size, changed) for tensor in tensors for size in tensor.shape]
         if all(value > 0 for value in (*changed.values(), *sizes)):
             yield changed
 
 
 def _without_values(tensor: torch.Tensor, needs_gradient: bool, values: Mapping[Any, int]) -> torch.Tensor:
     shape, strides = (
-        [private_sizes.value_at(number, values) for number in part] for part in (tensor.shape, tensor.stride())
+        [private_numbers.value_at(number, values) for number in part] for part in (tensor.shape, tensor.stride())
     )
     like = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
     # No leaf: a program may write to a tensor that requires a gradient.

@@ -15,7 +15,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule, rule
 from dovetail.rules.sizes.number_tensors import make_tensor, number_of
 from dovetail.rules.torch import storage_offsets  # noqa: F401  (its rule for as_strided is asked first)
-from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import numbers as private_numbers
 
 _WHOLE = (int, torch.SymInt)
 
@@ -36,7 +36,7 @@ def _register_division(function: Any, always: str | None) -> None:
 
 def _quotient(left: Any, right: Any, mode: str) -> Any:
     """Whole numbers divided without a guard on either; None where their signs are not known, or there is no result."""
-    if not private_sizes.is_known(right > 0) or (mode != "floor" and not private_sizes.is_known(left >= 0)):
+    if not private_numbers.is_known(right > 0) or (mode != "floor" and not private_numbers.is_known(left >= 0)):
         return None
     return left // right if mode in ("floor", "trunc") else None
 

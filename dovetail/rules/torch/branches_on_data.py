@@ -38,6 +38,7 @@ from dovetail.frontend.rules import Jump, branch_rule, operator_rule
 from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.sizes.exact_numbers import PYTHON_ONLY, gives_a_float, is_exact_only_in_python, real_power
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import numbers as private_numbers
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -190,7 +191,7 @@ def _filled(item: Any, values: list[Any]) -> Any:
 def _node_of(trace: Trace, condition: Any) -> torch.fx.Node | None:
     try:
         if not isinstance(condition, torch.Tensor):
-            return private_tracing.node_of_number(condition, trace.tracer)
+            return private_numbers.node_of_number(condition, trace.tracer)
         is_one = condition.numel() == 1 and not private_sizes.has_symbols(condition)
         return trace.node_of(condition) if is_one else None
     except CaptureError:

@@ -11,7 +11,11 @@ import torch.utils.checkpoint
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.torch_private import checkpoints as private_checkpoints
+from dovetail.trace.overrides import WHILE_OPEN
 from dovetail.trace.settings import RECOMPUTES
+
+WHILE_OPEN.append(private_checkpoints.plain_checkpoints)
 
 
 @rule(torch.utils.checkpoint.checkpoint)

@@ -13,7 +13,7 @@ from dovetail.backends.common.memory import is_dense, memory_of, span
 from dovetail.backends.cudagraphs import SimulatedRecorder
 from dovetail.backends.cudagraphs.obstacles import find_obstacle
 from dovetail.backends.cudagraphs.pieces import cut, run_pieces
-from dovetail.backends.mutations import mutated_inputs
+from dovetail.passes.mutations import mutated_inputs
 from dovetail.whole_calls.operator import RANDOM_WHOLE_CALL, WHOLE_CALL
 
 aten = torch.ops.aten

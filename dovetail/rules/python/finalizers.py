@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
-from typing import Any
 
 from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.interpreter.lookup import class_attribute
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import class_rule, end_rule
 
 
 def has_finalizer(kind: type) -> bool:
@@ -22,8 +22,9 @@ def has_finalizer(kind: type) -> bool:
     return isinstance(found, types.FunctionType) and not (owner.__module__ or "").startswith("dovetail.")
 
 
-def check_made(kind: type) -> None:
-    """Raise :class:`Break` where an object of this class cannot be made in a trace; no later graph could either."""
+@class_rule
+def _made(kind: type) -> None:
+    """An object of this class cannot be made in a trace; no later graph could make it either."""
     if has_finalizer(kind):
         raise Break(
             f"a {kind.__qualname__} object is made, which has a __del__: when it runs is for Python to say",
@@ -32,9 +33,10 @@ def check_made(kind: type) -> None:
         )
 
 
-def check_let_go(values: Iterable[Any]) -> None:
-    """Raise :class:`LetGo` where one of the objects that the function has replaced or deleted has a ``__del__``."""
-    for value in values:
+@end_rule
+def _let_go(interpreter: TracingInterpreter) -> None:
+    """The function has replaced or deleted an object that has a ``__del__``."""
+    for value in interpreter.effects.let_go():
         if has_finalizer(type(value)):
             raise LetGo(
                 f"a {type(value).__qualname__} object is let go, which has a __del__: when it runs is for Python to say",

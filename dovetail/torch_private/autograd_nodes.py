@@ -1,0 +1,100 @@
+"""Single nodes of the autograd graph: their order, the edges that a backward comes to, saved values, hooks.
+
+Checked on torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.torch_private.autograd import asked_for, gradient_node
+
+#: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
+_MOST_ERRORS = 4
+
+
+def sequence_number(node: Any) -> int:
+    """The order in which a node was made; the engine runs ready nodes from the newest to the oldest."""
+    return int(node._sequence_nr())
+
+
+def is_leaf_node(node: Any) -> bool:
+    """Whether gradients are added up here: such nodes have no number of their own."""
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def wanted_edges(edges: Sequence[tuple[Any, int]]) -> tuple[int, ...]:
+    """Positions of the edges of the autograd graph that the backward that runs now will come to (or more than those)."""
+    leading = [index for index, (node, _) in enumerate(edges) if node is not None]
+    if len(leading) == 1:
+        # The node runs because of it.
+        return tuple(leading)
+    calls = asked_for(sys._getframe())
+    asked = {id(item if isinstance(item, torch.Tensor) else item.node) for item in (calls[0] if calls else ())}
+    wanted: list[int] = []
+    raised = 0
+    for index in leading:
+        node = edges[index][0]
+        is_leaf = hasattr(node, "variable")
+        if asked and is_leaf:
+            # torch raises when it is asked about a leaf that autograd.grad was asked for.
+            if id(node.variable) in asked or id(node) in asked:
+                wanted.append(index)
+            continue
+        # Not known for a backward on another device, which runs in a thread of its own.
+        if raised < _MOST_ERRORS or not is_leaf:
+            try:
+                if not torch._C._will_engine_execute_node(node):
+                    continue
+            except RuntimeError:
+                raised += 1
+        wanted.append(index)
+    return tuple(wanted)
+
+
+def make_saved_tensor(value: torch.Tensor) -> Any:
+    """An input as an autograd node saves it: ``unpack()`` gives it with its gradient edge, or eager's error if it was
+    written to meanwhile. It takes 0.3 us, and makes no cycle when the input itself is written to later.
+    """
+    return torch._C._autograd._make_saved_tensor(value, False)
+
+
+def saved_value(node: Any, name: str) -> Any:
+    """The value that an autograd node has saved under ``name``; a negative dimension comes back as the number that it is."""
+    value = getattr(node, f"_saved_{name}")
+    return value - (1 << 64) if type(value) is int and value >= 1 << 63 else value
+
+
+def hooks_registered() -> int:
+    """The number of hooks registered so far in this process, on tensors, nodes and modules."""
+    return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def has_node_hooks(leaf: torch.Tensor) -> bool:
+    """Whether Python has registered hooks on the node at which a leaf's gradient arrives.
+
+    The node shows them to the garbage collector, unless an autograd graph holds the node. Then a hook that is registered, and
+    removed at once, comes into the same table as the others.
+    """
+    if not leaf.requires_grad:
+        return False
+    node = gradient_node(leaf)
+    return any(gc.get_referents(node)) or any(map(_has_others, (node.register_prehook, node.register_hook)))
+
+
+def _has_others(register: Callable[[Callable[..., None]], Any]) -> bool:
+    """Whether there are hooks beside one that is registered here; the counter that numbers hooks is set back."""
+    kind: Any = torch.utils.hooks.RemovableHandle
+    before = kind.next_id
+    handle = register(lambda *gradients: None)
+    try:
+        return len(handle.hooks_dict_ref()) > 1
+    finally:
+        handle.remove()
+        if kind.next_id == before + 1:
+            kind.next_id = before

@@ -1,0 +1,48 @@
+"""Kernels that stand in for torch's own: what they call, and what torch says where its own fail. Checked on torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from dovetail.torch_private.operators import OpOverload
+
+_PLAIN_SIZES = ("expected to contain only concrete integers", "Cannot call sizes() on tensor with symbolic sizes")
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """Enable autograd as for a user's call, from inside an operator's kernel; autocast stays as it is."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+def functional_form(overload: OpOverload) -> OpOverload | None:
+    """The operator that returns the value that this one writes to its first argument; None where there is none.
+
+    >>> functional_form(torch.ops.aten.clamp_min_.default)
+    <OpOverload(op='aten.clamp_min', overload='default')>
+    """
+    namespace, name = overload._schema.name.split("::")
+    if not name.endswith("_") or name.endswith("__") or torch.Tag.inplace_view in overload.tags:
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, overload._overloadname, None)
+
+
+def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels-last for a tensor whose strides are so, else contiguous, as the C++ function of the same name says (2.13)."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)  # type: ignore[arg-type]
+
+
+def asks_for_plain_sizes(error: RuntimeError) -> bool:
+    """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
+    return any(text in str(error) for text in _PLAIN_SIZES)

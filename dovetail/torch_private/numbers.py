@@ -1,0 +1,94 @@
+"""Symbolic numbers after they are made: other values for their symbols, bounds, the nodes that they are recorded as.
+
+Checked on torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_slot, set_proxy_slot
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint, statically_known_true
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._thunk import Thunk
+
+from dovetail.torch_private.sizes import expression_of, is_symbolic, symbols_of
+
+
+def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
+    """What a size is for these values of its symbols; nothing is guarded."""
+    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
+
+
+def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
+    """The symbols in some sizes, in order of their names, with what each was at capture."""
+    found: dict[Any, int] = {}
+    for value in values:
+        if is_symbolic(value):
+            environment = value.node.shape_env
+            known = (
+                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
+            )
+            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
+
+
+def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:
+    """A symbolic size of its own, which was ``hint`` and lies from ``low`` to ``high`` (checked on torch 2.11 and 2.13)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    span = ValueRanges(low, int_oo if high is None else high)
+    constraint = StrictMinMaxConstraint(vr=span, warn_only=False)
+    symbol = environment.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=constraint)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
+
+
+def is_known(condition: Any) -> bool:
+    """Whether a condition on sizes holds whatever they are; nothing is guarded."""
+    return bool(statically_known_true(condition))
+
+
+def greater(left: Any, right: Any) -> Any:
+    """The greater of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left >= right):
+        return left
+    return right if statically_known_true(right >= left) else torch.sym_max(left, right)
+
+
+def lesser(left: Any, right: Any) -> Any:
+    """The lesser of two sizes, as an expression: nothing is decided that is not known."""
+    if statically_known_true(left <= right):
+        return left
+    return right if statically_known_true(right <= left) else torch.sym_min(left, right)
+
+
+def is_polynomial(size: Any) -> bool:
+    """Whether a size is made of symbols by sums and products alone."""
+    return not size.node.expr.has(sympy.Function)
+
+
+def node_of_number(value: Any, tracer: Any) -> torch.fx.Node | None:
+    """The node that computes a symbolic number or truth value; None where the tracer did not see it made."""
+    slot = get_proxy_slot(value, tracer, None)
+    return None if slot is None else slot.force().node
+
+
+def recorded_number(function: Callable[..., Any], arguments: tuple[Any, ...], tracer: Any) -> torch.SymFloat:
+    """Record a Python function of numbers that gives a float, as one node whose result is a new symbol.
+
+    With a symbol of its own, later computations are recorded step by step and never simplified together with this one.
+    """
+    symbolic = [item for item in arguments if is_symbolic(item)]
+    proxies = tuple(get_proxy_slot(item, tracer).force() if is_symbolic(item) else item for item in arguments)
+    proxy = tracer.create_proxy("call_function", function, proxies, {})
+    environment = symbolic[0].node.shape_env
+    with environment.ignore_fresh_unbacked_symbols():
+        fresh = environment.create_unbacked_symfloat()
+    proxy.node.meta["val"] = fresh
+    set_proxy_slot(fresh, tracer, Thunk(lambda: proxy))
+    return fresh
