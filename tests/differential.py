@@ -244,7 +244,7 @@ def differences(left: Any, right: Any, path: str = "result", rule: RuleLike = EX
             yield Difference("values", path, f"eager {left!r}, compiled {right!r}")
     elif isinstance(left, torch.Generator):
         yield from differences(left.get_state(), right.get_state(), f"{path} state", rule)
-    elif _is_object(left):
+    elif _is_object(left) or isinstance(left, torch.nn.Module):
         yield from differences(vars(left), vars(right), f"{path}.__dict__", rule)
     elif left != right:
         yield Difference("values", path, f"eager {left!r}, compiled {right!r}")

@@ -53,6 +53,13 @@ from dovetail.trace import CaptureSettings, RefusedOperatorError, Retry
 _TAKING_INDICES = frozenset({range, bin, hex, oct, chr, operator.mul, operator.imul})
 _SHOWING = frozenset({str, repr, ascii, format})
 _UNBOUND_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+_WRITING_SLOTS = frozenset(
+    {
+        *("__init__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__"),
+        *(f"__i{name}__" for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")),
+        *(f"__i{name}__" for name in ("lshift", "rshift", "and", "xor", "or")),
+    }
+)
 _IMMUTABLE = (tuple, frozenset, re.Pattern, re.Match)
 
 
@@ -292,6 +299,7 @@ class NativeCalls(TracingInterpreter):
                 found = self._call_slot_of_object(owner, name, rest)
                 if found is not NotImplemented:
                     return found
+            self._check_slot(owner, name)
         return self.native(function, args, kwargs)
 
     def _call_slot(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,7 +312,13 @@ class NativeCalls(TracingInterpreter):
                 return found
         if name == "__get__" and type(owner) is types.FunctionType and args:
             return owner if args[0] is None else types.MethodType(owner, args[0])
+        self._check_slot(owner, name)
         return self.native(function, args, kwargs)
+
+    def _check_slot(self, owner: Any, name: str) -> None:
+        if name in _WRITING_SLOTS and self.values.source_of(owner) is not None and not is_leaf_value(owner):
+            what = f"{type(owner).__qualname__}.{name} writes to an object that existed before the call"
+            raise Break(what, "call it outside of the function")
 
     def _call_slot_of_object(self, owner: Any, name: str, args: Any) -> Any:
         """``object.__setattr__``, ``__getattribute__`` or ``__init__``; NotImplemented for other special methods."""
