@@ -9,10 +9,17 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, ValueKind, end_rule, rule, value_kind
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, attribute_rule, end_rule, rule, value_kind
 from dovetail.frontend.values.values import Values
-from dovetail.guards import Source, TypeIs
-from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, WrapperMaker, WrapperMatch, inner_tensor
+from dovetail.guards import ComputedSource, Equals, Source, TypeIs
+from dovetail.rules.subclasses.wrappers import (
+    GradientForm,
+    InnerSource,
+    WrapperMaker,
+    WrapperMatch,
+    inner_tensor,
+    requires_inner_gradient,
+)
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import sizes as private_sizes
@@ -41,6 +48,9 @@ class SubclassKind(ValueKind):
             inner = {name: inner_tensor(real, name, form) for name in maker.names}
         values.guard(source, WrapperMatch(maker, real.requires_grad), f"{source.name} was read")
         parts = [values.read(item, InnerSource(source, name, form)) for name, item in inner.items()]
+        for name in maker.names:
+            if name not in attribute_rule:
+                attribute_rule(name)(_inner_attribute)
         traced: torch.Tensor = maker(*parts, form=form)
         if private_sizes.has_symbols(traced):
             reason = f"{source.name} is a tensor subclass of a symbolic size"
@@ -73,6 +83,20 @@ class SubclassKind(ValueKind):
                 advice="return a clone of it",
             )
         return builder.made(value, maker, inner)
+
+
+def _inner_attribute(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
+    """An inner tensor that requires a gradient by itself is a leaf of its own, which the graph does not know."""
+    known = interpreter.values.stood_for(target)
+    if known is None or not private_tensors.is_wrapper(known.real):
+        return NotImplemented
+    question = ComputedSource(
+        requires_inner_gradient, (known.source, name), f"whether {known.source.name}.{name} requires a gradient"
+    )
+    if requires_inner_gradient(known.real, name):
+        raise Break(f"{known.source.name}.{name} requires a gradient by itself", "read it outside of the function")
+    interpreter.values.guard(question, Equals(False), f"{known.source.name}.{name} was read")
+    return NotImplemented
 
 
 @end_rule

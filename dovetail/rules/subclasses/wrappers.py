@@ -15,13 +15,13 @@ import torch
 from dovetail.errors import HigherOrderGradientError, InputError
 from dovetail.guards import Predicate, Step
 from dovetail.runtime.origins import check_unchanged, note_origin
+from dovetail.torch_private import tensors as private_tensors
 
 
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
     """The inner tensors of a wrapper, its other inner objects, and the context that ``__tensor_unflatten__`` needs."""
-    plain: Any = wrapper.detach() if wrapper.requires_grad else wrapper
-    names, context = plain.__tensor_flatten__()
-    values = {name: getattr(plain, name) for name in names}
+    names, context = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    values = {name: getattr(wrapper, name) for name in names}
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     return tensors, {name: value for name, value in values.items() if name not in tensors}, context
 
@@ -123,7 +123,7 @@ class InnerTensor(torch.autograd.Function):
         ctx.maker, ctx.part, ctx.form = WrapperMaker.of(wrapper), name, form
         tensors = parts_of(wrapper)[0]
         ctx.zeros = {other: (item.shape, item.dtype, item.device) for other, item in tensors.items() if other != name}
-        return tensors[name].detach()
+        return detached(tensors[name])
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
@@ -147,7 +147,7 @@ class Wrapped(torch.autograd.Function):
         """The wrapper."""
         ctx.set_materialize_grads(False)
         ctx.maker, ctx.form = maker, form
-        return maker.build({name: item.detach() for name, item in zip(maker.names, inner, strict=True)})
+        return maker.build({name: detached(item) for name, item in zip(maker.names, inner, strict=True)})
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[Any, ...]:
@@ -169,9 +169,22 @@ def inner_tensor(wrapper: torch.Tensor, name: str, form: GradientForm | None = N
         with torch.enable_grad():
             found: torch.Tensor = InnerTensor.apply(wrapper, name, form or GradientForm())  # type: ignore[no-untyped-call]
     else:
-        found = parts_of(wrapper)[0][name].detach()
+        found = detached(parts_of(wrapper)[0][name])
     note_origin(found, wrapper)
     return found
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without its autograd graph. ``detach()`` of a wrapper is the class's own, which may forget attributes of it."""
+    if not private_tensors.is_wrapper(tensor):
+        return tensor.detach()
+    return WrapperMaker.of(tensor).build({name: detached(item) for name, item in parts_of(tensor)[0].items()})
+
+
+def requires_inner_gradient(wrapper: torch.Tensor, name: str) -> bool:
+    """Whether an inner tensor requires a gradient by itself, so that it is another leaf than the wrapper."""
+    inner = getattr(wrapper, name, None)
+    return isinstance(inner, torch.Tensor) and inner.requires_grad
 
 
 @dataclass(frozen=True)
