@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions.shared import TABLE, handles
 from dovetail.frontend.protocol import FrameRunner
@@ -75,18 +73,12 @@ def push_exc_info(interpreter: FrameRunner, frame: Frame, instruction: Instructi
     frame.stack.append(error)
 
 
-def check_classes(kinds: Any) -> tuple[Any, ...]:
-    """The exception classes of a handler; raises TypeError where one of them is none."""
-    found = kinds if isinstance(kinds, tuple) else (kinds,)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
-        raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-    return found
-
-
 @handles("CHECK_EXC_MATCH")
 def check_exc_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kinds = frame.stack.pop()
-    check_classes(kinds)
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
     # As Python does it: by the real class, whatever __instancecheck__ says.
     frame.stack.append(issubclass(type(frame.stack[-1]), kinds))
 
