@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.frontend.code.frame import NULL, Frame, Instruction
 from dovetail.frontend.instructions.shared import TABLE, handles
 from dovetail.frontend.protocol import FrameRunner
@@ -98,11 +100,21 @@ def reraise(interpreter: FrameRunner, frame: Frame, instruction: Instruction) ->
 # --- with -------------------------------------------------------------------------------------------------------------
 
 
+def _special(manager: Any, name: str) -> Any:
+    """A special method, looked up on the class."""
+    for owner in type(manager).__mro__:
+        if name in owner.__dict__:
+            found = owner.__dict__[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, manager, type(manager))
+    raise TypeError(f"{type(manager).__name__!r} object does not support the context manager protocol")
+
+
 @handles("BEFORE_WITH")
 def before_with(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
-    enter = interpreter.load_special(manager, "__enter__")
-    leave = interpreter.load_special(manager, "__exit__")
+    enter = _special(manager, "__enter__")
+    leave = _special(manager, "__exit__")
     frame.stack.append(leave)
     frame.stack.append(interpreter.call(enter, (), {}))
 
