@@ -26,6 +26,7 @@ Pass = Callable[["JointGraph"], "JointGraph | torch.fx.GraphModule | None"]
 
 _VERBS = {
     "apply": "dovetail.passes.editing:apply_pass",
+    "call": "dovetail.passes.editing:insert_call",
     "compile": "dovetail.face.loading:compile_joint",
     "export": "dovetail.artefacts.export:export_joint",
     "print": "dovetail.report.joint_graphs:print_joint",
@@ -140,20 +141,7 @@ class JointGraph:
 
         Its shape is computed when the pass is over (see :meth:`apply`).
         """
-        nodes: list[torch.fx.Node] = []
-        torch.fx.node.map_arg((args, kwargs), nodes.append)
-        last = max(nodes, key=lambda node: node._sort_key) if nodes else None
-        inputs = self.graph.find_nodes(op="placeholder")
-        if last is None or last.op == "placeholder":
-            phase = "backward" if any(node in inputs[self.num_primals :] for node in nodes) else "forward"
-            last = inputs[-1] if inputs else None
-        else:
-            phase = last.meta.get("phase", "backward")
-        with self.graph.inserting_after(last):
-            made = self.graph.call_function(target, args, kwargs)
-        made.meta["phase"] = phase
-        if last is not None and "user_line" in last.meta:
-            made.meta["user_line"] = last.meta["user_line"]
+        made: torch.fx.Node = _verb("call")(self, target, args, kwargs)
         return made
 
     def nodes_of(self, phase: str) -> list[torch.fx.Node]:

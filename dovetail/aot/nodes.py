@@ -72,6 +72,21 @@ def depending_on(nodes: Iterable[torch.fx.Node], starts: Collection[torch.fx.Nod
     return found
 
 
+def needed_for(
+    nodes: Iterable[torch.fx.Node | None], given: Collection[torch.fx.Node] = frozenset()
+) -> set[torch.fx.Node]:
+    """These nodes and all that they are computed from; ``given`` are nodes whose values are there already."""
+    found: set[torch.fx.Node] = set()
+    stack = [node for node in nodes if node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node not in given:
+                stack += node.all_input_nodes
+    return found
+
+
 def kept_anyway(graph: torch.fx.Graph) -> frozenset[int]:
     """The memory of parameters and buffers, which outlives every call: to save one, or a view of one, costs nothing."""
     placeholders = graph.find_nodes(op="placeholder")

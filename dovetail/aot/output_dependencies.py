@@ -6,7 +6,7 @@ gradient where eager gives one. The runtime refuses such a request (:mod:`doveta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dovetail.aot.outputs import DescribedOutputs
 from dovetail.errors import CaptureError
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputDependency, OutputTensor, ViewOutput
 from dovetail.trace import TracedInput
+from dovetail.trace.overrides import autograd_nodes
 
 Edge = tuple[Any, int]
 """A place of the autograd graph where a gradient arrives: a node and the number of its output."""
@@ -22,19 +23,6 @@ Edge = tuple[Any, int]
 
 def _edge_of(value: torch.Tensor) -> Edge:
     return value.grad_fn, value.output_nr
-
-
-def edges_behind(roots: Sequence[Any]) -> Iterator[Edge]:
-    """All edges that a gradient passes on its way from these nodes on."""
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        for edge in stack.pop().next_functions:
-            if edge[0] is not None:
-                yield edge
-                if edge[0] not in seen:
-                    seen.add(edge[0])
-                    stack.append(edge[0])
 
 
 def find_dependencies(
@@ -64,7 +52,7 @@ def find_dependencies(
     for index, (value, flag) in enumerate(zip(described.values, differentiable, strict=True)):
         if not flag:
             continue
-        behind = set(edges_behind([value.grad_fn]))
+        behind = {edge for node in autograd_nodes([value]) for edge in node.next_functions}
         used = [item for edge, item in results.items() if edge in behind and item[1] != index]
         changed = [item for edge, item in written.items() if edge in behind and item[1] != index]
         if used or changed:

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import AliasBase, Descriptor, MutatedInput, UserOutput
+from dovetail.aot.tangents import overlaps_itself
 from dovetail.aot.views import AutogradView, StridedView, reads_other_bits, view_of_custom_function, whole_view
 from dovetail.errors import CaptureError
 from dovetail.guards import GuardSet
@@ -245,7 +246,8 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
         or private_tensors.size_inside(value) != fake.shape
     ):
         raise CaptureError(f"{item.name} changes its shape in place", advice="make a new tensor instead")
-    if real.layout is torch.strided and not private_tensors.is_fake(real) and _may_overlap_itself(real):
+    is_plain = real.layout is torch.strided and not private_tensors.is_fake(real)
+    if is_plain and real.numel() > 1 and overlaps_itself(real):
         raise CaptureError(
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
@@ -256,17 +258,3 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
             raise CaptureError(
                 f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
             )
-
-
-def _may_overlap_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a real tensor may share one place in memory."""
-    if tensor.numel() < 2:
-        return False
-    reach = 0
-    for step, size in sorted(
-        (step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
-    ):
-        if step <= reach:
-            return True
-        reach += (size - 1) * step
-    return False

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.aot.descriptors import Descriptor, SavedForBackward
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import BY_USER_BACKWARD, IN_BACKWARD, SAVE, memory_of, must_stay, saved_bytes
+from dovetail.aot.nodes import BY_USER_BACKWARD, IN_BACKWARD, SAVE, memory_of, must_stay, needed_for, saved_bytes
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -187,15 +187,7 @@ def _extract(
     staying: Sequence[torch.fx.Node],
 ) -> torch.fx.GraphModule:
     """The part of the graph that computes ``outputs`` and ``staying`` from ``inputs``, in the same order, with all metadata."""
-    wanted: set[torch.fx.Node] = set()
-    given = set(inputs)
-    stack = [*(node for node in outputs if node is not None), *staying]
-    while stack:
-        node = stack.pop()
-        if node not in wanted:
-            wanted.add(node)
-            if node not in given:
-                stack.extend(node.all_input_nodes)
+    wanted = needed_for((*outputs, *staying), set(inputs))
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in inputs:

@@ -90,9 +90,6 @@ class FrameRunner(Protocol):
     def delete_attribute(self, target: Any, name: str) -> None:
         """``del target.name``."""
 
-    def load_special(self, target: Any, name: str) -> Any:
-        """A special method, looked up on the class."""
-
     def load_item(self, target: Any, key: Any) -> Any:
         """``target[key]``."""
 

@@ -198,7 +198,9 @@ class DifferentiableBackward:
         if kept.states is None:
             gradients = found.run(inputs)
         else:
-            with private_state.random_states_set(kept.states, self.needed.cuda_devices):
+            devices = self.needed.cuda_devices
+            with torch.random.fork_rng(devices=list(devices)):
+                private_state.set_random_states(kept.states, devices)
                 gradients = found.run(inputs)
         if found not in self._compared and not private_state.is_any_autocast_on():
             with torch.no_grad():

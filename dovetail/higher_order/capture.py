@@ -14,7 +14,7 @@ has a program tape too, the order after it is made in the same way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import compile_joint
 from dovetail.aot.descriptors import Descriptor, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import has_symbolic_sizes
+from dovetail.aot.nodes import has_symbolic_sizes, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.aot.steps import differentiable_backward as provides_derivatives
 from dovetail.errors import UserLocation
@@ -60,18 +60,6 @@ class _NoGuards(GuardSet):
 
     def add_separate_memory(self, index: int) -> None:
         """Inputs are written to in clones only."""
-
-
-def needed_for(nodes: Iterable[torch.fx.Node | None]) -> set[torch.fx.Node]:
-    """These nodes and all that they are computed from."""
-    found: set[torch.fx.Node] = set()
-    stack = [node for node in nodes if node is not None]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def needed_inputs(joint: JointGraph) -> NeededInputs:

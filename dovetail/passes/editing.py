@@ -41,6 +41,25 @@ def apply_pass(joint: JointGraph, graph_pass: Pass, name: str | None = None) -> 
     return returned.with_graph(returned.graph_module, record)
 
 
+def insert_call(joint: JointGraph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+    """See :meth:`dovetail.aot.joint_graph.JointGraph.call`."""
+    nodes: list[torch.fx.Node] = []
+    torch.fx.node.map_arg((args, kwargs), nodes.append)
+    last = max(nodes, key=lambda node: node._sort_key) if nodes else None
+    inputs = joint.graph.find_nodes(op="placeholder")
+    if last is None or last.op == "placeholder":
+        phase = "backward" if any(node in inputs[joint.num_primals :] for node in nodes) else "forward"
+        last = inputs[-1] if inputs else None
+    else:
+        phase = last.meta.get("phase", "backward")
+    with joint.graph.inserting_after(last):
+        made = joint.graph.call_function(target, args, kwargs)
+    made.meta["phase"] = phase
+    if last is not None and "user_line" in last.meta:
+        made.meta["user_line"] = last.meta["user_line"]
+    return made
+
+
 def fill_values(joint: JointGraph) -> None:
     """Compute the fake value of nodes that have none, or that a pass has changed since they were signed."""
     stale: set[torch.fx.Node] = set()

@@ -91,14 +91,6 @@ def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int
         torch.cuda.set_rng_state(state, device)
 
 
-@contextlib.contextmanager
-def random_states_set(states: Sequence[torch.Tensor], cuda_devices: Sequence[int]) -> Iterator[None]:
-    """Earlier states of the default generators in the block, and their own ones after it."""
-    with torch.random.fork_rng(devices=list(cuda_devices)):
-        set_random_states(states, cuda_devices)
-        yield
-
-
 _Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
 #: The switches that choose kernels: name, reader, writer.

@@ -211,7 +211,8 @@ def _compile_twice(
         gpus = used_gpus()
         before = private_state.random_states(gpus)
         outputs = run_inner(inputs)
-        with private_state.random_states_set(before, gpus):
+        with torch.random.fork_rng(devices=list(gpus)):
+            private_state.set_random_states(before, gpus)
             report(measure(graph, kept, outputs[:count], kind))
         return outputs
 

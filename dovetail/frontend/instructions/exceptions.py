@@ -75,18 +75,12 @@ def push_exc_info(interpreter: FrameRunner, frame: Frame, instruction: Instructi
     frame.stack.append(error)
 
 
-def check_classes(kinds: Any) -> tuple[Any, ...]:
-    """The exception classes of a handler; raises TypeError where one of them is none."""
-    found = kinds if isinstance(kinds, tuple) else (kinds,)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
-        raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-    return found
-
-
 @handles("CHECK_EXC_MATCH")
 def check_exc_match(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     kinds = frame.stack.pop()
-    check_classes(kinds)
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
     # As Python does it: by the real class, whatever __instancecheck__ says.
     frame.stack.append(issubclass(type(frame.stack[-1]), kinds))
 
@@ -106,11 +100,21 @@ def reraise(interpreter: FrameRunner, frame: Frame, instruction: Instruction) ->
 # --- with -------------------------------------------------------------------------------------------------------------
 
 
+def _special(manager: Any, name: str) -> Any:
+    """A special method, looked up on the class."""
+    for owner in type(manager).__mro__:
+        if name in owner.__dict__:
+            found = owner.__dict__[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, manager, type(manager))
+    raise TypeError(f"{type(manager).__name__!r} object does not support the context manager protocol")
+
+
 @handles("BEFORE_WITH")
 def before_with(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
-    enter = interpreter.load_special(manager, "__enter__")
-    leave = interpreter.load_special(manager, "__exit__")
+    enter = _special(manager, "__enter__")
+    leave = _special(manager, "__exit__")
     frame.stack.append(leave)
     frame.stack.append(interpreter.call(enter, (), {}))
 

@@ -34,16 +34,31 @@ TABLE |= {
 
 # --- operators --------------------------------------------------------------------------------------------------------
 
-_NAMES = ("add", "and_", "floordiv", "lshift", "matmul", "mul", "mod", "or_", "pow", "rshift", "sub", "truediv", "xor")
-#: In the order of the argument of BINARY_OP: all operators, then all of them in place.
+#: Names and symbols, in the order of the argument of BINARY_OP.
+SYMBOLS = {
+    "add": "+",
+    "and": "&",
+    "floordiv": "//",
+    "lshift": "<<",
+    "matmul": "@",
+    "mul": "*",
+    "mod": "%",
+    "or": "|",
+    "pow": "** or pow()",
+    "rshift": ">>",
+    "sub": "-",
+    "truediv": "/",
+    "xor": "^",
+}
+#: All operators, then all of them in place.
 BINARY: tuple[Callable[[Any, Any], Any], ...] = tuple(
-    getattr(operator, name) for name in (*_NAMES, *(f"i{name.rstrip('_')}" for name in _NAMES))
+    getattr(operator, name) for name in (*(f"__{name}__" for name in SYMBOLS), *(f"i{name}" for name in SYMBOLS))
 )
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
     "==": operator.eq,
     "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }

@@ -85,12 +85,6 @@ class Attributes(LookupGuards):
             return self.call(getter, (target, name), {})
         return self.load_default_attribute(target, name)
 
-    def load_special(self, target: Any, name: str) -> Any:
-        found, owner = class_attribute(type(target), name)
-        if owner is None:
-            raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
-        return types.MethodType(found, target) if isinstance(found, types.FunctionType) else getattr(target, name)
-
     # --- tensors, modules, functions ----------------------------------------------------------------------------------
 
     def _load_tensor_attribute(self, target: torch.Tensor, name: str) -> Any:

@@ -132,16 +132,6 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         # And every generator has one that turns a StopIteration into a RuntimeError.
         return handler is not None and frame.decoded.instructions[handler.target].opname != "CALL_INTRINSIC_1"
 
-    @property
-    def frame(self) -> Frame | None:
-        """The suspended frame; None once the generator has ended."""
-        return self._frame
-
-    @property
-    def started(self) -> bool:
-        """Whether the first item has been asked for."""
-        return self._started
-
     def __recipe__(self) -> tuple[Any, list[Any]]:
         """How a generator is made again outside of the trace; see :mod:`dovetail.runtime.recipe_builder`."""
         if self._frame is None:

@@ -230,14 +230,6 @@ class Machine(FrameRunner):
         self.load_cell(frame, name)
         del frame.cells[name].cell_contents
 
-    def load_special(self, target: Any, name: str) -> Any:
-        for owner in type(target).__mro__:
-            if name in owner.__dict__:
-                found = owner.__dict__[name]
-                bind = getattr(type(found), "__get__", None)
-                return found if bind is None else bind(found, target, type(target))
-        raise TypeError(f"{type(target).__name__!r} object does not support the context manager protocol")
-
     def operate(self, function: Callable[..., Any], *operands: Any) -> Any:
         return function(*operands)
 

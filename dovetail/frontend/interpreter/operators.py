@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break, Frame
+from dovetail.frontend.instructions.operations import BINARY, COMPARE, SYMBOLS
 from dovetail.frontend.interpreter.containers import CONTAINERS, Containers
 from dovetail.frontend.interpreter.lookup import class_attribute, has_native_method, python_method
 from dovetail.frontend.rules import Jump, branch_rule, kind_among, number_rule, operator_rule
@@ -18,29 +19,13 @@ from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
-BINARY_NAMES: dict[Any, tuple[str, str]] = {
-    operator.add: ("add", "+"),
-    operator.sub: ("sub", "-"),
-    operator.mul: ("mul", "*"),
-    operator.truediv: ("truediv", "/"),
-    operator.floordiv: ("floordiv", "//"),
-    operator.mod: ("mod", "%"),
-    operator.pow: ("pow", "** or pow()"),
-    operator.matmul: ("matmul", "@"),
-    operator.and_: ("and", "&"),
-    operator.or_: ("or", "|"),
-    operator.xor: ("xor", "^"),
-    operator.lshift: ("lshift", "<<"),
-    operator.rshift: ("rshift", ">>"),
-}
-IN_PLACE: dict[Any, Any] = {getattr(operator, f"i{name}"): function for function, (name, _) in BINARY_NAMES.items()}
+BINARY_NAMES: dict[Any, tuple[str, str]] = dict(zip(BINARY, SYMBOLS.items(), strict=False))
+IN_PLACE: dict[Any, Any] = dict(zip(BINARY[len(SYMBOLS) :], BINARY, strict=False))
+_MIRRORED = str.maketrans("<>", "><")
+#: The method of the left operand, that of the right one, and the symbol.
 COMPARISONS: dict[Any, tuple[str, str, str]] = {
-    operator.eq: ("__eq__", "__eq__", "=="),
-    operator.ne: ("__ne__", "__ne__", "!="),
-    operator.lt: ("__lt__", "__gt__", "<"),
-    operator.le: ("__le__", "__ge__", "<="),
-    operator.gt: ("__gt__", "__lt__", ">"),
-    operator.ge: ("__ge__", "__le__", ">="),
+    function: (f"__{function.__name__}__", f"__{COMPARE[symbol.translate(_MIRRORED)].__name__}__", symbol)
+    for symbol, function in COMPARE.items()
 }
 UNARY: dict[Any, str] = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__"}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
