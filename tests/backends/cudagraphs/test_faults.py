@@ -169,7 +169,7 @@ def no_mutations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shallow_mutations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of tensors are not looked into."""
-    from dovetail.backends import mutations
+    from dovetail.passes import mutations
 
     whole = mutations.written_arguments
 
