@@ -18,7 +18,7 @@ import torch
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule, method_rule, value_kind
+from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule, method_rule, rule, value_kind
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source
@@ -127,6 +127,23 @@ class SparseKind(ValueKind):
 @method_rule(*_MAKES_COMPRESSED)
 def _compressed(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     return _call(interpreter.trace, function, args, kwargs)
+
+
+@method_rule("to_dense", "_to_dense")
+def _to_dense(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    # Traced, torch 2.13 loses the gradient of a tensor in coordinates that was made inside.
+    value = getattr(function, "__self__", None) if not args else args[0]
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.requires_grad:
+        raise Break("to_dense of a sparse tensor that is made inside", "make the sparse tensor outside of the function")
+    return NotImplemented
+
+
+@rule(torch.sparse.sum)
+def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    value = args[0] if args else kwargs.get("input")
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.requires_grad:
+        raise Break("a sparse tensor that is made inside is summed", "make the sparse tensor outside of the function")
+    return interpreter.call_torch(torch.sparse.sum, args, kwargs)
 
 
 value_kind(SparseKind(), SparseValue)
