@@ -19,21 +19,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Where a shown frame is no line of the program's: packages whose frames eager does not have, or has in another shape.
-_INTERNAL = (
-    "dovetail.",
-    "torch._ops",
-    "torch._subclasses",
-    "torch._library",
-    "torch._prims_common",
-    "torch._refs",
-    "torch._decomp",
-    "torch._meta_registrations",
-    "torch._functorch",
-    "torch.fx.experimental",
-    "torch.overrides",
-    "torch.utils._python_dispatch",
-)
+from dovetail.torch_private import calls as private_calls
+
+#: Where a shown frame is no line of the program's.
+_INTERNAL = ("dovetail.", *private_calls.TRACING_PACKAGES)
 
 #: Constants by which the code made here is known: of a frame that only stands for one, and of one that really calls.
 _STANDS, _CALLS = "dovetail: stands for a frame", "dovetail: calls for a frame"

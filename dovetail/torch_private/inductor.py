@@ -66,6 +66,10 @@ def inductor_realize() -> Any:
     return torch.ops._inductor_test.realize.default
 
 
+#: Where users find Inductor's settings.
+SETTINGS = "torch._inductor.config"
+
+
 def inductor_setting_names() -> set[str]:
     """Names of Inductor's own settings."""
     from torch._inductor import config

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.errors import GraphBreakError
+from tests.differential import same
 
 
 class KeptOnContext(torch.autograd.Function):
@@ -81,11 +82,26 @@ class TheResult(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        # Nobody else has it.
+        # Nobody else has it, but the next backward reads it again.
         return gradient * ctx.own.mul_(2), None
 
 
-FUNCTIONS = (KeptOnContext, Saved, ViewOfContext, ByOut, TheGradient, TheResult)
+class ItsOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        made = x.cos()
+        made.mul_(gradient)
+        made[:1] += 0
+        return made, None
+
+
+FUNCTIONS = (ItsOwn, KeptOnContext, Saved, ViewOfContext, ByOut, TheGradient, TheResult)
 
 
 class Model(nn.Module):
@@ -122,9 +138,26 @@ def test_training_is_that_of_eager(function: type[torch.autograd.Function], back
 
 
 def test_a_write_to_its_own_tensor_breaks_no_graph() -> None:
-    expected = train(TheResult, lambda model: model)
-    found = train(TheResult, lambda model: dovetail.compile(model, backend="aten", fullgraph=True))
+    expected = train(ItsOwn, lambda model: model)
+    found = train(ItsOwn, lambda model: dovetail.compile(model, backend="aten", fullgraph=True))
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_next_backward_of_a_call_reads_what_the_last_one_wrote(function: type[torch.autograd.Function]) -> None:
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        seen, x = torch.zeros(3), torch.arange(3.0, requires_grad=True)
+        y = wrap(lambda x: function.apply(x, seen))(x)  # type: ignore[no-untyped-call]
+        found: list[Any] = []
+        for _ in range(3):
+            try:
+                found += torch.autograd.grad(y, x, torch.ones(3), retain_graph=True)
+            except RuntimeError as error:
+                found.append("modified by an inplace operation" in str(error))
+        return [*found, seen]
+
+    same(run(lambda function: function), run(lambda function: dovetail.compile(function, backend="aten")))
 
 
 def test_the_error_names_the_tensor() -> None:

@@ -104,7 +104,7 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(given.keys() - private_inductor.inductor_setting_names())
     if unknown:
         raise OptionError(
-            f"backend 'inductor' has no option {unknown[0]!r}", advice="use names from torch._inductor.config"
+            f"backend 'inductor' has no option {unknown[0]!r}", advice=f"use names from {private_inductor.SETTINGS}"
         )
     passes = _passes(tuple(work_around.__name__ for work_around in WORKAROUNDS))
     return {**passes, "fallback_random": True, **given}

@@ -129,20 +129,21 @@ def _compressed(interpreter: TracingInterpreter, function: Any, args: Arguments,
     return _call(interpreter.trace, function, args, kwargs)
 
 
+def _check_made_inside(value: Any, what: str) -> None:
+    """Refuse a call through which torch 2.13, traced, loses the gradient of a tensor in coordinates that was made inside."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.requires_grad:
+        raise Break(f"{what} of a sparse tensor that is made inside", "make the sparse tensor outside of the function")
+
+
 @method_rule("to_dense", "_to_dense")
 def _to_dense(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    # Traced, torch 2.13 loses the gradient of a tensor in coordinates that was made inside.
-    value = getattr(function, "__self__", None) if not args else args[0]
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.requires_grad:
-        raise Break("to_dense of a sparse tensor that is made inside", "make the sparse tensor outside of the function")
+    _check_made_inside(args[0] if args else getattr(function, "__self__", None), "to_dense")
     return NotImplemented
 
 
 @rule(torch.sparse.sum)
 def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    value = args[0] if args else kwargs.get("input")
-    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo and value.requires_grad:
-        raise Break("a sparse tensor that is made inside is summed", "make the sparse tensor outside of the function")
+    _check_made_inside(args[0] if args else kwargs.get("input"), "torch.sparse.sum")
     return interpreter.call_torch(torch.sparse.sum, args, kwargs)
 
 

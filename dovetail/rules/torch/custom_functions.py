@@ -1,8 +1,13 @@
-"""Custom ``autograd.Function``: its forward and backward are interpreted, and the call is one call of the program."""
+"""Custom ``autograd.Function``: its forward and backward are interpreted, and the call is one call of the program.
+
+What a backward writes to a tensor that the forward has computed, the next backward of the same call (``retain_graph=True``) would
+read. A graph starts anew each time, so eager runs such functions.
+"""
 
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +16,10 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
+from dovetail.torch_private import operators as private_operators
+from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
+from dovetail.trace.repeats import draws_random_numbers
+from dovetail.trace.trace import open_trace
 
 _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp")
 
@@ -58,3 +67,36 @@ def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -
     if interpreter.effects.writes != writes:
         recorder.refuse_replay("a custom autograd.Function in it writes to Python objects")
     return result
+
+
+def refuse_writes_to_the_forward(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a write of a hook or a custom backward to what the forward has computed. Inputs and results are told by name when
+    the backward has been captured.
+    """
+    trace = open_trace()
+    if trace is None or trace.phase != "backward" or not trace.user_backward:
+        return
+    for position, argument in enumerate(operator._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(value, torch.Tensor):
+            continue
+        node = trace.node_of(value)
+        while _is_view(node):
+            node = node.all_input_nodes[0]
+        # A checkpointed region, called again with recording on, is given the forward's own random numbers as a tensor of its own.
+        drawn_again = torch.is_grad_enabled() and draws_random_numbers(node.target)
+        if node.op != "placeholder" and node.meta.get("phase") == "forward" and not drawn_again:
+            raise RefusedOperatorError(
+                "a hook or a custom backward writes to a tensor that the forward has computed",
+                advice="write to a clone of it",
+            )
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, private_operators.OpOverload):
+        return False
+    first = next(iter(node.target._schema.arguments), None)
+    return first is not None and first.alias_info is not None and not first.alias_info.is_write
+
+
+WRITE_CHECKS.append(refuse_writes_to_the_forward)

@@ -23,12 +23,12 @@ interpret_modules(
     *("torch.nn.utils.parametrizations", "torch.nn.utils.stateless"),
     # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
     *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.prune"),
-    "torch.nn.utils._named_member_accessor",
     # Switches.
     *("torch.backends.mha", "torch.__future__"),
     # They set parameters, or make modules.
     *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
-    *("torch.nn.utils.memory_format", "torch._functorch.functional_call", "torch.utils._pytree"),
+    "torch.nn.utils.memory_format",
+    *private_calls.READS_THE_PROGRAM,
     # They call one another, and those of the user.
     *("torch.distributions.transforms", "torch.utils.data.dataset"),
 )
