@@ -69,7 +69,7 @@ def without_autocast() -> Iterator[None]:
 def _reduced_precision() -> tuple[Any, ...]:
     matmul = torch.backends.cuda.matmul
     reductions = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    return matmul.allow_tf32, *reductions
+    return private_state.unless_mixed(lambda: matmul.allow_tf32), *reductions
 
 
 def _default_device() -> torch.device | None:

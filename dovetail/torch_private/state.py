@@ -93,6 +93,37 @@ def set_random_states(states: Sequence[torch.Tensor], cuda_devices: Sequence[int
 
 _Switch = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
+#: The precision of float32 arithmetic for a backend and a kind of operator: torch's newer switches.
+fp32_precision = torch._C._get_fp32_precision_getter
+_PRECISIONS = [
+    ("generic", "all"),
+    *((name, part) for name in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
+]
+
+
+def unless_mixed(read: Callable[[], Any]) -> Any:
+    """What an older switch of precision says; the newer ones where torch refuses to read the older one beside them."""
+    try:
+        return read()
+    except RuntimeError:
+        return every_precision()
+
+
+def every_precision() -> tuple[str, ...]:
+    """All of the newer switches."""
+    return tuple([fp32_precision(*one) for one in _PRECISIONS])
+
+
+def set_every_precision(precisions: Sequence[str]) -> None:
+    """Put all of them back to what :func:`every_precision` read."""
+    for one, precision in zip(_PRECISIONS, precisions, strict=True):
+        torch._C._set_fp32_precision_setter(*one, precision)
+
+
+def _put_back(write: Callable[[Any], Any], value: Any) -> None:
+    (set_every_precision if isinstance(value, tuple) else write)(value)
+
+
 #: The switches that choose kernels: name, reader, writer.
 _KERNEL_SWITCHES: tuple[_Switch, ...] = (
     ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
@@ -116,7 +147,7 @@ _KERNEL_SWITCHES: tuple[_Switch, ...] = (
     ),
     (
         "float32 precision on CUDA",
-        functools.partial(torch._C._get_fp32_precision_getter, "cuda", "all"),
+        functools.partial(fp32_precision, "cuda", "all"),
         functools.partial(torch._C._set_fp32_precision_setter, "cuda", "all"),
     ),
 )
@@ -131,6 +162,7 @@ _SWITCHES: tuple[_Switch, ...] = (
     ("view replay", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
     ("forward gradients", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
 )
+_READERS = tuple(read for _, read, _ in _SWITCHES)
 
 
 def global_state_check() -> Callable[[], bool]:
@@ -140,14 +172,17 @@ def global_state_check() -> Callable[[], bool]:
 
 def kernel_flags(read: tuple[Callable[[], Any], ...] = _KERNEL_READERS) -> tuple[Any, ...]:
     """The switches that choose kernels, in the order of :data:`KERNEL_FLAG_NAMES`."""
-    return tuple([one() for one in read])
+    try:
+        return tuple([one() for one in read])
+    except RuntimeError:
+        return tuple(map(unless_mixed, read))
 
 
 def set_kernel_flags(old: tuple[Any, ...], new: tuple[Any, ...]) -> None:
     """Set the switches that differ between two results of :func:`kernel_flags`."""
     for (_, _, write), before, after in zip(_KERNEL_SWITCHES, old, new, strict=True):
         if before != after:
-            write(after)
+            _put_back(write, after)
 
 
 @dataclass(frozen=True)
@@ -180,7 +215,7 @@ class StateOfTorch:
             _autograd._saved_tensors_hooks_get_disabled_error_message(),
             forward_ad_level(),
             (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            tuple([read() for _, read, _ in _SWITCHES]),
+            kernel_flags(_READERS),
         )
 
     def restore(self) -> None:
@@ -204,5 +239,5 @@ class StateOfTorch:
         if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != self.anomaly:
             torch.autograd.set_detect_anomaly(*self.anomaly)
         for (_, read, write), value in zip(_SWITCHES, self.switches, strict=True):
-            if read() != value:
-                write(value)
+            if unless_mixed(read) != value:
+                _put_back(write, value)

@@ -24,7 +24,7 @@ interpret_modules(
     # Hooks of modules that are objects: they compute a parameter and set it as an attribute.
     *("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm", "torch.nn.utils.prune"),
     # Switches.
-    *("torch.backends.mha", "torch.__future__"),
+    *("torch.backends", "torch.backends.mha", "torch.__future__"),
     # They set parameters, or make modules.
     *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
     "torch.nn.utils.memory_format",

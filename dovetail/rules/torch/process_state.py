@@ -5,6 +5,7 @@ The answer is a guard: whoever initialises ``torch.distributed`` between two cal
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import ComputedSource, Equals
+from dovetail.torch_private import state as private_state
 
 _ANSWERS: tuple[Callable[[], Any], ...] = (
     torch.get_num_threads,
@@ -49,3 +51,13 @@ def _guard_answer(function: Callable[[], Any]) -> None:
 
 for _function in _ANSWERS:
     _guard_answer(_function)
+
+
+@rule(private_state.fp32_precision)
+def _precision(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """``torch.backends.*.fp32_precision``, in which one backend's answer may come from another one's switch."""
+    if len(args) == 2 and not kwargs and all(type(item) is str for item in args):
+        values, name = interpreter.values, f"fp32_precision of {args[0]}, {args[1]}"
+        read = functools.partial(private_state.fp32_precision, *args)
+        values.guard(ComputedSource(_answer, (values.pin(read, name),), name), Equals(read()), f"{name} was read")
+    return interpreter.native(private_state.fp32_precision, args, kwargs)
