@@ -1,11 +1,11 @@
-"""Symbolic numbers after they are made: other values for their symbols, bounds, the nodes that they are recorded as.
+"""Symbolic numbers after they are made: bounds, the nodes that they are recorded as.
 
 Checked on torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -16,25 +16,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._thunk import Thunk
 
-from dovetail.torch_private.sizes import expression_of, is_symbolic, symbols_of
-
-
-def value_at(value: Any, numbers: Mapping[Any, int]) -> int:
-    """What a size is for these values of its symbols; nothing is guarded."""
-    return int(expression_of(value).xreplace(dict(numbers))) if is_symbolic(value) else int(value)
-
-
-def values_of_symbols(values: Iterable[Any]) -> dict[Any, int]:
-    """The symbols in some sizes, in order of their names, with what each was at capture."""
-    found: dict[Any, int] = {}
-    for value in values:
-        if is_symbolic(value):
-            environment = value.node.shape_env
-            known = (
-                environment.backed_var_to_val if hasattr(environment, "backed_var_to_val") else environment.var_to_val
-            )
-            found.update({symbol: int(known[symbol]) for symbol in symbols_of(value.node.expr)})
-    return dict(sorted(found.items(), key=lambda item: str(item[0])))
+from dovetail.torch_private.sizes import is_symbolic
 
 
 def new_size(environment: ShapeEnv, hint: int, name: str, low: int, high: int | None) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
-from torch._higher_order_ops.associative_scan import associative_scan
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -39,7 +38,6 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "PythonKeyTracer",
     "TorchDispatchMode",
-    "associative_scan",
     "decompose",
     "disable_autocast_cache",
     "disable_current_modes",

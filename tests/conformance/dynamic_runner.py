@@ -145,8 +145,8 @@ def _captures(compiled: Any, fullgraph: bool) -> int:
     return sum(event.name == "compile" for event in dovetail.events_of(compiled).events)
 
 
-def _has_whole_loops(compiled: Any) -> bool:
-    """Whether a graph has a loop over a changing size in it that is one call."""
+def _has_whole_calls(compiled: Any) -> bool:
+    """Whether a graph has a whole call in it, such as a recurrent network."""
     graphs = [entry.compiled.joint.graph for entry in compiled.compiled_call.entries if entry.compiled is not None]
     return any("dovetail.whole_call" in str(node.target) for graph in graphs for node in graph.nodes)
 
@@ -175,7 +175,7 @@ def _check(name: str, fullgraph: bool) -> DynamicResult:
             expected = _step(model, model, batch, 3)
             actual = _step(twin, compiled, batch, 3)
             found = _differences(expected, actual)
-            if not fullgraph or _has_whole_loops(compiled):
+            if not fullgraph or _has_whole_calls(compiled):
                 # A tensor that two graphs share, or a loop that is one call and what comes after it, gets its gradient as a
                 # sum of theirs: the same terms in another order.
                 found = [difference for difference in found if difference.kind != "values, by rounding"]

@@ -22,13 +22,13 @@ _NO_FALL_THROUGH = frozenset(
 _FRAME_READERS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
 
 
-def may_read_frames(code: types.CodeType) -> bool:
+def _may_read_frames(code: types.CodeType) -> bool:
     """Whether a function may look at variables otherwise than by their names; ``torch.stack`` is not ``inspect.stack``."""
     names = set(code.co_names)
     return bool(_FRAME_READERS & names) or {"inspect", "stack"} <= names
 
 
-def successors(decoded: Decoded, position: int) -> list[int]:
+def _successors(decoded: Decoded, position: int) -> list[int]:
     """The instructions that may run after one, also as handlers of its exceptions."""
     instruction = decoded.instructions[position]
     following: list[int] = []
@@ -57,7 +57,7 @@ def live_locals(code: types.CodeType) -> tuple[frozenset[str], ...]:
     """
     decoded = decode(code)
     everything = frozenset(code.co_varnames)
-    if may_read_frames(code):
+    if _may_read_frames(code):
         return (everything,) * len(decoded.instructions)
     # Zero-argument super() finds the first argument without an instruction that loads it.
     always = frozenset(code.co_varnames[:1]) if "super" in code.co_names else frozenset()
@@ -75,7 +75,7 @@ def live_locals(code: types.CodeType) -> tuple[frozenset[str], ...]:
     while changed:
         changed = False
         for position in range(len(reads) - 1, -1, -1):
-            after = always.union(*(live[following] for following in successors(decoded, position)))
+            after = always.union(*(live[following] for following in _successors(decoded, position)))
             before = reads[position] | (after - writes[position])
             if before != live[position]:
                 live[position] = before

@@ -92,13 +92,6 @@ class Machine(FrameRunner):
             result = self.step(frames)
         return result
 
-    def run_between(self, frame: Frame, start: int, stop: int) -> None:
-        """Run the instructions of a frame from one position until another one is next."""
-        frame.position = start
-        while frame.position != stop:
-            outcome = self._one(frame)
-            frame.position = frame.position + 1 if outcome is None else outcome
-
     def run_frame(self, frame: Frame, error: BaseException | None) -> Return | Yield:
         """Run one frame until it returns or yields; ``error`` is raised at the current instruction first."""
         self.frames.append(frame)

@@ -1,9 +1,8 @@
-"""Loops over a size that changes: ``for i in range(n)``, ``for part in x.split(4, dim=1)``.
+"""Loops over a size that changes: ``for i in range(n)``.
 
 An unrolled loop holds the graph to the number of its rounds, and to no more than that: ``range(0, n, 128)`` has one round for many
-sizes. A loop that does nothing but compute is one call for all sizes (:mod:`dovetail.rules.sizes.regions`). Where the number of
-rounds of another was seen to change, each would be a graph of its own, without end: the graph breaks there, the loop runs for real,
-and its body is a graph that all rounds of all calls share. ``fullgraph=True`` unrolls it all the same.
+sizes. Where the number of rounds was seen to change, each would be a graph of its own, without end: the graph breaks there, the
+loop runs for real, and its body is a graph that all rounds of all calls share. ``fullgraph=True`` unrolls it all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from dovetail.frontend.code.frame import Break, Frame
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.rules.sizes.regions import Rounds, run_region
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.settings import GRAPH_BREAKS
 
@@ -33,9 +31,6 @@ def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[
         _note_rounds(interpreter, frame, len(range(*args)))
         return interpreter.call_native(range, args, kwargs)
     count = _rounds(start, stop, step)
-    region = run_region(interpreter, frame, Rounds(range, (start, stop, step), count))
-    if region is not None:
-        return region[0]
     _note_rounds(interpreter, frame, count)
     return [start + number * step for number in range(int(count))]
 
@@ -64,33 +59,3 @@ def _note_rounds(interpreter: TracingInterpreter, frame: Frame, count: Any) -> N
             otherwise=strategy,
             varies=True,
         )
-
-
-def _register_parts(function: Any, name: str) -> None:
-    @rule(function)
-    def _parts(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``x.split(4)`` and ``x.unbind()`` as the iterable of a loop."""
-        rounds = _rounds_of_parts(name, *args, **kwargs)
-        region = None if rounds is None else run_region(interpreter, interpreter.frames[-1], rounds)
-        return interpreter.call_torch(function, args, kwargs) if region is None else region[0]
-
-
-for _name in ("split", "unbind"):
-    _register_parts(getattr(torch, _name), _name)
-    _register_parts(getattr(torch.Tensor, _name), _name)
-
-
-def _rounds_of_parts(name: str, tensor: Any = None, *sizes: Any, dim: Any = 0, **others: Any) -> Rounds | None:
-    """The rounds of a loop over parts; None where there is no symbolic number of them."""
-    given = [*sizes, *others.values()]
-    size = given.pop(0) if name == "split" and given else 1
-    dim = given.pop(0) if given else dim
-    is_known = type(size) is int and size > 0 and type(dim) is int and not given
-    if not is_known or not isinstance(tensor, torch.Tensor) or not -tensor.dim() <= dim < tensor.dim():
-        return None
-    length = tensor.shape[dim]
-    if not private_sizes.is_symbolic(length) or private_sizes.is_data_number(length):
-        return None
-    if name == "split":
-        return Rounds(torch.split, (tensor, size, dim), (length + size - 1) // size)
-    return Rounds(torch.unbind, (tensor, dim), length)

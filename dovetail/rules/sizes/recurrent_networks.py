@@ -14,8 +14,7 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.rules.sizes.size_probes import NoRuleError
-from dovetail.rules.sizes.whole_operators import Row, Sizes, keep_whole
+from dovetail.rules.sizes.whole_operators import NoRuleError, Row, Sizes, keep_whole
 
 
 def _is_packed(args: tuple[Any, ...]) -> bool:

@@ -1,9 +1,8 @@
 """Functions of torch whose C++ asks for plain sizes, as one call of the graph for all sizes.
 
 Traced as they are, they would hold the graph to the sizes of today's call. Each row of the table is one function, by its name; a
-function is also known as a method of tensors. How the sizes of its results follow is found by running it without values
-(:mod:`dovetail.rules.sizes.probed_calls`), or said by a formula, where it reads values or its sizes are no plain multiples. For
-arguments that a row does not cover, or that its formula or a probe refuses, torch's own function runs, for the sizes of this call.
+function is also known as a method of tensors. A formula says how the sizes of its results follow. For arguments that the formula
+refuses, torch's own function runs, for the sizes of this call.
 """
 
 from __future__ import annotations
@@ -16,16 +15,19 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import method_rule
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.rules.sizes.number_tensors import with_owner
-from dovetail.rules.sizes.probed_calls import ProbedCall
-from dovetail.rules.sizes.region_values import GivenTensors, RefusedError
-from dovetail.rules.sizes.size_probes import NoRuleError, are_plain
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
 from dovetail.whole_calls.whole import Whole
 
 Sizes = list[tuple[Sequence[Any], torch.dtype]]
+
+
+class NoRuleError(Exception):
+    """No formula says what the sizes are."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,12 @@ class Row:
     """How a function is kept whole.
 
     ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
-    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. Without it a probe finds the sizes. ``always``:
-    with plain sizes too; ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random
-    numbers. ``inner`` is called in the place of the function, ``outer`` on the result.
+    raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. ``always``: with plain sizes too;
+    ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random numbers. ``inner`` is
+    called in the place of the function, ``outer`` on the result.
     """
 
-    sizes: Callable[..., Sizes] | None = None
+    sizes: Callable[..., Sizes]
     always: bool = False
     when_exact: bool = False
     draws: bool = False
@@ -51,7 +53,7 @@ def keep_whole(
 ) -> Any:
     """The result of a call that is one node of the graph; NotImplemented where torch's own function is to do it."""
     args, kwargs = interpreter.values.for_native(tuple(args)), interpreter.values.for_native(kwargs)
-    leaves = private_trees.tree_leaves((args, kwargs))
+    leaves, structure = private_trees.tree_flatten((args, kwargs))
     sizes = [size for item in leaves for size in (item.shape if isinstance(item, torch.Tensor) else (item,))]
     is_wanted = row.always or (row.when_exact and interpreter.trace.settings.exact)
     if not is_wanted and not any(map(private_sizes.is_symbolic, sizes)):
@@ -59,53 +61,53 @@ def keep_whole(
     is_out = isinstance(kwargs.get("out"), (torch.Tensor, tuple))
     if is_out or private_state.is_any_autocast_on() or any(map(private_sizes.is_data_number, sizes)):
         return NotImplemented
+    given = [item for item in leaves if isinstance(item, torch.Tensor)]
     try:
-        call = _Call(interpreter, row, row.inner or function, tuple(args), kwargs)
-        result = call.by_probing() if row.sizes is None else call.by_formula()
-    except (RefusedError, NoRuleError, TypeError):
+        readers = [_reader(interpreter, item, given, kwargs.get("device")) for item in leaves]
+        _require(_are_plain(given))
+        row.sizes(*args, **kwargs)
+    except (NoRuleError, TypeError):
         return NotImplemented
-    return row.outer(interpreter, interpreter.values.wrap(result))
+    name, called = function.__name__, row.inner or function
+
+    def arguments(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = private_trees.tree_unflatten([read(tensors) for read in readers], structure)
+        return found
+
+    def run(*tensors: torch.Tensor) -> list[Any]:
+        own, keywords = arguments(tensors)
+        return private_trees.tree_leaves(called(*own, **keywords))
+
+    def sizes_of(*tensors: torch.Tensor) -> Sizes:
+        own, keywords = arguments(tensors)
+        return row.sizes(*own, **keywords)
+
+    found = Whole(run, sizes_of, draws=row.draws, name=name)(*given)
+    return row.outer(interpreter, interpreter.values.wrap(found[0] if len(found) == 1 else tuple(found)))
 
 
-class _Call:
-    """One call, as a function of tensors."""
+def _reader(interpreter: TracingInterpreter, leaf: Any, given: list[torch.Tensor], device: Any) -> Any:
+    """How an argument is read off the tensors that the call is given: a size is given as that of a tensor without elements."""
+    if type(leaf) is torch.SymInt:
+        _require(private_sizes.hint(leaf) >= 0)
+        device = device or (given[0].device if given else torch.get_default_device())
+        given.append(interpreter.call_torch(torch.empty, ((leaf, 0),), {"device": device}))
+        at = len(given) - 1
+        return lambda tensors: tensors[at].shape[0]
+    if isinstance(leaf, torch.Tensor):
+        at = next(at for at, item in enumerate(given) if item is leaf)
+        return lambda tensors: tensors[at]
+    _require(is_leaf_value(leaf))
+    return lambda tensors: leaf
 
-    def __init__(
-        self, interpreter: TracingInterpreter, row: Row, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._interpreter = interpreter
-        self._row = row
-        self._function = function
-        given = GivenTensors(interpreter, kwargs.get("device") or torch.get_default_device())
-        self._args, self._kwargs = given.plain(args), {name: given.plain(item) for name, item in kwargs.items()}
-        self._tensors = given.tensors
-        self._structure: Any = None
-        if not are_plain(self._tensors):
-            raise RefusedError
 
-    def _arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._args(tensors), {name: item(tensors) for name, item in self._kwargs.items()}
-
-    def _run(self, *tensors: torch.Tensor) -> list[Any]:
-        args, kwargs = self._arguments(tensors)
-        results, self._structure = private_trees.tree_flatten(self._function(*args, **kwargs))
-        return results
-
-    def _sizes(self, *tensors: torch.Tensor) -> Sizes:
-        args, kwargs = self._arguments(tensors)
-        assert self._row.sizes is not None
-        return self._row.sizes(*args, **kwargs)
-
-    def by_probing(self) -> Any:
-        """The result, with sizes that a probe finds."""
-        call = ProbedCall(self._tensors, lambda tensors: self._run(*tensors))
-        return private_trees.tree_unflatten(call.record(self._interpreter, self._function.__name__), self._structure)
-
-    def by_formula(self) -> Any:
-        """The result, with sizes that the row says."""
-        self._sizes(*self._tensors)
-        found = Whole(self._run, self._sizes, draws=self._row.draws, name=self._function.__name__)(*self._tensors)
-        return found[0] if len(found) == 1 else tuple(found)
+def _are_plain(values: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are dense ones of one device that no transform looks after."""
+    is_transformed = private_state.forward_ad_level() >= 0 or any(map(private_tensors.is_functorch_wrapped, values))
+    is_dense = all(item.layout is torch.strided and not item.is_conj() and not item.is_neg() for item in values)
+    devices = {item.device for item in values}
+    return is_dense and not is_transformed and len(devices) == 1 and not any(map(private_tensors.is_wrapper, values))
 
 
 def _register(name: str, row: Row) -> None:
@@ -130,6 +132,20 @@ def _kronecker(input: torch.Tensor, other: torch.Tensor) -> Sizes:
 def _blocks(*tensors: torch.Tensor) -> Sizes:
     _require(all(item.dim() == 2 and item.dtype == tensors[0].dtype for item in tensors))
     return [([sum(item.shape[dim] for item in tensors) for dim in (0, 1)], tensors[0].dtype)]
+
+
+def _grid(theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None) -> Sizes:
+    _require(theta.dim() == 3 and theta.is_floating_point() and len(size) in (4, 5))
+    return [((size[0], *size[2:], len(size) - 2), theta.dtype)]
+
+
+def _taken(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sizes:
+    if dim is None:
+        return [((indices.numel(),), input.dtype)]
+    _require(input.dim() == indices.dim() and -input.dim() <= dim < input.dim())
+    pairs = enumerate(zip(input.shape, indices.shape, strict=True))
+    wide = [chosen if at == dim % input.dim() or chosen != 1 else own for at, (own, chosen) in pairs]
+    return [(wide, input.dtype)]
 
 
 def _products(input: torch.Tensor, correction: int = 1) -> Sizes:
@@ -232,11 +248,10 @@ def _back(interpreter: TracingInterpreter, result: Any) -> Any:
 
 
 TABLE: dict[str, Row] = {
-    "affine_grid": Row(),
+    "affine_grid": Row(_grid),
     "block_diag": Row(_blocks),
     "corrcoef": Row(_products, always=True),
     "cov": Row(_products, always=True),
-    "gradient": Row(),
     "istft": Row(_inverse),
     "kron": Row(_kronecker),
     "linspace": Row(_line),
@@ -244,7 +259,7 @@ TABLE: dict[str, Row] = {
     "max_pool1d": Row(_pooled),
     "max_pool1d_with_indices": Row(_pooled_with_indices),
     "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
-    "take_along_dim": Row(),
+    "take_along_dim": Row(_taken),
 }
 
 for _name, _row in TABLE.items():

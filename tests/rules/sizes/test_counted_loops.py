@@ -14,7 +14,7 @@ from tests.differential import check_entries, compare_call, compilations, leaf
 
 
 def recurrent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """With its state in a dictionary, which keeps the loop from being one call."""
+    """With its state in a dictionary."""
     states = {"last": torch.zeros(x.shape[0], x.shape[2])}
     outputs = torch.zeros_like(x)
     for step in range(x.shape[1]):

