@@ -44,12 +44,9 @@ class CompiledModule(torch.nn.Module):
 
     def __getattribute__(self, name: str) -> Any:
         """Own names and methods defined here are the wrapper's; all else is the original's."""
-        if name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name not in _SHARED):
+        if is_own(name):
             return object.__getattribute__(self, name)
-        found = getattr(object.__getattribute__(self, "original"), name)
-        if name in _RETURNING_SELF and isinstance(found, types.MethodType):
-            return functools.partial(_keeping_the_wrapper, self, found)
-        return found
+        return of_original(self, name, getattr(object.__getattribute__(self, "original"), name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the original; a method bound to the wrapper becomes the original's."""
@@ -81,6 +78,18 @@ class CompiledModule(torch.nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the original and the options; compiled entries are made again when they are needed."""
         return CompiledModule, (self.original, self._make_call)
+
+
+def is_own(name: str) -> bool:
+    """Whether an attribute is the wrapper's own, and not the original's."""
+    return name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name not in _SHARED)
+
+
+def of_original(wrapper: CompiledModule, name: str, found: Any) -> Any:
+    """An attribute of the original as the wrapper hands it out."""
+    if name in _RETURNING_SELF and isinstance(found, types.MethodType):
+        return functools.partial(_keeping_the_wrapper, wrapper, found)
+    return found
 
 
 def _keeping_the_wrapper(wrapper: CompiledModule, method: types.MethodType, *args: Any, **kwargs: Any) -> Any:

@@ -84,6 +84,17 @@ class Chain(list[Rule], Generic[Rule]):
 #: ``rule(interpreter, args, kwargs)`` does a call of one certain function. For the function's own meaning it asks
 #: ``interpreter.call_torch`` or ``call_native``.
 CallRule = Callable[["TracingInterpreter", Arguments, Keywords], Any]
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What the rule of a function returns where another call takes its place: the graph may break in there."""
+
+    function: Any
+    args: Arguments
+    kwargs: Keywords
+
+
 #: ``rule(interpreter, function, args, kwargs)`` does calls of several functions; a bound method has its owner in ``__self__``.
 FunctionRule = Callable[["TracingInterpreter", Any, Arguments, Keywords], Any]
 

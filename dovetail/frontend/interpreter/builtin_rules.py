@@ -64,6 +64,10 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     if isinstance(kinds, type) and kinds is not type(value):
         interpreter.guard_order(type(value))
         interpreter.guard_registration(type(value), kinds)
+    if isinstance(value, torch.nn.Module) and isinstance(kinds, type) and not issubclass(type(value), kinds):
+        # A wrapper may say by ``__class__`` that it is something else.
+        said = interpreter.load_attribute(value, "__class__")
+        return said is not type(value) and _issubclass(interpreter, (said, kinds), {})
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)

@@ -22,7 +22,7 @@ from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, insta
 from dovetail.frontend.interpreter.opaque import check_opaque
 from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import callable_rule, class_rule, format_rule, interpreted_rule, rule
+from dovetail.frontend.rules import Instead, callable_rule, class_rule, format_rule, interpreted_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
@@ -39,7 +39,8 @@ class Calls(TracingInterpreter):
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False) -> Any:
         known = rule.get(function) if isinstance(function, _WITH_RULES) else None
         if known is not None:
-            return known(self, args, kwargs)
+            found = known(self, args, kwargs)
+            return found if type(found) is not Instead else self.call(found.function, found.args, found.kwargs, direct)
         kind = type(function)
         if kind is types.FunctionType:
             return self._call_function(function, args, kwargs, direct)

@@ -58,9 +58,12 @@ def is_extension_record(owner: object) -> bool:
 
 
 def is_impostor(value: object) -> bool:
-    """Whether an object's ``__class__`` is not its type: ``isinstance`` believes it, and C++ would read its memory as such."""
+    """Whether an object's ``__class__`` is not its type: ``isinstance`` believes it, and C++ would read its memory as such.
+
+    Modules are Python objects whatever they say: what a wrapper says is read like any attribute.
+    """
     kind = type(value)
-    if kind in LEAF_TYPES or kind is torch.Tensor:
+    if kind in LEAF_TYPES or kind is torch.Tensor or issubclass(kind, torch.nn.Module):
         return False
     try:
         return value.__class__ is not kind
