@@ -39,7 +39,7 @@ from dovetail.guards import GuardSet
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace import CaptureSettings, Findings, Retry, Trace
-from dovetail.trace.settings import GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING
+from dovetail.trace.settings import GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING, SAYS_EAGER
 
 # An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
 MOST_ATTEMPTS = 16
@@ -300,7 +300,9 @@ class Attempts:
         if lacks_derivative(error) and not settings.math_attention:
             self._shared.events.note("attention by its parts", reason=str(error))
             self._start_over(dataclasses.replace(settings, math_attention=True), error)
-        elif self._findings.asked_is_compiling and settings.allows(SAYS_COMPILING):
+        elif self._may_answer_otherwise():
+            self._answer_otherwise(error)
+        elif True in self._findings.told_compiling:
             # The branch for compilers has raised; eager takes the other one.
             self._shared.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
             self._start_over(settings.giving_up(SAYS_COMPILING), error)
@@ -310,10 +312,21 @@ class Attempts:
             return EagerFromNowOn(Break(f"capture failed with {type(error).__name__}: {error}"), self._guards, error)
         return None
 
+    def _may_answer_otherwise(self) -> bool:
+        """Whether one graph is asked for, and the program was told that it is not compiled."""
+        return self._options.fullgraph and False in self._findings.told_compiling and self._settings.allows(SAYS_EAGER)
+
+    def _answer_otherwise(self, because: BaseException) -> None:
+        self._shared.events.note("is_compiling() is true", reason=f"{type(because).__name__}: {because}")
+        self._start_over(self._settings.giving_up(SAYS_EAGER), because)
+
     # --- graph breaks and eager ---------------------------------------------------------------------------------------
 
     def _end_graph_at(self, steps: tuple[int, ...], stop: Break) -> Outcome | None:
         """Plan a graph that ends before this instruction; eager takes the call where none can, or where it was tried."""
+        if self._may_answer_otherwise():
+            self._answer_otherwise(stop)
+            return None
         if self._options.fullgraph or not steps or steps == self._plan:
             return EagerFromNowOn(stop, self._guards)
         if self._settings.shapes.data_sizes == "keep":

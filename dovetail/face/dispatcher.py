@@ -28,6 +28,7 @@ from dovetail.frontend.interpreter.generator import cleans_up
 from dovetail.guards import AmbientState, are_decided_by, compile_checker
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
+from dovetail.trace.settings import SAYS_EAGER
 
 #: Held while a call is compiled, never while the user's code runs: that may wait for another thread that wants to compile.
 compile_lock = threading.RLock()
@@ -129,8 +130,12 @@ class Dispatcher:
         load_distributed_rules()
         ambient = AmbientState.snapshot()
         self._learn(args, kwargs)
+        was_told = self._says_compiling
         match Attempts(self._part, args, kwargs).run():
             case Compiled(entry, tensors):
+                if self._says_compiling and not was_told:
+                    # The others may have been told otherwise, and one function gets one answer.
+                    self.entries = []
                 self._keep(entry)
                 return functools.partial(self._run, entry, args, kwargs, tensors)
             case EagerOnce():
@@ -179,8 +184,13 @@ class Dispatcher:
             self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
         return result
 
+    @property
+    def _says_compiling(self) -> bool:
+        return SAYS_EAGER in self._part.shared.learned.without
+
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raises = self.options.at_recompile_limit == "error"
+        # Eager would take the other branch than the one that was compiled.
+        raises = self.options.at_recompile_limit == "error" or self._says_compiling
         if raises or not self._limit_warned:
             self._limit_warned = True
             failures = self.entries[0].checker.explain(self.original, args, kwargs)
@@ -188,7 +198,8 @@ class Dispatcher:
             reason = f"the last reason: {failures[0] if failures else 'unknown'}"
             if raises:
                 raise RecompileLimitError(
-                    f"{text}; {reason}", advice='raise recompile_limit, or say at_recompile_limit="eager"'
+                    f"{text}; {reason}",
+                    advice='raise recompile_limit, or say at_recompile_limit="eager" (without a branch on is_compiling())',
                 )
             warn_user(f"{text} and runs eagerly for new inputs; {reason}", RecompileLimitWarning)
         return self.original(*args, **kwargs)

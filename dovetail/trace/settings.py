@@ -20,6 +20,8 @@ CHANGES: Final = "changes"
 #: Strategies of the core. A rule names its own strategies.
 GRAPH_BREAKS: Final = "graph breaks"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
+#: The program itself is told what eager tells it, so that what it keeps by the answer is the same in every part of a function.
+SAYS_EAGER: Final = "torch.compiler.is_compiling() is false for the program"
 #: The joint graph has the calls that run again in the backward; a program that is replayed call by call has not.
 RECOMPUTES: Final = "calls that run again in the backward"
 
@@ -76,13 +78,14 @@ class CaptureSettings:
 class Findings:
     """Findings of a capture for later captures of the same function, also where it fails.
 
-    ``asked_numbers``: the program asked for the number in a tensor. ``asked_is_compiling``: it asked whether it is compiled.
+    ``asked_numbers``: the program asked for the number in a tensor. ``told_compiling``: what it was told when it asked
+    whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
     ``raised``: the last ``KeyboardInterrupt``, ``SystemExit`` or other ``BaseException`` that the program itself raised.
     """
 
     asked_numbers: bool = False
-    asked_is_compiling: bool = False
+    told_compiling: set[bool] = field(default_factory=set)
     observed: dict[Hashable, Any] = field(default_factory=dict)
     changing_numbers: set[str] = field(default_factory=set)
     raised: BaseException | None = None

@@ -1,9 +1,4 @@
-"""Questions of ``torch.optim`` to torch while an optimizer is captured, answered as in eager.
-
-``torch.optim`` is interpreted like the user's own code. Its optimizers ask ``torch.compiler.is_compiling()`` and, where that
-is true, keep numbers on tensors that eager computes in Python, which rounds differently. So the answer to them is no, and they do
-what they do in eager. Other programs get this answer once they have raised where eager may not.
-"""
+"""Functions that ``torch.optim`` calls while an optimizer is captured; it is interpreted like the user's own code."""
 
 from __future__ import annotations
 
@@ -16,17 +11,6 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.rules.optim.fused_updates import NAMES, takes_symbols
-from dovetail.trace.settings import SAYS_COMPILING
-
-
-@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    frames = interpreter.frames
-    module = frames[-1].globals.get("__name__") if frames else None
-    if str(module).startswith("torch.optim."):
-        return False
-    interpreter.trace.findings.asked_is_compiling = True
-    return interpreter.trace.settings.allows(SAYS_COMPILING)
 
 
 @rule(torch.autograd.profiler.record_function)

@@ -1,0 +1,36 @@
+"""``torch.compiler.is_compiling()``: one answer for a compiled function.
+
+A function may run in parts: captured, eagerly at a graph break, eagerly beyond the recompile limit. A program that keeps state by
+the answer needs the same one everywhere, and eager's results need eager's answer, which is no. Where the whole function has to be
+one graph (``fullgraph=True``) and cannot be with this answer, the function is captured again with yes, the branch for compilers.
+Libraries that only choose between algorithms by it are told yes while they are captured, which spares graph breaks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import rule
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.settings import SAYS_COMPILING, SAYS_EAGER
+
+#: They keep nothing by the answer that a later call computes with.
+_CHOOSES_ALGORITHMS = frozenset({"torch", "transformers", "torch_geometric", "diffusers", "accelerate", "peft"})
+
+
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, *private_tracing.compiling_questions())
+def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # A library's own function of such a name hands the question on.
+    asking = (frame for frame in reversed(interpreter.frames) if not frame.code.co_name.startswith("is_"))
+    module = str(next((frame.globals.get("__name__") for frame in asking), None))
+    if module.startswith("torch.optim."):
+        # It would keep numbers on tensors that eager computes in Python, and round differently.
+        return False
+    trace = interpreter.trace
+    is_told = module.split(".", 1)[0] in _CHOOSES_ALGORITHMS or not trace.settings.allows(SAYS_EAGER)
+    answer = is_told and trace.settings.allows(SAYS_COMPILING)
+    trace.findings.told_compiling.add(answer)
+    return answer
