@@ -31,6 +31,7 @@ from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.backends.protocol import Kind
 from dovetail.errors import CaptureError, OptionError
 from dovetail.events import EventLog
+from dovetail.guards.ambient import without_autocast
 from dovetail.options import check_budget, check_numerics
 from dovetail.runtime.function import RuntimeFunction, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
@@ -68,8 +69,9 @@ def compile_joint(
     return run_steps(Lowering(joint, chosen.with_options(settings.options), settings))
 
 
+@without_autocast()
 def run_steps(lowering: Lowering) -> CompiledGraph:
-    """Everything that ``compile_joint`` does, from its arguments as data."""
+    """Everything that ``compile_joint`` does, from its arguments as data; the graph has its casts already."""
     for instead in steps.instead_of_steps:
         compiled = instead(lowering)
         if compiled is not None:
@@ -220,6 +222,7 @@ def lower_backward(lowering: Lowering) -> Lowering:
     return lowering.with_(backward=backward)
 
 
+@without_autocast()
 def _lowered(lowering: Lowering, unit: BackendGraph, details: dict[str, Any]) -> FlatCallable:
     """The callable of one graph."""
     for hook in steps.before_backend:

@@ -7,51 +7,49 @@ recommends, and for most of them it makes no difference: what autocast would cas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from dovetail.guards.ambient import autocast_state
-from dovetail.torch_private import tensors as private_tensors
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.guards.ambient import autocast_state, without_autocast
+from dovetail.runtime.function import Backward
 from dovetail.torch_private import tracing as private_tracing
 
-GraphOf = Callable[[tuple[bool, ...]], "tuple[torch.fx.GraphModule, Sequence[int]] | None"]
 
-
-class _Casts(private_tracing.TorchDispatchMode):
-    """Counts conversions."""
+class _Calls(private_tracing.TorchDispatchMode):
+    """Notes the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.found: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._to_copy.default
+        if func.namespace != "prim":  # a kernel of autocast asks for the device
+            self.found.append(func)
         return func(*args, **(kwargs or {}))
 
 
-def casts_more(graph: torch.fx.GraphModule) -> bool:
-    """Whether the operators of a graph would be given other types in the autocast state that there is now."""
-    examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    written = len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default))
-    mode = next((value.fake_mode for value in examples if private_tensors.is_fake(value)), None)
-    if mode is None:
-        return any(node.op == "call_function" for node in graph.graph.nodes)
-    casts = _Casts()
-    try:
-        with torch.no_grad(), mode, casts:
-            torch.fx.Interpreter(graph).run(*examples)
-    except Exception:  # noqa: BLE001  (a graph that does not run with other types has them)
-        return True
-    return casts.count != written
+def runs_otherwise(node: torch.fx.Node) -> bool:
+    """Whether the operator of a node casts, or is another program, in the autocast state that there is now."""
+    target: Any = node.target
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda item: item.meta["val"])
+    with _Calls() as calls:
+        target(*args, **kwargs)
+    if calls.found == [target]:
+        return False
+    with without_autocast(), _Calls() as plain:
+        target(*args, **kwargs)
+    return calls.found != plain.found
 
 
 class OtherTypes:
     """Whether the captured backward of an entry has other types than eager's in the autocast state of the moment."""
 
-    def __init__(self, graph_of: GraphOf) -> None:
-        self._graph_of = graph_of
+    def __init__(self, joint: JointGraph, backward: Backward) -> None:
+        self._joint = joint
+        self._backward = backward
         self._known: dict[Any, bool] = {}
 
     def __call__(self, defined: tuple[bool, ...]) -> bool:
@@ -59,6 +57,16 @@ class OtherTypes:
         key = (defined, autocast_state())
         found = self._known.get(key)
         if found is None:
-            graph = self._graph_of(defined)
-            found = self._known[key] = graph is not None and casts_more(graph[0])
+            graph = self._backward.graph_of(defined)
+            found = self._known[key] = graph is not None and self._runs_otherwise(graph[0].graph.nodes)
         return found
+
+    def _runs_otherwise(self, nodes: Iterable[torch.fx.Node]) -> bool:
+        # What a custom backward computes of saved tensors alone needs no tangent, and may lie in the forward graph.
+        early = [node for node in self._joint.graph.nodes if node.meta.get("phase") == "backward"]
+        called = {node.name: node for node in (*nodes, *early) if node.op == "call_function"}
+        try:
+            with private_tracing.disable_current_modes(), torch.no_grad(), self._joint.fake_mode:
+                return any(map(runs_otherwise, called.values()))
+        except Exception:  # noqa: BLE001  (an operator that does not run with other types has them)
+            return True

@@ -93,7 +93,7 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     gaps = gap_strides(gradients)
     needed = needed_inputs(lowering.joint)
     assert lowering.backward is not None
-    has_other_types = OtherTypes(lowering.backward.graph_of)
+    has_other_types = OtherTypes(lowering.joint, lowering.backward)
     return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types)
 
 

@@ -19,6 +19,7 @@ from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.program import ProgramCall
 from dovetail.whole_calls.whole import Whole
 
+_APPLY = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 REPLAYS: dict[Any, Callable[[Trace, ProgramCall], Any]] = {}
 """By function of torch: the function that a replay of its call runs, or NotImplemented for the function itself."""
 
@@ -31,9 +32,19 @@ def replayed(trace: Trace, program: Program) -> Program:
 def _replaced(trace: Trace, call: ProgramCall) -> ProgramCall:
     if call.function is torch.autograd.grad:
         return dataclasses.replace(call, function=functools.partial(_grad, trace))
+    if getattr(call.function, "__func__", None) is _APPLY:
+        return dataclasses.replace(call, function=functools.partial(_apply, trace, call.function))
     hook = REPLAYS.get(call.function) if callable(call.function) else None
     found = NotImplemented if hook is None else hook(trace, call)
     return call if found is NotImplemented else dataclasses.replace(call, function=found)
+
+
+def _apply(trace: Trace, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A custom ``autograd.Function`` as one call of the program: what its forward computes has no history."""
+    with trace.recorder.paused():
+        result = apply(*args, **kwargs)
+    trace.recorder.record(apply, args, kwargs, result)
+    return result
 
 
 def _grad(trace: Trace, outputs: Any, *args: Any, **kwargs: Any) -> Any:

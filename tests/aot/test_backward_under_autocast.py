@@ -105,3 +105,63 @@ def test_compiled_autograd_says_what_it_cannot_do() -> None:
         with dovetail.compiled_autograd(backend="aten"):
             (found,) = torch.autograd.grad(compiled(x, w).sum(), w)
     assert torch.equal(found, expected)
+
+
+_library = torch.library.Library("dovetail_autocast", "FRAGMENT")
+_library.define("own(Tensor x) -> Tensor")
+_library.impl("own", torch.clone, "CompositeExplicitAutograd")
+_library.impl("own", lambda x: x + 1, "AutocastCPU")
+
+
+class Own(torch.autograd.Function):
+    """Its backward calls an operator that autocast replaces by another program."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * torch.ops.dovetail_autocast.own(ctx.saved_tensors[0])
+
+
+class OfTangent(Own):
+    """The same, of the gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return torch.ops.dovetail_autocast.own(gradient) * 2
+
+
+class OfSaved(Own):
+    """Its backward multiplies what the forward has saved, for which no gradient is needed."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * (x @ x).float()
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("function", [Own, OfTangent, OfSaved])
+def test_custom_backwards(function: Any, forward: bool, backend: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return function.apply(x.sin()).cos()  # type: ignore[no-any-return]
+
+    compiled = dovetail.compile(program, backend=backend, fullgraph=True)
+    tolerance = 0.0 if backend == "aten" else 1e-5
+    for backward in (False, True, False):
+        for order in (1, 2) if function is OfSaved and backend == "aten" else (1,):
+            found = []
+            for run in (program, compiled):
+                x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+                with torch.autocast("cpu", enabled=forward):
+                    result = run(x)
+                with torch.autocast("cpu", enabled=backward):
+                    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=order > 1)
+                    if order > 1:
+                        (gradient,) = torch.autograd.grad(gradient.square().sum(), x)
+                found.append(gradient)
+            torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)

@@ -667,3 +667,26 @@ def test_attention_of_the_first_order_stays_fused() -> None:
     compiled(leaf(1, 2, 5, 4)).sum().backward()
     targets = {str(node.target) for node in compiled.entries[0].compiled.joint.graph.nodes}
     assert any("flash_attention" in target for target in targets)
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * x * x * 3
+
+
+def test_four_derivatives_of_a_custom_function() -> None:
+    def style(function: Function) -> Any:
+        x = leaf(5)
+        found = [function(x)]
+        for _ in range(4):
+            found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+        return found
+
+    both(style, lambda x: _Cube.apply(x.sin()).cos())
