@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.differential import check_calls
 from tests.footguns.test_audited_programs import CALLS
 from tests.fuzz.runner import run_program
 
@@ -160,3 +162,73 @@ def test_it_is_as_in_eager(name: str) -> None:
     outcome = run_program("import torch\n" + PROGRAMS[name] + CALLS)
     assert outcome.has_begun and outcome.raised == 0
     assert not outcome.failure, outcome.failure
+
+
+class _Refusing:
+    """A descriptor that has no value."""
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise AttributeError("none here")
+
+
+class _Fallback:
+    part = _Refusing()
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    @property
+    def number(self) -> float:
+        raise AttributeError("not a property today")
+
+    def __getattr__(self, name: str) -> float:
+        if name in ("number", "part", "other"):
+            return {"number": 3.0, "part": 5.0, "other": 7.0}[name]
+        value: float = object.__getattribute__(self, name)
+        return value
+
+
+class _Intercepting(_Fallback):
+    def __getattribute__(self, name: str) -> object:
+        if name == "secret":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> float:
+        return 11.0 if name == "secret" else super().__getattr__(name)
+
+
+def test_an_attribute_error_of_a_property_asks_getattr() -> None:
+    holder, other = _Fallback(), _Intercepting()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * holder.number + holder.part + holder.other + getattr(holder, "number", 1.0)
+        if hasattr(holder, "nothing") or hasattr(other, "nothing"):
+            y = y * 100
+        return y + other.secret + other.number + other.part
+
+    check_calls(function, [(torch.ones(2),)] * 2, fullgraph=True)
+
+
+class _Renamed(torch.nn.Linear):
+    """Every parameter goes through ``__getattr__``, which here doubles the weight."""
+
+    @property
+    def broken(self) -> torch.Tensor:
+        return self.weight.not_there
+
+    def __getattr__(self, name: str) -> object:
+        found = super().__getattr__(name)
+        return found * 2 if name == "weight" else found
+
+
+def test_getattr_of_a_module_sees_parameters_too() -> None:
+    module = _Renamed(2, 2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return module.broken
+        except AttributeError as error:
+            return module(x) + len(str(error))
+
+    check_calls(function, [(torch.ones(1, 2),)] * 2, fullgraph=True)

@@ -81,9 +81,14 @@ class Attributes(LookupGuards):
         if isinstance(target, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
             return self._load_function_attribute(target, name)
         getter, _ = class_attribute(kind, "__getattribute__")
-        if isinstance(getter, types.FunctionType):
-            return self.call(getter, (target, name), {})
-        return self.load_default_attribute(target, name)
+        try:
+            if isinstance(getter, types.FunctionType):
+                return self.call(getter, (target, name), {})
+            return self.load_default_attribute(target, name)
+        except AttributeError:
+            if class_attribute(kind, "__getattr__")[0] is MISSING:
+                raise
+        return self._load_missing(target, name)
 
     # --- tensors, modules, functions ----------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class Attributes(LookupGuards):
     # --- objects ------------------------------------------------------------------------------------------------------
 
     def load_default_attribute(self, target: Any, name: str) -> Any:
-        """Do the work of ``object.__getattribute__``, and then that of ``__getattr__``."""
+        """Do the work of ``object.__getattribute__``."""
         kind, values = type(target), self.values
         if issubclass(kind, threading.local):
             raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
@@ -258,11 +263,7 @@ class Attributes(LookupGuards):
                 values.guard(InstanceDictSource(source), HasNoKey(name), f"{source.name}{what}")
         if owner is not None:
             return self._bind_descriptor(found, owner, target, name)
-        if attributes is not None and isinstance(target, torch.nn.Module):
-            part = self._load_module_part(attributes, source, name)
-            if part is not MISSING:
-                return part
-        return self._load_missing(target, name)
+        raise self._no_attribute(target, name)
 
     def _load_module_part(self, attributes: dict[str, Any], source: Source | None, name: str) -> Any:
         """A parameter, buffer or submodule; :data:`MISSING` where a module has none of that name."""
@@ -283,16 +284,28 @@ class Attributes(LookupGuards):
         return MISSING
 
     def _load_missing(self, target: Any, name: str) -> Any:
-        kind = type(target)
-        self.guard_not_shadowed(kind, None, name)
+        """Do the work of ``__getattr__``."""
+        fallback, _ = class_attribute(type(target), "__getattr__")
+        if fallback is torch.nn.Module.__getattr__:
+            attributes = instance_dict(target)
+            part = (
+                MISSING
+                if attributes is None
+                else self._load_module_part(attributes, self.source_of_owner(target, name), name)
+            )
+            if part is not MISSING:
+                return part
         if isinstance(target, torch.nn.Module) and private_calls.without_torch_compile(target) is not target:
             return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
-        fallback, _ = class_attribute(kind, "__getattr__")
-        if isinstance(fallback, types.FunctionType) and fallback is not torch.nn.Module.__getattr__:
+        if fallback is torch.nn.Module.__getattr__:
+            raise self._no_attribute(target, name)
+        if isinstance(fallback, types.FunctionType):
             return self.call(fallback, (target, name), {})
-        if fallback is not MISSING and not isinstance(fallback, types.FunctionType):
-            return self.values.wrap(getattr(target, name))
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=target)
+        return self.values.wrap(getattr(target, name))
+
+    def _no_attribute(self, target: Any, name: str) -> AttributeError:
+        self.guard_not_shadowed(type(target), None, name)
+        return AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}", name=name, obj=target)
 
     def _own_item_source(self, attributes: dict[str, Any], source: Source | None, name: str) -> Source | None:
         """The source of an instance attribute, or None where the program wrote it itself."""

@@ -1,0 +1,190 @@
+"""TorchScript functions in compiled functions: one graph, every order of derivative, their effects, their errors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.errors import GraphBreakError
+from tests.differential import check_calls, leaf, same
+
+
+@pytest.fixture(autouse=True)
+def _without_deprecation() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        yield
+
+
+def stacked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.ones_like(y), y.sin(), x * y], -1)
+
+
+def spread(x: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.zeros([count, x.shape[1]], dtype=x.dtype).index_add(0, index, x)
+
+
+def powers(x: torch.Tensor, count: int) -> list[torch.Tensor]:
+    found = [x]
+    for _ in range(count):
+        found.append(found[-1] * x)
+    return found
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    print("here")
+    return x * 2
+
+
+def of_data(x: torch.Tensor) -> torch.Tensor:
+    if bool(x.sum() > 0):
+        return x * 2
+    return x * 5
+
+
+def limited(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] > 2:
+        raise ValueError("too long")
+    return x * 5
+
+
+def writing(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def _second(function: Callable[..., Any], weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    (slope,) = torch.autograd.grad(function(*args), weight, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.square().sum(), weight)
+    return curvature
+
+
+@pytest.mark.parametrize("warm", [0, 1, 3])
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+def test_second_order_from_outside(warm: int, backend: str) -> None:
+    weight, points = torch.randn(3, requires_grad=True), torch.randn(5, 3)
+
+    def with_helper(helper: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def net(x: torch.Tensor) -> torch.Tensor:
+            z = x * weight
+            return helper(z[..., 0], z[..., 1]).tanh().sum()
+
+        return net
+
+    net = with_helper(torch.jit.script(stacked))
+    for _ in range(warm):
+        _second(net, weight, points)
+    expected = _second(with_helper(stacked), weight, points)
+    compiled = dovetail.compile(net, backend=backend, fullgraph=backend == "aten")
+    for _ in range(2):
+        torch.testing.assert_close(_second(compiled, weight, points), expected)
+
+
+def test_third_order() -> None:
+    scripted = torch.jit.script(stacked)
+    x, y = leaf(3), leaf(3)
+
+    def slopes(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        total, found = function(x, y).square().sum(), []
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(total, x, create_graph=True)
+            found.append(slope.detach())
+            total = (slope * y).sin().sum()
+        return found
+
+    for expected, actual in zip(
+        slopes(stacked), slopes(dovetail.compile(lambda a, b: scripted(a, b), backend="aten")), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_forces_behind_a_break_train() -> None:
+    def train(wrap: Callable[..., Any], helper: Callable[..., torch.Tensor]) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer, index = torch.optim.SGD(model.parameters(), 0.1), torch.tensor([0, 0, 1, 1])
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            x.requires_grad_()
+            energy = helper(model(x), index, int(index[-1]) + 1)
+            print(end="")
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            loss = energy.square().mean() + force.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        compiled, generator = wrap(step), torch.Generator().manual_seed(1)
+        return [float(compiled(torch.randn(4, 3, generator=generator))) for _ in range(4)]
+
+    expected = train(lambda step: step, spread)
+    assert train(lambda step: dovetail.compile(step, backend="aten"), torch.jit.script(spread)) == pytest.approx(
+        expected
+    )
+
+
+def test_numbers_lists_and_sizes() -> None:
+    scripted = torch.jit.script(powers)
+
+    def function(x: torch.Tensor, count: int) -> torch.Tensor:
+        found = scripted(x, count)
+        return torch.stack(found).sum(0) * len(found)
+
+    check_calls(function, [(leaf(3), 2), (leaf(3), 3), (leaf(4), 3), (leaf(5), 3)])
+
+
+def test_a_traced_function() -> None:
+    traced = torch.jit.trace(lambda x: x.sin() * 2, torch.ones(2))
+    check_calls(lambda x: traced(x) + 1, [(leaf(3),), (leaf(4),)], fullgraph=True)
+
+
+def test_another_function_under_the_same_name() -> None:
+    chosen = torch.jit.script(writing), torch.jit.script(of_data)
+    current = [chosen[0]]
+    compiled = dovetail.compile(lambda x: current[0](x + 1), backend="aten")
+    for function in (*chosen, chosen[0]):
+        current[0] = function
+        same(function(torch.ones(2) + 1), compiled(torch.ones(2)))
+
+
+def test_it_prints_at_every_call(capfd: pytest.CaptureFixture[str]) -> None:
+    scripted = torch.jit.script(printing)
+    compiled = dovetail.compile(lambda x: scripted(x) + 1, backend="aten")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert capfd.readouterr().out.count("here") == 3
+    with pytest.raises(GraphBreakError, match="printing prints"):
+        dovetail.compile(lambda x: scripted(x) + 1, backend="aten", fullgraph=True)(torch.ones(2))
+
+
+def test_branches_on_data_run_for_real() -> None:
+    scripted = torch.jit.script(of_data)
+    compiled = dovetail.compile(lambda x: scripted(x.sin()) + 1, backend="aten")
+    for x in (torch.ones(2), -torch.ones(2)):
+        same(scripted(x.sin()) + 1, compiled(x))
+    assert compiled.entries[0].run is not None
+
+
+def test_errors_are_the_programs() -> None:
+    scripted = torch.jit.script(limited)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return scripted(x)
+        except torch.jit.Error:
+            return x + 1
+
+    check_calls(function, [(leaf(2),), (leaf(3),), (leaf(4),)])
+    with pytest.raises(torch.jit.Error, match="too long"):
+        dovetail.compile(lambda x: scripted(x), backend="aten")(torch.ones(3))
+
+
+def test_writes_in_place() -> None:
+    scripted = torch.jit.script(writing)
+    check_calls(lambda x: scripted(x) + x, [(torch.ones(2),), (torch.ones(3),)], fullgraph=True)
