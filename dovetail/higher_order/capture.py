@@ -27,7 +27,8 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import has_symbolic_sizes, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.aot.steps import differentiable_backward as provides_derivatives
-from dovetail.errors import UserLocation
+from dovetail.errors import CaptureError, EagerFallbackWarning, UserLocation
+from dovetail.face.warnings import warn_user
 from dovetail.guards import GuardSet
 from dovetail.higher_order.autocast import OtherTypes
 from dovetail.higher_order.backward import (
@@ -38,6 +39,7 @@ from dovetail.higher_order.backward import (
     Sizes,
     sizes_and_strides,
 )
+from dovetail.higher_order.eager_replay import eager_backward
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.kept_inputs import NeededInputs
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
@@ -118,7 +120,19 @@ class _Capturing:
                     return self._capture(request, policy)
                 except Exception as error:  # noqa: BLE001  (whatever symbolic sizes lead to, plain ones may not)
                     settings.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
-            return self._capture(request, ShapePolicy())
+            try:
+                return self._capture(request, ShapePolicy())
+            except Exception as error:
+                run = eager_backward(self._joint, request)
+                if run is None or isinstance(error, CaptureError):
+                    raise
+                # What torch's tracer or a backend cannot do, eager may.
+                reason = f"{type(error).__name__}: {error}"
+                settings.events.note("the next order runs eagerly", reason=reason)
+                warn_user(
+                    f"a derivative of a compiled function's backward runs eagerly: {reason}", EagerFallbackWarning
+                )
+                return CapturedBackward(run, (), lambda flat: True)
 
     def _capture(self, request: Request, policy: ShapePolicy) -> CapturedBackward:
         try:
