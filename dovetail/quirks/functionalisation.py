@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import kernels as private_kernels
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.overrides import FUNCTIONAL, WRITES, RefusedOperatorError, Run
+from dovetail.trace.repeats import draws_random_numbers
 
 _aten = torch.ops.aten
 SAME_DTYPE = frozenset(
@@ -41,24 +42,80 @@ def bernoulli_in_memory_order(run: Run, operator: Any, args: Sequence[Any], kwar
     """
     target = args[0]
     order = sorted(range(target.dim()), key=lambda dim: -target.stride(dim))
-    if order == list(range(target.dim())):
+    if order == list(range(target.dim())) or _has_gaps(run, target):
         return NotImplemented
     view = run(_aten.permute.default, (target, order), {})
     run(operator, (view, *args[1:]), kwargs)
     return target
 
 
+def _has_gaps(run: Run, target: torch.Tensor) -> bool:
+    """Whether a copy lies in memory otherwise."""
+    return bool(run(_aten.clone.default, (target,), {}).stride() != target.stride())
+
+
+def _drawn(draw: Callable[[torch.Tensor], Any]) -> Callable[[], Example]:
+    return lambda: Example(lambda x: draw(x * 1).sum(), [(torch.zeros(8, 8),)], order=0)
+
+
+@quirk(
+    WRITES,
+    example={
+        "every second column": _drawn(lambda x: x[:, ::2].normal_()),
+        "out": _drawn(lambda x: torch.normal(0.0, 1.0, (8, 8), out=x.t())),
+    },
+)
+def numbers_with_gaps(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Draw into a dense copy where the tensor has gaps in memory, as the functional operators do; refuse what draws otherwise.
+
+    ``normal_`` has another algorithm for contiguous tensors, and functionalised ``out=`` draws into a new tensor.
+    """
+    if not draws_random_numbers(operator):
+        return NotImplemented
+    target = kwargs.get("out", args[0] if args else None)
+    if not isinstance(target, torch.Tensor) or target.is_contiguous():
+        return NotImplemented
+    is_out = operator._schema.name[-1] != "_"
+    if not is_out and not _has_gaps(run, target):
+        return NotImplemented
+    dense = run(_aten.clone.default, (target,), {})
+    if is_out or (operator is _aten.normal_.default and dense.is_contiguous() and target.numel() >= 16):
+        raise RefusedOperatorError(
+            f"{operator} draws random numbers into a tensor that is not contiguous",
+            advice="draw into a new tensor, and copy it there",
+        )
+    hook = FUNCTIONAL.get(operator)
+    if hook is None or hook(run, operator, (dense, *args[1:]), kwargs) is NotImplemented:
+        run(operator, (dense, *args[1:]), kwargs)
+    run(_aten.copy_.default, (target, dense), {})
+    return target
+
+
+def _filled_column(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[:, 1].resize_(8).add_(1)
+    return y
+
+
 @quirk(
     FUNCTIONAL,
     _aten.resize_.default,
     _aten.resize_as_.default,
-    example=lambda: Example(
-        lambda x: x.clone().resize_((2, 3, 4, 5), memory_format=torch.channels_last), [(torch.arange(120.0),)], order=0
-    ),
+    example={
+        "format": lambda: Example(
+            lambda x: x.clone().resize_((2, 3, 4, 5), memory_format=torch.channels_last),
+            [(torch.arange(120.0),)],
+            order=0,
+        ),
+        "same size": lambda: Example(_filled_column, [(torch.ones(8, 8),)], order=0),
+    },
 )
-def resized_to_format(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Refuse a resize to a memory format: the functional form leaves the format out."""
-    if kwargs.get("memory_format") in (None, torch.contiguous_format):
+def resized(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse a resize to a memory format, which the functional form leaves out; a resize to the same size keeps the strides."""
+    memory_format = kwargs.get("memory_format")
+    if memory_format is None and tuple(args[0].shape) == tuple(getattr(args[1], "shape", args[1])):
+        return args[0]
+    if memory_format in (None, torch.contiguous_format):
         return NotImplemented
     raise RefusedOperatorError("a tensor is resized to another memory format", advice="make a new tensor instead")
 
