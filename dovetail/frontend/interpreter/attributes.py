@@ -19,7 +19,7 @@ from dovetail.frontend.interpreter.lookup import (
     python_descriptor,
 )
 from dovetail.frontend.rules import STAND_INS, attribute_rule
-from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, plain_numbers
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, may_be_switched, plain_numbers
 from dovetail.guards import (
     AttributeSource,
     Equals,
@@ -105,6 +105,7 @@ class Attributes(LookupGuards):
                 return found
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
+        self.guard_tensor_method(name)
         target = self.values.wrap(target)
         try:
             return self.values.wrap(getattr(target, name))
@@ -147,8 +148,9 @@ class Attributes(LookupGuards):
         place = AttributeSource(values.pin(target, target.__name__), name)
         if not is_fixed or isinstance(value, torch.Tensor):
             return values.read(value, place)
-        # Of torch's own functions, those that the user's code names: somebody may put another one in their place.
-        if self.asked_by_user() and name in target.__dict__:
+        # Somebody may put another function in the place of one of torch's.
+        asked_by_user = self.asked_by_user()
+        if name in target.__dict__ and (asked_by_user or may_be_switched(target.__name__, name, value)):
             if isinstance(value, IDENTITY_TYPES) and target.__dict__[name] is value:
                 values.guard(place, Identity(value), f"{target.__name__}.{name} was read")
             elif is_leaf_value(value) and name[:2] != "__":

@@ -30,6 +30,7 @@ from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 
 _WITH_RULES = (types.BuiltinFunctionType, type, types.FunctionType)
+_MODULE_CALL = torch.nn.Module.__call__
 _OPERATORS = (private_operators.OpOverload, private_operators.OpOverloadPacket)
 
 
@@ -80,6 +81,7 @@ class Calls(TracingInterpreter):
         for handler in interpreted_rule:
             if handler(function, args, kwargs):
                 return self.run_function(function, args, kwargs, direct)
+        self.guard_patched(function)
         return self.call_torch(function, args, kwargs)
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
@@ -145,8 +147,10 @@ class Calls(TracingInterpreter):
                 )
             self._guard_no_hooks(module)
             return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
-        caller, _ = class_attribute(type(module), "__call__")
-        if caller is not torch.nn.Module.__call__ and not private_calls.is_graph_module_call(module, caller):
+        caller, owner = class_attribute(type(module), "__call__")
+        if owner is not None:
+            self.guard_class_item(owner, "__call__", caller)
+        if caller is not _MODULE_CALL and not private_calls.is_graph_module_call(module, caller):
             return self.call(types.MethodType(caller, module), args, kwargs, direct)
         return self.call_plain_module(module, args, kwargs, direct)
 

@@ -8,10 +8,12 @@ import sys
 import types
 from typing import Any
 
+import torch
+
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.leaves import is_leaf_value, is_trusted
+from dovetail.frontend.values.leaves import is_leaf_value, is_patched_like_the_users, is_trusted
 from dovetail.guards import Answers, AttributeSource, HasNoKey, Identity, ItemSource, Source
 from dovetail.guards.reading import class_order, is_heap_type
 
@@ -107,7 +109,7 @@ class LookupGuards(TracingInterpreter):
 
     def guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard that a class still has the same function, property, static or class method under a name."""
-        if self.needs_no_guard(owner):
+        if self.needs_no_guard(owner) and not (is_heap_type(owner) and is_patched_like_the_users(owner.__module__)):
             return
         source: Source = AttributeSource(self.values.pin(owner, owner.__qualname__), name)
         if isinstance(found, classmethod):
@@ -116,6 +118,15 @@ class LookupGuards(TracingInterpreter):
             found = found.__func__
         if isinstance(found, (types.FunctionType, property)):
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
+
+    def guard_tensor_method(self, name: str) -> None:
+        """Guard what ``torch.Tensor`` itself has under a name, or that it has nothing: most methods stand in the class below it."""
+        found = torch.Tensor.__dict__.get(name, MISSING)
+        own = AttributeSource(self.values.pin(torch.Tensor, "Tensor"), "__dict__")
+        if found is MISSING:
+            self.values.guard(own, HasNoKey(name), f"Tensor has no {name} of its own")
+        else:
+            self.values.guard(ItemSource(own, name), Identity(found), f"Tensor.{name} was called")
 
     def found_on_class(self, owner: type, name: str, found: Any) -> Any:
         """A descriptor as it stands in a class: with where it can be found again."""

@@ -50,7 +50,7 @@ def _met(guards: GuardSet) -> list[type]:
 
 
 def _is_fixed(values: Values, kind: type) -> bool:
-    if kind.__module__.startswith("torch.nn.modules.") and kind is not torch.nn.Module:
+    if kind.__module__.startswith(("torch.nn.modules.", "torch.optim.")) and kind is not torch.nn.Module:
         # Part of the program like the user's own modules, and patched like them. Module itself is patched by torch.compile.
         return False
     return not is_heap_type(kind) or is_trusted(kind.__module__)

@@ -117,18 +117,29 @@ def is_trusted(module_name: str | None) -> bool:
     return module_name is not None and module_name.split(".", 1)[0] in TRUSTED_PREFIXES
 
 
+#: What somebody may put another one in the place of.
+_PATCHED = (types.FunctionType, types.BuiltinFunctionType, type)
+
+
+def is_patched_like_the_users(module_name: str | None) -> bool:
+    """Whether functions of a module are guarded though it is trusted: torch's Python code, which programs patch."""
+    return module_name is not None and (module_name == "torch" or module_name.startswith(("torch.", "torch_")))
+
+
 #: Classes of globals that torch may change while the program runs; names in capitals are constants.
 _SWITCHES = frozenset({bool, int, float, str, type(None), dict, list, set})
 
 
 def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
-    """Whether a global of a trusted module is a switch of torch's, or a table of hooks for all modules or optimizers.
+    """Whether a global of a trusted module is a switch of torch's, a function that may be patched, or a table of hooks.
 
     >>> may_be_switched("torch.backends.mha", "_is_fastpath_enabled", True), may_be_switched("math", "pi", 3.14)
     (True, False)
     """
-    if module_name is None or module_name.split(".", 1)[0] != "torch":
+    if not is_patched_like_the_users(module_name):
         return False
+    if isinstance(value, _PATCHED):
+        return True
     return (type(value) in _SWITCHES and not name.isupper() and not name.startswith("__")) or name.startswith(
         "_global_"
     )
