@@ -40,6 +40,7 @@ def compiled_autograd(
     (tensor(6.), 1)
     """
     session = _session_for(make_options(**options))
+    session.fullgraph = bool(options.get("fullgraph"))
     session.forward_lines = forward_lines
     return open_session(session)
 
@@ -49,7 +50,8 @@ class FunctionWithBackwards(CompiledFunction):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         super().__init__(function, options)
-        self.backwards = _session_for(options)
+        # A backward that cannot be captured runs eagerly: it is the call that is to be one graph.
+        self.backwards = _session_for(dataclasses.replace(options, fullgraph=False))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function within its backward session."""
@@ -67,8 +69,7 @@ class _CompiledSegment(CompiledFunction):
 
 def _session_for(options: Options) -> BackwardSession:
     """A new session that shares its compiled segments with all sessions of the same options."""
-    # A segment that cannot be captured runs eagerly: the user's code never promised to be one graph.
-    chosen = dataclasses.replace(options, compiled_autograd=False, fullgraph=False)
+    chosen = dataclasses.replace(options, compiled_autograd=False)
     with compile_lock:
         known = next((table for asked, table in _compiled_by_options if asked == chosen), None)
         if known is None:

@@ -92,6 +92,7 @@ class Handover:
             return result
         if _is_of_a_reducer(failure) and replace_native_reducers(hook_order(self.call)):
             return Handover(self.session, self.arguments, self.call).run()
+        self.session.check_allowed(_reason(failure))
         result = gate.run(*self.arguments)
         # Had eager raised, the error was the program's own.
         self.session.leave_to_eager(_reason(failure))
@@ -183,6 +184,7 @@ def run_backward(*arguments: Any, **options: Any) -> Any:
     reason = _why_eager(given)
     if reason:
         # Anomaly mode asks for eager's words; they need no further ones.
+        session.check_allowed(reason)
         session.leave_to_eager(reason, warn=not torch.is_anomaly_enabled())
         return gate.run(*given)
     call = given.call()

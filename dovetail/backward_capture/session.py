@@ -18,7 +18,7 @@ from dovetail.backward_capture.printer import explain_segments
 from dovetail.backward_capture.reducers import Bucketing, bucket_ends, reducers_among
 from dovetail.backward_capture.segment_runner import SegmentRunner
 from dovetail.backward_capture.segments import Segment, cut, hook_index
-from dovetail.errors import EagerFallbackWarning
+from dovetail.errors import EagerFallbackWarning, GraphBreakError
 from dovetail.events import EventLog
 from dovetail.rules.gradients.engine_order import BackwardCall, hook_order
 
@@ -33,7 +33,8 @@ class BackwardSession:
     ``captures`` has the captured backwards in the order in which they were first needed; ``runs`` counts the runs of captured
     graphs, ``fallbacks`` has the reasons for backwards that eager has run. Sessions with the same options may share their compiled
     segments, ``compiled``. With ``forward_lines`` the nodes remember the lines that made them, at the price of a traceback for
-    each operator of the forward. The calling tree, from :class:`~dovetail.backward_capture.handover.Handover`::
+    each operator of the forward; with ``fullgraph`` nothing is left to eager. The calling tree, from
+    :class:`~dovetail.backward_capture.handover.Handover`::
 
         run
         +-- _runner                          at the first run in this order, with such hooks
@@ -52,6 +53,7 @@ class BackwardSession:
     fallbacks: list[str] = field(default_factory=list)
     runs: int = 0
     forward_lines: bool = False
+    fullgraph: bool = False
 
     def __post_init__(self) -> None:
         self._warned = False
@@ -113,12 +115,19 @@ class BackwardSession:
     ) -> SegmentRunner:
         called = [(place, reducers[place]) for place in map(hook_index, graph.graph.nodes) if place in reducers]
         segments, results = cut(graph, traceable, frozenset(reducers), bucket_ends(called))
+        self.check_allowed(next((segment.reason for segment in segments if segment.reason), ""))
         return SegmentRunner(segments, results, list(map(self._compile_segment, segments)))
 
     def _compile_segment(self, segment: Segment) -> Callable[..., Any]:
         if segment.reason or self.compile_graph is None:
             return segment.graph.forward
         return self.compile_graph(segment.graph.forward)
+
+    def check_allowed(self, reason: str) -> None:
+        """Raise :class:`GraphBreakError` where nothing may be left to eager."""
+        if self.fullgraph and reason:
+            advice = "drop fullgraph=True to run it eagerly"
+            raise GraphBreakError(f"a backward cannot be captured: {reason}", advice=advice)
 
     def leave_to_eager(self, reason: str, warn: bool = True) -> None:
         """Note why a backward is eager's, and warn the first time."""

@@ -98,3 +98,7 @@ def _has_others(register: Callable[[Callable[..., None]], Any]) -> bool:
         handle.remove()
         if kind.next_id == before + 1:
             kind.next_id = before
+
+
+#: Has a function called when the backward that runs now has come to its end.
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
 from dovetail.backward_capture import BackwardSession, open_session
-from dovetail.errors import CaptureError, EagerFallbackWarning, OptionError
+from dovetail.errors import CaptureError, EagerFallbackWarning, GraphBreakError, GraphBreakWarning, OptionError
 from dovetail.torch_private import engine as private_engine
 from tests.backward_capture.test_scenarios import assert_same
 
@@ -397,3 +397,88 @@ def test_anomaly_mode_names_the_operator() -> None:
         (x.sqrt() * 0).sum().backward()
     assert backwards.runs == 0
     assert "anomaly mode" in backwards.fallbacks[0]
+
+
+# --- fullgraph --------------------------------------------------------------------------------------------------------
+
+
+class Printing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return gradient * 2
+
+
+def test_fullgraph_refuses_a_break_in_a_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with dovetail.compiled_autograd(backend="aten", fullgraph=True), pytest.raises(GraphBreakError, match="print"):
+        Printing.apply(x).sum().backward()
+    with dovetail.compiled_autograd(backend="aten", fullgraph=True) as backwards:
+        x.sin().sum().backward()
+        assert backwards.runs == 1
+        with torch.autograd.set_detect_anomaly(True), pytest.raises(GraphBreakError, match="anomaly"):
+            x.sin().sum().backward()
+    # The same options without it share nothing with these.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphBreakWarning)
+        with dovetail.compiled_autograd(backend="aten"):
+            Printing.apply(x).sum().backward()
+
+
+# --- calls that wait for the end of a backward ----------------------------------------------------------------------------
+
+
+class Queuing(torch.autograd.Function):
+    log: list[str] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: Queuing.log.append("end"))
+        Queuing.log.append("in it")
+        return gradient * 2
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    engine: Any = torch.autograd.Variable._execution_engine
+    y = x * 2
+    y.register_hook(lambda gradient: engine.queue_callback(lambda: Queuing.log.append("of a hook")))
+    return y
+
+
+@pytest.mark.parametrize("function", [Queuing.apply, _hooked], ids=["function", "hook"])
+@pytest.mark.parametrize("way", ["block", "forward", "step"])
+def test_callbacks_at_the_end_of_a_backward(function: Any, way: str) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        function(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.clone()
+
+    def in_block(x: torch.Tensor) -> torch.Tensor:
+        with dovetail.compiled_autograd(backend="aten"):
+            return step(x)
+
+    compiled = dovetail.compile(function, backend="aten")
+
+    def forward_compiled(x: torch.Tensor) -> torch.Tensor:
+        compiled(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.clone()
+
+    run = {"block": in_block, "forward": forward_compiled, "step": dovetail.compile(step, backend="aten")}[way]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            seen = []
+            for each in (step, run):
+                Queuing.log.clear()
+                seen.append((each(torch.ones(3, requires_grad=True)).tolist(), list(Queuing.log)))
+            assert seen[0] == seen[1]

@@ -1,10 +1,23 @@
-"""Hooks on the autograd nodes of leaves, which no attribute of the tensor shows."""
+"""Hooks on the autograd nodes of leaves, which no attribute of the tensor shows, and calls that wait for the backward's end."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
+
+
+@rule(private_autograd_nodes.queue_callback)
+def _queued(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    raise Break(
+        "queue_callback has a function called when the backward ends",
+        "call it in a hook outside of the compiled function",
+    )
 
 
 class LeafNodeHooks:
