@@ -398,7 +398,7 @@ class NumberSource(Step):
     def read(self, value: Any) -> Any:
         if type(value) is not int or not 2 <= value < 1 << 62:
             raise ValueError(f"{value!r} is no whole number of at least 2")
-        return torch.empty((value, 0))
+        return torch.empty((value, 0), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -416,4 +416,4 @@ class FloatSource(Step):
     def read(self, value: Any) -> Any:
         if type(value) is not float or value == 0.0 or not abs(value) <= LARGEST_FLOAT:
             raise ValueError(f"{value!r} is no float other than zero that a float32 can hold")
-        return torch.tensor(value, dtype=torch.float64)
+        return torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -54,6 +54,7 @@ from dovetail.guards import (
 from dovetail.guards.reading import plain_items, plain_keys, plain_length, read_item
 from dovetail.runtime.recipe_builder import plain_content
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
@@ -284,15 +285,14 @@ class Values:
         found = self._numbers.get(source)
         if found is None:
             carrier = NumberSource(source) if type(value) is int else FloatSource(source)
-            with private_tracing.disable_current_modes():
-                real = carrier.read(value)
-            traced = self.trace.input(real, carrier.name)
-            self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
-            if type(value) is int:
-                found = traced.value.shape[0]
-            else:
-                with private_calls.no_torch_function():
-                    found = torch.ops.aten._local_scalar_dense.default(traced.value)
+            # Where the call begins, nothing is transformed, and a number belongs to no transform.
+            with private_state.outside_of_transforms(), private_calls.no_torch_function():
+                with private_tracing.disable_current_modes():
+                    real = carrier.read(value)
+                traced = self.trace.input(real, carrier.name)
+                self.guards.add_tensor(carrier, traced.real, self.where(), traced.node.meta["val"])
+                is_whole = type(value) is int
+                found = traced.value.shape[0] if is_whole else torch.ops.aten._local_scalar_dense.default(traced.value)
             self._numbers[source] = found
         self.note_backward_read(source, TensorMatch(-1), f"{source.name} was read")
         return found
