@@ -224,6 +224,28 @@ def symbolic_margin_loss(run: Run, operator: Any, args: Sequence[Any], kwargs: M
     return run(_aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format})
 
 
+def _drawn(kind: Callable[[torch.Tensor], torch.distributions.Distribution]) -> Callable[[], Example]:
+    return lambda: Example(
+        lambda x: kind(x).rsample(),
+        [(torch.rand(size, 3).add_(1).requires_grad_(),) for size in (2, 3, 4)],
+        graphs=2,
+        options={"fullgraph": True},
+    )
+
+
+@quirk(
+    SYMBOLIC_FAKE,
+    *(_aten._standard_gamma_grad.default, _aten._sample_dirichlet.default, _aten._dirichlet_grad.default),
+    example={
+        "gamma": _drawn(lambda x: torch.distributions.Gamma(x, x)),
+        "dirichlet": _drawn(torch.distributions.Dirichlet),
+    },
+)
+def symbolic_draw(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make these like their first argument; they have no fake kernel that takes symbolic sizes."""
+    return run(_aten.empty_like.default, args[:1], {"memory_format": torch.contiguous_format})
+
+
 def _laid_out(result: Any, memory_format: torch.memory_format) -> Any:
     """A fake result, or a tuple whose first tensor it is, in a memory format."""
     first = result if isinstance(result, torch.Tensor) else result[0]

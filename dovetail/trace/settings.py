@@ -71,7 +71,9 @@ class CaptureSettings:
         """
         keeps_data_sizes = self.shapes.data_sizes == "keep"
         shapes = dataclasses.replace(self.shapes, data_sizes="break")
-        return dataclasses.replace(self, shapes=shapes if keeps_data_sizes else ShapePolicy(allowed=False))
+        return dataclasses.replace(
+            self, shapes=shapes if keeps_data_sizes else ShapePolicy(allowed=False, data_sizes=self.shapes.data_sizes)
+        )
 
 
 @dataclass

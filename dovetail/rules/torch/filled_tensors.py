@@ -25,3 +25,9 @@ def _fill(interpreter: TracingInterpreter, function: Any, args: Arguments, kwarg
             "use a number that fits, or a tensor of float64",
         )
     return result
+
+
+@method_rule("one_hot")
+def _one_hot(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Traced, torch compares with the numbers of the classes, and keeps strides that eager's kernel does not keep."""
+    return interpreter.native(function, args, kwargs).contiguous()

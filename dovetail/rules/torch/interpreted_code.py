@@ -30,7 +30,7 @@ interpret_modules(
     "torch.nn.utils.memory_format",
     *private_calls.READS_THE_PROGRAM,
     # They call one another, and those of the user.
-    *("torch.distributions.transforms", "torch.utils.data.dataset"),
+    "torch.utils.data.dataset",
 )
 # Generator functions of torch that are interpreted although their module is not: the graph may break while they are suspended,
 # and what they change is state that a capture makes again and takes back.
