@@ -102,6 +102,8 @@ FunctionRule = Callable[["TracingInterpreter", Any, Arguments, Keywords], Any]
 rule: Table[CallRule] = Table()
 #: A function or method of torch, by its name.
 method_rule: Chains[FunctionRule] = Chains()
+#: A function of torch that is given this keyword.
+keyword_rule: Table[FunctionRule] = Table()
 #: A function of torch that is given one of these layouts.
 layout_rule: Table[FunctionRule] = Table()
 #: An object of this very class that is called.

@@ -23,10 +23,13 @@ def _aot_eager(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend="aot_eager", fullgraph=True)
 
 
-def _dovetail_with_breaks(function: Callable[..., Any]) -> Callable[..., Any]:
-    import dovetail
+def _dovetail_on(backend: str) -> Compiler:
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        import dovetail
 
-    return dovetail.compile(function, backend="aten")
+        return dovetail.compile(function, backend=backend)
+
+    return compiler
 
 
 def _torch_compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +53,9 @@ def breaks(compiled: Any) -> list[str]:
 
 COMPILERS: dict[str, Compiler] = {
     "dovetail": _dovetail,
-    "dovetail-with-breaks": _dovetail_with_breaks,
+    "dovetail-with-breaks": _dovetail_on("aten"),
+    "dovetail-eager": _dovetail_on("eager"),
+    "dovetail-inductor": _dovetail_on("inductor"),
     "identity": lambda function: function,
     "aot_eager": _aot_eager,
     "torch.compile": _torch_compile,

@@ -9,9 +9,7 @@ import argparse
 import functools
 import json
 import re
-import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +29,7 @@ from tests.conformance.verdicts import (
     seed_everything,
     summary,
 )
+from tests.conformance.workers import run_in_workers
 from tests.differential import Difference, aliasing, clone_inputs, differences, tensors_in
 
 VARIANTS = ("train", "eval")
@@ -169,33 +168,12 @@ def _worker(names: Sequence[str], compiler: str, samples: int | None) -> None:
 
 def run_parallel(names: Sequence[str], compiler: str, samples: int | None, jobs: int) -> list[OperatorResult]:
     """Check modules in ``jobs`` subprocesses; one whose process dies is an error, and the rest goes on."""
-    results: dict[str, OperatorResult] = {}
 
-    def report(result: OperatorResult) -> None:
-        results[result.name] = result
-        line = "  ".join(f"{variant} {result.verdict(variant):14}" for variant in VARIANTS)
-        print(f"[{len(results):3}/{len(names)}] {result.name:44} {line} {result.seconds:6.2f} s", flush=True)
+    def arguments(some: Sequence[str]) -> list[str]:
+        options = ["--worker", "--compiler", compiler, "--samples", str(samples or 0)]
+        return ["tests.conformance.module_runner", *options, "--modules", ",".join(some)]
 
-    def serve(remaining: list[str]) -> None:
-        while remaining:
-            command = [sys.executable, "-m", "tests.conformance.module_runner", "--worker", "--compiler", compiler]
-            command += ["--modules", ",".join(remaining), "--samples", str(samples or 0)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-                for line in process.stdout or ():
-                    if line.startswith("{"):
-                        result = OperatorResult.from_json(json.loads(line))
-                        report(result)
-                        remaining.remove(result.name)
-            if remaining:
-                reason = f"the process ended with {process.returncode}"
-                report(OperatorResult(remaining.pop(0), {"train": [SampleResult("error", "crash", reason)]}))
-
-    threads = [threading.Thread(target=serve, args=(list(names[at::jobs]),)) for at in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[name] for name in names]
+    return run_in_workers(names, VARIANTS, arguments, jobs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

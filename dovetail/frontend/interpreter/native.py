@@ -33,7 +33,16 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.interpreter.opaque import check_opaque, check_shown
 from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import data_rule, error_rule, kind_among, layout_rule, method_rule, native_rule, rule
+from dovetail.frontend.rules import (
+    data_rule,
+    error_rule,
+    keyword_rule,
+    kind_among,
+    layout_rule,
+    method_rule,
+    native_rule,
+    rule,
+)
 from dovetail.frontend.values.aliases import guard_equality
 from dovetail.frontend.values.leaves import (
     HOLDING_FUNCTIONS,
@@ -258,6 +267,10 @@ class NativeCalls(TracingInterpreter):
         for item in given:
             if type(item) is torch.layout and item in layout_rule:
                 return layout_rule[item](self, function, args, kwargs)
+        for key in kwargs.keys() & keyword_rule.keys():
+            found = keyword_rule[key](self, function, args, kwargs)
+            if found is not NotImplemented:
+                return found
         return self.native(function, args, kwargs)
 
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
