@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, keyword_rule
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace.repeats import draws_random_numbers
 
 
@@ -45,7 +45,7 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
     given = kwargs["out"]
     outs = [given] if isinstance(given, torch.Tensor) else list(given or ())
     rest = {name: value for name, value in kwargs.items() if name != "out"}
-    operands = [item for item in tree_leaves((args, rest)) if isinstance(item, torch.Tensor)]
+    operands = [item for item in private_trees.tree_leaves((args, rest)) if isinstance(item, torch.Tensor)]
     if not outs or not all(isinstance(out, torch.Tensor) for out in outs) or _is_special(function, operands, outs):
         return NotImplemented
     # Errors are those of the call with ``out=``. What it writes here is nobody's, and leaves the graph as dead code.
