@@ -364,3 +364,33 @@ def test_objects_that_native_code_calls_are_interpreted() -> None:
         first, second, folded, applied = compiled([torch.ones(2), torch.ones(2)])
         for value, expected in ((first, factor), (second, factor), (folded, 1 + factor), (applied, factor)):
             assert torch.equal(value, torch.full((2,), expected))
+
+
+class _DocumentedProperty(property):
+    """A property that is more than its base class."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return super().__get__(instance, owner)
+
+
+class _HasDocumented:
+    scale = 2.0
+
+    @_DocumentedProperty
+    def factor(self) -> float:
+        return self.scale
+
+
+def test_a_property_of_a_class_of_its_own() -> None:
+    holder = _HasDocumented()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * holder.factor
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    x = torch.ones(2)
+    agree(program, compiled, x)
+    _HasDocumented.scale = 3.0
+    agree(program, compiled, x)
+    _HasDocumented.factor = _DocumentedProperty(lambda self: 5.0)  # type: ignore[method-assign]
+    agree(program, compiled, x)
