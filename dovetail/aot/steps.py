@@ -81,7 +81,8 @@ class Lowering:
     ``write_backs`` are outputs of the forward that are nothing but an input's new value, with that input, for a backend that
     writes in place. ``reused`` are the numbers of the values that the forward takes after its inputs.
     ``gradients_dropped_first`` are inputs, each with the input that is its gradient, whose ``.grad`` the runtime drops before
-    the forward runs. ``measured`` gets the bytes that the last run has kept for the backward.
+    the forward runs. ``read_later`` is as in ``make_runtime_function``. ``measured`` gets the bytes that the last run has kept for
+    the backward.
     """
 
     joint: JointGraph
@@ -91,6 +92,7 @@ class Lowering:
     parts: PartitionedGraph | None = None
     reused: tuple[int, ...] = ()
     gradients_dropped_first: tuple[tuple[int, int], ...] = ()
+    read_later: tuple[tuple[int, int], ...] = ()
     forward: FlatCallable | None = None
     backward: BackwardGraphs | None = None
     measured: list[int] = field(default_factory=list)

@@ -73,6 +73,7 @@ def make_runtime_function(
     derivatives: DifferentiableBackward | None = None,
     keep_apart: KeepApart | None = None,
     unreached: Sequence[int] = (),
+    read_later: Sequence[tuple[int, int]] = (),
 ) -> RuntimeFunction:
     """``run(inputs) -> results``, one real tensor for each entry of ``spec.outputs``.
 
@@ -80,10 +81,12 @@ def make_runtime_function(
     ``tangent_strides(primals)`` says (those of the outputs, if None) is copied into them, because the backward was compiled
     for those. ``derivatives`` runs the backward where it is to be differentiated itself. ``keep_apart`` keeps what a call has
     saved apart from its node of autograd. ``unreached`` are inputs that get no gradient whatever is asked for.
+    ``read_later`` are inputs that must not change between the write-back, which counts so many writes, and the backward.
     """
     compute = forward
     if backward is not None:
         compute = DifferentiableGraph(spec, forward, backward, tangent_strides, derivatives, keep_apart, unreached)
+        compute.read_later = read_later
     epilogue = Epilogue(spec)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -200,6 +203,7 @@ class DifferentiableGraph:
         # 757 outputs.
         self._saves_tensors: bool | None = None
         self._standing: list[int] | None = None
+        self.read_later: Sequence[tuple[int, int]] = ()
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The forward outputs."""
@@ -238,6 +242,7 @@ class DifferentiableGraph:
         if self._standing is None:
             self._standing = [index for index, value in enumerate(primals) if origins_of(value)]
         origins = [noted for index in self._standing for noted in origins_of(primals[index])]
+        origins += [(primals[index], primals[index]._version + count) for index, count in self.read_later]
         derivatives = self._derivatives
         kept = None if derivatives is None else derivatives.keep(primals)
         call = ctx.call = Call(self, origins, pending_reads(), kept)
@@ -344,12 +349,13 @@ class DifferentiableGraph:
     def _free(self, call: Call, defined: Pattern) -> None:
         """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
         if call.apart is None or not call.apart.free(defined):
-            call.kept = None
+            call.kept, call.origins = None, []
 
     # --- for compiled autograd ----------------------------------------------------------------------------------------
 
     def prologue(self, call: Call, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
         """What the backward's graph is called with."""
+        check_unchanged(call.origins)
         if call.reads is not None:
             call.reads.check()
         tangents = [gradients[index] for index in self._differentiable]

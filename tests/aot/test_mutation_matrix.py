@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import dovetail
 from tests.aot.alias_programs import Inputs, Program, compare
 
 Tensor = torch.Tensor
@@ -1014,3 +1015,68 @@ def writes_booleans(x: Tensor) -> Any:
 def test_as_eager(item: Program, dynamic: bool | None) -> None:
     found, reason = compare(item, dynamic=dynamic)
     assert not found, "\n".join([*found, f"ran eagerly because: {reason}" if reason else "was captured"])
+
+
+# --- writes after the call, to what eager has saved -----------------------------------------------------------------------
+
+
+WRITTEN: dict[str, Any] = {
+    "relu_": lambda x: x.relu_(),
+    "tanh_": lambda x: x.tanh_(),
+    "sqrt_": lambda x: x.abs_().add_(1).sqrt_(),
+    "elu": lambda x: torch.nn.functional.elu(x, inplace=True),
+    "mul_": lambda x: x.mul_(2),
+    "a part": lambda x: (x[:1].sigmoid_(), x)[1],
+    "read after a write": lambda x: (x.add_(1), x * x)[1],
+    "an item": lambda x: (x.__setitem__(0, x[1] * 2), x.pow(3))[1],
+    "copy_": lambda x: x.copy_(x.exp()),
+}
+LATER: dict[str, Any] = {
+    "none": lambda x, result: None,
+    "to the result": lambda x, result: result.mul_(2),
+    "to the input": lambda x, result: x.add_(1),
+    "to a view without a gradient": lambda x, result: x.detach()[1:].mul_(2),
+}
+
+
+def _outcome(call: Any) -> Any:
+    try:
+        return call()
+    except RuntimeError as error:
+        return str(error)[:70]
+
+
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", WRITTEN)
+def test_writes_to_what_eager_has_saved_are_noticed(program: str, backend: str) -> None:
+    compiled = dovetail.compile(WRITTEN[program], backend=backend, fullgraph=True)
+    for write in LATER.values():
+
+        def step(run: Any, write: Any = write) -> Any:
+            leaf = torch.tensor([-1.0, 2.0], requires_grad=True)
+            x = leaf + 0
+            result = run(x)
+            write(x, result)
+            result.sum().backward()
+            return leaf.grad.tolist()  # type: ignore[union-attr]
+
+        expected, found = _outcome(lambda: step(WRITTEN[program])), _outcome(lambda: step(compiled))
+        assert found == (expected if isinstance(expected, str) else pytest.approx(expected))
+
+
+def test_a_buffer_that_the_next_call_writes() -> None:
+    def program(buffer: torch.Tensor, weight: torch.Tensor, copy: bool) -> torch.Tensor:
+        buffer[:1].add_(1)
+        return (buffer.clone() if copy else buffer) * weight
+
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for copy in (False, True):
+        for calls in (1, 2):
+
+            def step(run: Any, copy: bool = copy, calls: int = calls) -> Any:
+                buffer, weight = torch.zeros(2), torch.ones(2, requires_grad=True)
+                results = [run(buffer, weight, copy) for _ in range(calls)]
+                sum(results).sum().backward()
+                return weight.grad.tolist()  # type: ignore[union-attr]
+
+            assert _outcome(lambda step=step: step(program)) == _outcome(lambda step=step: step(compiled))
