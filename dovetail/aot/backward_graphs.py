@@ -72,11 +72,6 @@ class BackwardGraphs:
             keep = [position for position in keep if position not in unused]
         return graph, [*keep, *range(first_tangent, first_tangent + sum(defined))]
 
-    def needed(self, defined: Pattern) -> Sequence[int]:
-        """Which of the saved values the backward for these tangents takes."""
-        found = self.graph_of(defined)
-        return () if found is None else found[1][: len(found[1]) - sum(defined)]
-
     def seal(self, expected: Pattern) -> None:
         """Compile the graph for the pattern that is expected. From here on, nothing may be assumed about sizes any more."""
         if self._backward is not None:

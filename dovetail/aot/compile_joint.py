@@ -13,7 +13,6 @@ The steps are functions over :class:`dovetail.aot.steps.Lowering`; passes hook i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ from dovetail.aot.backward_graphs import BackwardGraphs, FlatCallable, expected_
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.descriptors import BufferInput, ParamInput, Tangent, UserInput
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import checks_assumption, has_symbolic_sizes, memory_of
+from dovetail.aot.nodes import checks_assumption, has_symbolic_sizes
 from dovetail.aot.partition import partition, save_everything
 from dovetail.aot.state import AOTState
 from dovetail.aot.steps import BackendGraph, CompileSettings, FindReused, Lowering
@@ -36,13 +35,6 @@ from dovetail.guards.ambient import without_autocast
 from dovetail.options import check_budget, check_numerics
 from dovetail.runtime.function import RuntimeFunction, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
-
-_SCATTERS = (
-    "select_scatter.default",
-    "slice_scatter.default",
-    "diagonal_scatter.default",
-    "as_strided_scatter.default",
-)
 
 
 def choose_backend(backend: str | Callable[..., Any] | None, numerics: str) -> Backend:
@@ -109,11 +101,10 @@ def prepare(lowering: Lowering) -> Lowering:
     lowering = lowering.with_(joint=joint, backend=backend)
     _check_promises(lowering)
     # What is assumed about the data must hold before anything is written.
-    writes_back = (
-        backend.writes_back and not lowering.is_training and not any(map(checks_assumption, joint.graph.nodes))
-    )
-    # Of the captured graph: a decomposition may leave out the copies by which the program keeps values apart.
-    read_later = tuple(_read_later(joint)) if lowering.is_training else ()
+    assumes = any(map(checks_assumption, joint.graph.nodes))
+    writes_back = backend.writes_back and not lowering.is_training and not assumes
+    # Before decompositions, which may leave out the copies by which the program keeps values apart.
+    read_later = tuple(item for hook in steps.reads_later for item in hook(joint)) if lowering.is_training else ()
     return lowering.with_(write_backs=_write_backs(joint.spec) if writes_back else {}, read_later=read_later)
 
 
@@ -140,23 +131,6 @@ def _check_promises(lowering: Lowering) -> None:
             f"the backend {backend.name} runs decompositions of the captured operators, whose numbers are not eager's",
             advice='use backend="aten" with numerics="exact", or numerics="fast"',
         )
-
-
-def _read_later(joint: JointGraph) -> list[tuple[int, int]]:
-    """The inputs whose new values the backward reads, which eager saves themselves, and how often the write-back counts.
-
-    A graph saves its own output, which a later write to the input does not reach.
-    """
-    arguments = [argument for node in joint.nodes_of("backward") for argument in node.all_input_nodes]
-    read = {memory_of(node) for node in arguments if node.meta.get("phase") == "forward"}
-    found = []
-    for item in joint.spec.mutations:
-        node = joint.results[item.output_index]
-        while node is not None and memory_of(node) not in read and str(node.target).endswith(_SCATTERS):
-            node = node.all_input_nodes[-1]
-        if node is not None and node.target is not operator.getitem and memory_of(node) in read:
-            found.append((item.input_index, int(item.counted)))
-    return found
 
 
 def _write_backs(spec: RuntimeSpec) -> dict[int, int]:

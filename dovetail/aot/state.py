@@ -34,10 +34,8 @@ class AOTState:
     def require_open(self) -> None:
         """Raise :class:`StageError` if the trace has been closed."""
         if not self.is_open:
-            raise StageError(
-                "the capture's contexts are closed",
-                advice="call the stage inside the `with contextlib.ExitStack()` block",
-            )
+            advice = "call the stage inside the `with contextlib.ExitStack()` block"
+            raise StageError("the capture's contexts are closed", advice=advice)
 
 
 def create_state(

@@ -81,8 +81,7 @@ class Lowering:
     ``write_backs`` are outputs of the forward that are nothing but an input's new value, with that input, for a backend that
     writes in place. ``reused`` are the numbers of the values that the forward takes after its inputs.
     ``gradients_dropped_first`` are inputs, each with the input that is its gradient, whose ``.grad`` the runtime drops before
-    the forward runs. ``read_later`` is as in ``make_runtime_function``. ``measured`` gets the bytes that the last run has kept for
-    the backward.
+    the forward runs. ``read_later`` are written inputs. ``measured`` gets the bytes that the last run has kept for the backward.
     """
 
     joint: JointGraph
@@ -132,6 +131,8 @@ class BackendGraph:
 finds_freed: Place[Callable[[Sequence[torch.Tensor]], tuple[frozenset[int], ...] | None]] = Place()
 #: In front of all steps: passes that a graph needs because of operators in it, each with a test whether it needs it.
 required_passes: Place[Callable[[JointGraph], Pass | None]] = Place()
+#: Of a training graph: the written inputs whose new values the backward reads, and how many writes the write-back counts.
+reads_later: Place[Callable[[JointGraph], Sequence[tuple[int, int]]]] = Place()
 #: In place of all steps; None: the steps are done.
 instead_of_steps: Place[Callable[[Lowering], CompiledGraph | None]] = Place()
 #: The graph by the decompositions of the backend's table; None: the hook before this one does it.

@@ -32,10 +32,10 @@ def overlaps_itself(output: torch.Tensor) -> bool:
     >>> overlaps_itself(torch.ones(4).as_strided((3, 2), (1, 1))), overlaps_itself(torch.ones(3, 2).t())
     (True, False)
     """
-    pairs = zip(output.stride(), output.shape, strict=True)
-    steps = sorted((private_sizes.hint(stride), private_sizes.hint(size)) for stride, size in pairs)
-    reach = 0
-    for stride, size in steps:
+    hint, reach = private_sizes.hint, 0
+    for stride, size in sorted(
+        (hint(step), hint(size)) for step, size in zip(output.stride(), output.shape, strict=True)
+    ):
         if size > 1 and stride <= reach:
             return True
         reach += max(size - 1, 0) * stride

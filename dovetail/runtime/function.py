@@ -47,9 +47,6 @@ class Backward(Protocol):
     def graph_of(self, defined: Pattern) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
         """Its graph, and which of the saved values and tangents that takes, in order; None where no gradient flows."""
 
-    def needed(self, defined: Pattern) -> Sequence[int]:
-        """Which of the saved values it takes."""
-
 
 class SavedApart(Protocol):
     """The saved values of one call, where a backward from some outputs leaves others with theirs."""
@@ -197,10 +194,8 @@ class DifferentiableGraph:
         self._dependencies = [
             (item.output, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
         ]
-        # Hooks of leaves can tell in which order the gradients come, and an error of one of them stops those behind it.
         self.to_edges, self._from_edges = _both_ways(spec.leaf_order)
-        # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call. To look takes 30 us for
-        # 757 outputs.
+        # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call.
         self._saves_tensors: bool | None = None
         self._standing: list[int] | None = None
         self.read_later: Sequence[tuple[int, int]] = ()

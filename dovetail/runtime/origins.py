@@ -1,19 +1,8 @@
 """Origins of an input: other tensors, given by the caller, whose writes count as writes to it.
 
-An input that stands for another tensor (an inner tensor of a subclass, the handle of a sparse one) has a version counter of its own,
-so that saving it for a backward would not notice a write to the tensor it stands for. Its origins are noted on it, each with its
-version; the backward compares.
-
->>> outer, inner = torch.zeros(2), torch.zeros(2)
->>> note_origin(inner, outer)
->>> noted = origins_of(inner)
->>> check_unchanged(noted)
->>> outer = outer.add_(1)
->>> check_unchanged(noted)
-Traceback (most recent call last):
-    ...
-RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: a Tensor is at version 1; expected version 0 instead
-"""  # noqa: E501
+An input that stands for another tensor (an inner tensor of a subclass, the handle of a sparse one) has its own version counter.
+Its origins are noted on it, each with its version; the backward compares.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 
 from dovetail.aot.steps import Lowering, finds_freed, saved_apart
 from dovetail.runtime.derivatives import FREED
-from dovetail.runtime.function import KeepApart, Pattern
+from dovetail.runtime.function import Backward, KeepApart, Pattern
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.whole_calls.handles import detached
@@ -66,7 +66,13 @@ def keep_apart(lowering: Lowering) -> KeepApart | None:
     freed_by, backward = lowering.joint.spec.freed_by_backward, lowering.backward
     if freed_by is None or backward is None:
         return None
-    return functools.partial(KeptApart, freed_by, functools.lru_cache(maxsize=64)(backward.needed))
+    return functools.partial(KeptApart, freed_by, functools.lru_cache(maxsize=64)(functools.partial(_needed, backward)))
+
+
+def _needed(backward: Backward, defined: Pattern) -> Sequence[int]:
+    """Which of the saved values the backward for these tangents takes."""
+    found = backward.graph_of(defined)
+    return () if found is None else found[1][: len(found[1]) - sum(defined)]
 
 
 class KeptApart:
