@@ -168,6 +168,9 @@ class TracingInterpreter(FrameRunner, Protocol):
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch under the trace's modes; rules for this very function are not asked again."""
 
+    def call_guarded(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``call_torch``, with guards on what the function has read."""
+
     def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a builtin function or class with its own meaning; :class:`Break` where nobody could guard what it reads."""
 
@@ -218,9 +221,6 @@ class TracingInterpreter(FrameRunner, Protocol):
 
     def guard_length(self, value: Any) -> None:
         """Guard how many items a container has."""
-
-    def guard_patched(self, function: types.FunctionType) -> None:
-        """Guard what a function of torch's calls by name."""
 
     def guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard what a class has under a name."""

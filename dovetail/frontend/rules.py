@@ -112,6 +112,8 @@ callable_rule: Table[FunctionRule] = Table()
 native_rule: Table[FunctionRule] = Table()
 #: ``rule(function, args, kwargs)`` says whether a Python function that runs natively by its module is interpreted in this call.
 interpreted_rule: Chain[Callable[[types.FunctionType, Arguments, Keywords], bool]] = Chain()
+#: ``rule(interpreter, function, args, kwargs, result)`` guards what a function of torch, called as it is, has read.
+called_rule: Chain[Callable[[TracingInterpreter, Any, Arguments, Keywords, Any], None]] = Chain()
 #: An object of a class is about to be made: :class:`Break` may be raised.
 class_rule: Chain[Callable[[type], None]] = Chain()
 

@@ -135,6 +135,7 @@ _KERNEL_SWITCHES: tuple[_Switch, ...] = (
     ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
     ("cuDNN TF32", torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
     ("MKLDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    ("MKLDNN deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic),
     (
         "float32 matmul precision",
         torch._C._get_float32_matmul_precision,

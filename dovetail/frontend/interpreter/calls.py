@@ -22,7 +22,7 @@ from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, insta
 from dovetail.frontend.interpreter.opaque import check_opaque
 from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Instead, callable_rule, class_rule, format_rule, interpreted_rule, rule
+from dovetail.frontend.rules import Instead, callable_rule, called_rule, class_rule, format_rule, interpreted_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
@@ -81,8 +81,13 @@ class Calls(TracingInterpreter):
         for handler in interpreted_rule:
             if handler(function, args, kwargs):
                 return self.run_function(function, args, kwargs, direct)
-        self.guard_patched(function)
-        return self.call_torch(function, args, kwargs)
+        return self.call_guarded(function, args, kwargs)
+
+    def call_guarded(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.call_torch(function, args, kwargs)
+        for guard in called_rule:
+            guard(self, function, args, kwargs, result)
+        return result
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:
         owner = method.__self__

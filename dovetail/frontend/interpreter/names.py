@@ -12,7 +12,7 @@ from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.instructions.shared import unbound_variable
 from dovetail.frontend.interpreter.lookup import MISSING
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.values.leaves import is_patched_like_the_users, is_trusted, may_be_switched
+from dovetail.frontend.values.leaves import is_trusted, may_be_switched
 from dovetail.guards import (
     AttributeSource,
     CellSource,
@@ -23,8 +23,6 @@ from dovetail.guards import (
     Source,
     Unbound,
 )
-
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
 class Names(TracingInterpreter):
@@ -107,22 +105,6 @@ class Names(TracingInterpreter):
         elif function.__closure__:
             # The code of a library may be taken as fixed; what it closes over is the user's (a callback, a decorated function).
             self.note_closure(function, self.values.pin(function, function.__qualname__))
-
-    def guard_patched(self, function: types.FunctionType) -> None:
-        """Guard the functions by whose names a function of torch's calls them: it runs as it is, and they may be patched."""
-        table = function.__globals__
-        if id(function) in self._seen_functions or not is_patched_like_the_users(table.get("__name__")):
-            return
-        self._seen_functions[id(function)] = function
-        for name in function.__code__.co_names:
-            for place in (table, torch.__dict__):
-                found = place.get(name)
-                if isinstance(found, _FUNCTIONS):
-                    source = ItemSource(self.values.pin(place, str(place["__name__"])), name)
-                    self.values.guard(source, Identity(found), f"{function.__qualname__} was called")
-                    if isinstance(found, types.FunctionType):
-                        self.guard_patched(found)
-                    break
 
     def note_closure(self, function: types.FunctionType, source: Source) -> None:
         for position, cell in enumerate(function.__closure__ or ()):

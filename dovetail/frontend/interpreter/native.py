@@ -371,7 +371,7 @@ class NativeCalls(TracingInterpreter):
             raise Break(reason, "do this outside of the compiled function")
         module = getattr(function, "__module__", None)
         if module is not None and (module == "torch" or module.startswith("torch.")):
-            return self.call_torch(function, args, kwargs)
+            return self.call_guarded(function, args, kwargs)
         is_pure = module in PURE_MODULES and not is_extension_record(getattr(function, "__self__", None))
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)

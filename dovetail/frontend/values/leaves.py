@@ -140,6 +140,5 @@ def may_be_switched(module_name: str | None, name: str, value: object) -> bool:
         return False
     if isinstance(value, _PATCHED):
         return True
-    return (type(value) in _SWITCHES and not name.isupper() and not name.startswith("__")) or name.startswith(
-        "_global_"
-    )
+    is_constant = (name.isupper() and type(value) is not dict) or name.startswith("__")
+    return (type(value) in _SWITCHES and not is_constant) or name.startswith("_global_")

@@ -61,3 +61,17 @@ def _precision(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
         read = functools.partial(private_state.fp32_precision, *args)
         values.guard(ComputedSource(_answer, (values.pin(read, name),), name), Equals(read()), f"{name} was read")
     return interpreter.native(private_state.fp32_precision, args, kwargs)
+
+
+if torch.distributed.is_available():
+    for _owner in (torch.distributed.group, torch.distributed.GroupMember):
+        _world = type(_owner).__dict__["WORLD"].fget
+
+        @rule(_world)
+        def _default_group(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+            """``torch.distributed.group.WORLD``: None until a process group is initialised."""
+            values, function = interpreter.values, type(args[0]).__dict__["WORLD"].fget
+            source = ComputedSource(
+                function, (values.pin(args[0], args[0].__qualname__),), f"{args[0].__qualname__}.WORLD"
+            )
+            return values.read(function(args[0]), source)

@@ -1,0 +1,26 @@
+"""Decimal numbers are computed natively, by the thread's context: its precision, rounding and traps are guarded."""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.guards import ComputedSource, Equals
+
+
+def _context(module: Any) -> tuple[Any, ...]:
+    """All of the thread's context but its flags."""
+    context = module.getcontext()
+    traps = tuple([kind.__name__ for kind, is_on in context.traps.items() if is_on])
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+@rule(decimal.Decimal, decimal.Decimal.from_float)
+def _number(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """Whatever is computed with it depends on the context; decimal numbers from outside break the graph."""
+    values = interpreter.values
+    source = ComputedSource(_context, (values.pin(decimal, "decimal"),), "decimal.getcontext()")
+    values.guard(source, Equals(_context(decimal)), "a decimal number is made")
+    return interpreter.native(decimal.Decimal, args, kwargs)
