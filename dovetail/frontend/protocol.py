@@ -225,9 +225,6 @@ class TracingInterpreter(FrameRunner, Protocol):
     def guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard what a class has under a name."""
 
-    def guard_tensor_method(self, name: str) -> None:
-        """Guard what ``torch.Tensor`` has under a name."""
-
     def guard_order(self, kind: type) -> None:
         """Guard which classes a class inherits from."""
 
