@@ -40,7 +40,7 @@ from dovetail.trace import CaptureSettings, Retry, Trace
 MAXIMUM_DEPTH = 400
 State = TypeVar("State")
 # A program raises them on purpose or looks for them; a symbol does not cause them.
-_ORDINARY_ERRORS = (LookupError, StopIteration, GeneratorExit, ZeroDivisionError)
+_ORDINARY_ERRORS = (LookupError, AttributeError, NameError, StopIteration, GeneratorExit, ZeroDivisionError)
 
 
 class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
@@ -219,12 +219,11 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
-        if not isinstance(error, Exception):
-            if frame.decoded.instructions[frame.position].opname == "RAISE_VARARGS":
-                self.trace.findings.raised = error
-            elif isinstance(error, KeyboardInterrupt) and error is not self.trace.findings.raised:
-                # It interrupts the capture; the program has not come to its handlers.
-                raise error
+        if frame.decoded.instructions[frame.position].opname == "RAISE_VARARGS":
+            self.trace.findings.raised = error
+        elif isinstance(error, KeyboardInterrupt) and error is not self.trace.findings.raised:
+            # It interrupts the capture; the program has not come to its handlers.
+            raise error
         if private_sizes.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
         if isinstance(error, private_tracing.DATA_DEPENDENT_ERRORS):
@@ -246,16 +245,17 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                 # The traceback leads to this call; in a cycle, what the frames hold would outlive the function.
                 del error
         if frame.catches(found):
-            self._check_caught(frame, error)
+            self._check_caught(error)
+            self.trace.findings.raised = None
         frame.enter_handler(found, error)
 
-    def _check_caught(self, frame: Frame, error: BaseException) -> None:
+    def _check_caught(self, error: BaseException) -> None:
         """Refuse to let the program handle an error that it would not have in eager, or not with this text."""
-        opname = frame.decoded.instructions[frame.position].opname
+        is_ordinary = isinstance(error, _ORDINARY_ERRORS) and not private_sizes.is_symbolic(getattr(error, "obj", None))
         if (
             self.trace.settings.shapes.has_symbols
-            and opname not in ("RAISE_VARARGS", "RERAISE")
-            and not isinstance(error, _ORDINARY_ERRORS)
+            and error is not self.trace.findings.raised
+            and not is_ordinary
             and type(error).__module__.startswith(("builtins", "torch", "sympy"))
         ):
             reason = f"a {type(error).__name__} is handled while sizes are symbolic"
