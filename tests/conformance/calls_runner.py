@@ -58,7 +58,6 @@ def observe(function: Callable[..., Any], form: Form) -> Seen:
         result = function(*inputs)
         others["random state"] = torch.get_rng_state()
         others["aliasing"] = aliasing(result, inputs)
-        others["views"] = [tensor._is_view() for tensor in tensors_in(result)]
         if form.backward:
             others["gradient"] = _gradients(result, given)
     except Exception as raised:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import dovetail
+from tests.differential import same
 
 F64 = torch.float64
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -176,3 +177,24 @@ def test_an_out_of_another_type_is_eagers_error_or_result() -> None:
     out = torch.empty((), dtype=torch.int64)
     assert torch.equal(whole(x, out), places(x, torch.empty((), dtype=torch.int64)))
     assert out.item() == 1
+
+
+@pytest.mark.parametrize("backend", ["aten", "eager"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.dequantize(x),
+        lambda x: x.dequantize(),
+        lambda x: torch.unsafe_chunk(x, 2)[1],
+        lambda x: x.unsafe_split(2)[0],
+        lambda x: torch.unsafe_split_with_sizes(x, [1, 3])[1],
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_write_to_the_same_memory_is_seen(make: Any, backend: str) -> None:
+    def write(x: Tensor) -> Tensor:
+        make(x).mul_(2)
+        return x + 1
+
+    x, y = torch.arange(4.0), torch.arange(4.0)
+    same((write(x), x), (dovetail.compile(write, backend=backend)(y), y))

@@ -50,7 +50,9 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
         return NotImplemented
     # Errors are those of the call with ``out=``. What it writes here is nobody's, and leaves the graph as dead code.
     trial = [out.clone() for out in outs]
-    interpreter.native(function, args, {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)})
+    returned = interpreter.native(
+        function, args, {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)}
+    )
     try:
         results = interpreter.native(function, args, rest)
     except TypeError:
@@ -68,6 +70,6 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
         if out.shape != value.shape:
             out.resize_(value.shape)
         out.copy_(value)
-    if isinstance(given, torch.Tensor) or type(results) is tuple:
-        return given
-    return getattr(torch.return_types, f"{type(results).__name__}_out", type(results))(outs)
+    if returned is None or isinstance(given, torch.Tensor):
+        return None if returned is None else given
+    return tuple(outs) if type(returned) is tuple else type(returned)(outs)

@@ -1,4 +1,4 @@
-"""Functions and attributes whose result says which tensor, or which class of tensor, they were given.
+"""Functions and attributes whose result says which tensor, which memory, or which class of tensor, they were given.
 
 ``torch.as_tensor`` returns a tensor of the right dtype and device itself, with its gradient and its memory. ``x.__class__`` is
 the class that the program's tensor has, not the class of the tensor that is traced in its place.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, rule
+from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, method_rule, rule
 from dovetail.rules.sizes.number_tensors import make_tensor
 
 
@@ -25,6 +26,23 @@ def _as_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
         return data
     # Tensor.to, too, returns the tensor itself where nothing changes.
     return interpreter.call_torch(torch.Tensor.to, (data,), wanted)
+
+
+@method_rule("dequantize")
+def _dequantize(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
+    given = [getattr(function, "__self__", None), *args, *kwargs.values()]
+    (value,) = [item for item in given if isinstance(item, torch.Tensor)] or [None]
+    if value is None or value.is_quantized:
+        return NotImplemented
+    if value.requires_grad and torch.is_grad_enabled():
+        raise Break("dequantize of a tensor that requires a gradient makes it a result", "leave dequantize out")
+    # The tensor itself, where it is of this type.
+    return interpreter.call_torch(torch.Tensor.to, (value, torch.float32), {})
+
+
+@method_rule("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
+def _pieces(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
+    raise Break("unsafe pieces share memory with a tensor that their operator does not name", "use chunk or split")
 
 
 @attribute_rule("__class__")
