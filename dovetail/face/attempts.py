@@ -287,7 +287,7 @@ class Attempts:
             return EagerOnce()
         has_symbols = self._settings.shapes.has_symbols
         if isinstance(error, BackendError) and not has_symbols:
-            self._give_up_default_backend(error)
+            self._give_up_backend(error)
             return None
         if has_symbols and not (self._plan and isinstance(error, UnbuildableError)):
             self._start_over(self._settings.with_fewer_symbols(), error)
@@ -354,10 +354,11 @@ class Attempts:
         if self._shared.is_news(stop.reason, stop.where):
             warn_user(explain_break("graph break", stop), GraphBreakWarning)
 
-    def _give_up_default_backend(self, error: BackendError) -> None:
-        """Take "aten" in the place of a default backend that does not work here; raise for one that was asked for by name."""
-        shared = self._shared
-        if self._options.backend is not None or shared.backend.name == "aten":
+    def _give_up_backend(self, error: BackendError) -> None:
+        """Take "aten" in the place of a backend that does not work here; raise for one of the user's own, which is to be mended."""
+        shared, chosen = self._shared, self._options.backend
+        is_ours = chosen is None or (chosen == "inductor" and not self._options.fullgraph)
+        if not is_ours or shared.backend.name == "aten":
             raise error
         shared.events.note("backend given up", instead="aten", reason=error.what)
         warn_user(

@@ -21,7 +21,6 @@ from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce
 from dovetail.face.learned import Part
 from dovetail.face.loading import load_distributed_rules
 from dovetail.face.warnings import explain_break, name_of, warn_user
-from dovetail.frontend import native_errors
 from dovetail.frontend.code.frame import LetGo
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -167,8 +166,8 @@ class Dispatcher:
         stop, error = outcome.stop, outcome.error
         self.events.note("graph break", reason=stop.reason, where=stop.where)
         if self.options.fullgraph:
-            if error is not None and not native_errors.is_marked_native(error):
-                # Where the program itself raises, this is its error.
+            if error is not None:
+                # Where the program itself raises, this is its error; that of a fake kernel has another text, and no line.
                 self.original(*args, **kwargs)
             advice = stop.advice or "drop fullgraph=True to run it eagerly"
             raise GraphBreakError(stop.reason, where=stop.where, advice=advice) from error or stop

@@ -6,7 +6,8 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ __all__ = [
     "to_fun",
     "track_tensor_tree",
 ]
+
+#: Parts of torch that log an error before they raise it.
+_LOGGING = ("torch._subclasses.fake_tensor", "torch.fx.experimental.recording", "torch.fx.experimental.symbolic_shapes")
+
+
+def silence(is_silent: Callable[[], bool]) -> None:
+    """Log nothing of errors where this says so."""
+    for name in _LOGGING:
+        logging.getLogger(name).addFilter(lambda record: record.levelno < logging.WARNING or not is_silent())
+
 
 #: What torch raises where a fake tensor cannot answer because only the data can.
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (

@@ -96,6 +96,8 @@ class _OpenTraces(threading.local):
 
 
 _open_traces = _OpenTraces()
+# What fails while tracing is tried otherwise, or raised by eager in the program's own words.
+private_tracing.silence(lambda: bool(_open_traces.stack))
 
 
 def open_trace() -> Trace | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 import weakref
 from collections import Counter
@@ -41,6 +42,11 @@ MAXIMUM_DEPTH = 400
 State = TypeVar("State")
 # A program raises them on purpose or looks for them; a symbol does not cause them.
 _ORDINARY_ERRORS = (LookupError, AttributeError, NameError, StopIteration, GeneratorExit, ZeroDivisionError)
+
+
+def _is_library(name: str | None) -> bool:
+    """Whether a module is one of torch's or of the standard library, whose lines no user knows."""
+    return is_trusted(name) or (name is not None and name.split(".", 1)[0] in sys.stdlib_module_names)
 
 
 class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
@@ -102,7 +108,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     def locate(self) -> UserLocation | None:
         if not self.frames:
             return self._entry_location
-        outside = (frame for frame in reversed(self.frames) if not is_trusted(frame.globals.get("__name__")))
+        outside = (frame for frame in reversed(self.frames) if not _is_library(frame.globals.get("__name__")))
         return next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
 
     def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
