@@ -1,6 +1,3 @@
-from collections.abc import Callable
-from typing import Any
-
 from dovetail import aot as aot
 from dovetail import backends as backends
 from dovetail import distributed as distributed
@@ -14,12 +11,10 @@ from dovetail.backends.foreign.torch_compile import torch_backend as torch_backe
 from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
 from dovetail.face.compile import compile as compile
-from dovetail.face.explanation import events_of as events_of
 from dovetail.options import Options as Options
-from dovetail.report.explanation import Explanation
+from dovetail.report.explanation import events_of as events_of
+from dovetail.report.explanation import explain as explain
 from dovetail.trace import mark_dynamic as mark_dynamic
 from dovetail.versions import __version__ as __version__
 
 __all__: list[str]
-
-def explain(compiled: Any) -> Callable[..., Explanation]: ...

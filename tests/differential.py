@@ -447,7 +447,7 @@ def check_entries(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
 
 def entries_of(compiled: Any) -> int:
     """How many entries a compiled function or module has."""
-    from dovetail.face.explanation import compiled_function
+    from dovetail.report.explanation import compiled_function
 
     return len(compiled_function(compiled).entries)
 

@@ -25,17 +25,10 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace, TracedInput
 
 MadeLate = tuple[torch.Tensor, Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor], bool]
-_late_outputs: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
-
-
-def late_output(function: Callable[[Trace, torch.Tensor], MadeLate]) -> Callable[[Trace, torch.Tensor], MadeLate]:
-    """Register what makes results of other layouts than strided ones, which no graph returns; a decorator.
-
-    ``function(trace, value)`` gives a dense traced tensor, the call ``make(dense, inputs)`` that makes the result from it behind
-    the graph, and whether autograd records that call. It raises :class:`CaptureError` for a result that cannot be made so.
-    """
-    _late_outputs.append(function)
-    return function
+#: What makes results of other layouts than strided ones, which no graph returns. ``function(trace, value)`` gives a dense traced
+#: tensor, the call ``make(dense, inputs)`` that makes the result from it behind the graph, and whether autograd records that
+#: call. It raises :class:`CaptureError` for a result that cannot be made so.
+LATE_OUTPUTS: list[Callable[[Trace, torch.Tensor], MadeLate]] = []
 
 
 @dataclass(frozen=True)
@@ -126,9 +119,9 @@ class _Description:
 
     def _made_late(self, position: int, value: torch.Tensor) -> ViewOutput:
         """A result of another layout, made after the graph has run."""
-        if not _late_outputs:
+        if not LATE_OUTPUTS:
             raise CaptureError(f"a tensor with the layout {value.layout} is returned", advice="return a dense tensor")
-        base, make, is_recorded = _late_outputs[0](self._trace, value)
+        base, make, is_recorded = LATE_OUTPUTS[0](self._trace, value)
         traced = self._trace.input_of(base)
         if traced is None and _memory(base) in self._sharing:
             raise CaptureError(

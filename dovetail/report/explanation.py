@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dovetail.errors import NotCallableError
+from dovetail.events import EventLog
+from dovetail.face.attempts import capturing
+from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.module import CompiledModule
 from dovetail.face.warnings import count
+from dovetail.frontend.code.frame import Break
+from dovetail.runtime.entry import Entry
 
 #: Graph breaks and events that are printed; all of them are in the fields.
 _MOST_SHOWN = 50
@@ -54,3 +62,48 @@ class Explanation:
 def _list(one: str, items: Sequence[str]) -> str:
     rows = "".join(f"<li><pre>{html.escape(item)}</pre></li>" for item in items)
     return f"<p>{count(items, one)}</p><ol start='0'>{rows}</ol>" if items else ""
+
+
+def explain(compiled: Any) -> Callable[..., Explanation]:
+    """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
+
+    Nothing is run and nothing compiled.
+    """
+    if capturing.active:
+        raise Break("dovetail.explain is called inside of a compiled function", "call it outside")
+    function = compiled_function(compiled)
+
+    def report(*args: Any, **kwargs: Any) -> Explanation:
+        entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
+        breaks = tuple(
+            f"{item.original.__qualname__}: {count(item.entries, 'compiled entry')} after it"
+            for item in function.continuations()
+        )
+        return Explanation(entries, tuple(map(str, function.events.events)), breaks)
+
+    return report
+
+
+def _explain_entry(entry: Entry, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    failures = entry.checker.explain(callee, args, kwargs)
+    if failures:
+        return "miss: " + "; ".join(map(str, failures))
+    return f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
+
+
+def compiled_function(compiled: Any) -> CompiledFunction:
+    """The :class:`CompiledFunction` behind what :func:`dovetail.compile` returned."""
+    if isinstance(compiled, CompiledModule):
+        compiled = compiled.compiled_call
+    if isinstance(compiled, CompiledFunction):
+        return compiled
+    # A callable that compiles anew for each process group keeps the present function under ``compiled``.
+    inner = getattr(compiled, "compiled", None)
+    if isinstance(inner, (CompiledModule, CompiledFunction)):
+        return compiled_function(inner)
+    raise NotCallableError(f"a {type(compiled).__name__} was not made by dovetail.compile")
+
+
+def events_of(compiled: Any) -> EventLog:
+    """The events of a compiled function or module."""
+    return compiled_function(compiled).events

@@ -6,8 +6,7 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,15 +49,7 @@ __all__ = [
 ]
 
 #: Parts of torch that log an error before they raise it.
-_LOGGING = ("torch._subclasses.fake_tensor", "torch.fx.experimental.recording", "torch.fx.experimental.symbolic_shapes")
-
-
-def silence(is_silent: Callable[[], bool]) -> None:
-    """Log nothing of errors where this says so."""
-    for name in _LOGGING:
-        logging.getLogger(name).addFilter(lambda record: record.levelno < logging.WARNING or not is_silent())
-
-
+LOGGING = ("torch._subclasses.fake_tensor", "torch.fx.experimental.recording", "torch.fx.experimental.symbolic_shapes")
 #: What torch raises where a fake tensor cannot answer because only the data can.
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     DataDependentOutputException,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import logging
 import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -97,7 +98,8 @@ class _OpenTraces(threading.local):
 
 _open_traces = _OpenTraces()
 # What fails while tracing is tried otherwise, or raised by eager in the program's own words.
-private_tracing.silence(lambda: bool(_open_traces.stack))
+for _name in private_tracing.LOGGING:
+    logging.getLogger(_name).addFilter(lambda record: record.levelno < logging.WARNING or not _open_traces.stack)
 
 
 def open_trace() -> Trace | None:

@@ -8,8 +8,7 @@ import torch
 
 import dovetail
 from dovetail.events import EventLog
-from dovetail.face.explanation import compiled_function
-from dovetail.report.explanation import Explanation
+from dovetail.report.explanation import Explanation, compiled_function
 
 
 def test_an_explanation_prints_the_latest_events_only() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.face.explanation import compiled_function
 from dovetail.fast_guards import generator
 from dovetail.fast_guards.native import NativeWriter
+from dovetail.report.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from dovetail.face.explanation import compiled_function
 from dovetail.fast_guards.remembered import Remembering
 from dovetail.guards import Checker, compile_checker
+from dovetail.report.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(

@@ -31,8 +31,8 @@ import torch
 
 import dovetail
 from dovetail.face.compiled_function import CompiledFunction
-from dovetail.face.explanation import compiled_function
 from dovetail.guards import AmbientState
+from dovetail.report.explanation import compiled_function
 from dovetail.torch_private import state as private_state
 from tests.fuzz.world import Comparison, Difference
 

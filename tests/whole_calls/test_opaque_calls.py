@@ -7,7 +7,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from dovetail.face.explanation import compiled_function
+from dovetail.report.explanation import compiled_function
 from tests.differential import same
 
 

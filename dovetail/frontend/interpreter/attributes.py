@@ -288,16 +288,13 @@ class Attributes(LookupGuards):
     def _load_missing(self, target: Any, name: str) -> Any:
         """Do the work of ``__getattr__``."""
         fallback, _ = class_attribute(type(target), "__getattr__")
-        if fallback is torch.nn.Module.__getattr__:
-            attributes = instance_dict(target)
-            part = (
-                MISSING
-                if attributes is None
-                else self._load_module_part(attributes, self.source_of_owner(target, name), name)
-            )
+        is_wrapper = isinstance(target, torch.nn.Module) and private_calls.without_torch_compile(target) is not target
+        attributes = instance_dict(target)
+        if (is_wrapper or fallback is torch.nn.Module.__getattr__) and attributes is not None:
+            part = self._load_module_part(attributes, self.source_of_owner(target, name), name)
             if part is not MISSING:
                 return part
-        if isinstance(target, torch.nn.Module) and private_calls.without_torch_compile(target) is not target:
+        if is_wrapper:
             return self.load_attribute(self.load_attribute(target, "_orig_mod"), name)
         if fallback is torch.nn.Module.__getattr__:
             raise self._no_attribute(target, name)

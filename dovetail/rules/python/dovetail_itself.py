@@ -6,7 +6,6 @@ from typing import Any
 
 from dovetail.face.compile import capture, compile
 from dovetail.face.dispatcher import Dispatcher
-from dovetail.face.explanation import explain
 from dovetail.face.module import CompiledModule, is_own, of_original
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
@@ -22,7 +21,7 @@ def _refuse(function: Any) -> None:
         )
 
 
-for _function in (compile, capture, explain):
+for _function in (compile, capture):
     _refuse(_function)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.outputs import MadeLate, late_output
+from dovetail.aot.outputs import LATE_OUTPUTS, MadeLate
 from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -35,7 +35,6 @@ class DeferredCall:
         return result
 
 
-@late_output
 def deferred_call(trace: Trace, value: torch.Tensor) -> MadeLate:
     """The dense tensor that a sparse result was made from, the call that made it, and whether gradients were recorded.
 
@@ -59,6 +58,9 @@ def deferred_call(trace: Trace, value: torch.Tensor) -> MadeLate:
     if trace.node_of(base) not in trace.node_of(value).all_input_nodes or _draws(trace, value):
         raise _refusal(value)
     return base, DeferredCall(call.function, call.args, call.kwargs), call.grad_enabled
+
+
+LATE_OUTPUTS.append(deferred_call)
 
 
 def _draws(trace: Trace, value: torch.Tensor) -> bool:
