@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,31 +18,6 @@ from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import engine as private_engine
 
 
-class Bucketing(NamedTuple):
-    """A gradient's bytes, and the bytes at which its model closes its first bucket and the others."""
-
-    size: int
-    first_limit: int
-    limit: int
-
-
-def bucket_ends(hooks: Iterable[tuple[int, Bucketing]]) -> frozenset[int]:
-    """The hooks, given in the order in which they are called, that complete a bucket.
-
-    >>> small = Bucketing(4, 8, 16)
-    >>> sorted(bucket_ends((number, small) for number in range(8)))
-    [1, 5]
-    """
-    ends: list[int] = []
-    filled = 0
-    for number, item in hooks:
-        filled += item.size
-        if filled >= (item.limit if ends else item.first_limit):
-            ends.append(number)
-            filled = 0
-    return frozenset(ends)
-
-
 class ReducerHook:
     """Tells a model's reducer that a leaf has its gradient; the last such call waits for the other ranks."""
 
@@ -51,8 +25,6 @@ class ReducerHook:
         self._model = weakref.ref(model)
         self._reducer = model.reducer
         self._place = place
-        size = private_distributed.exchanged_parameters(model)[place].nbytes
-        self.bucketing = Bucketing(size, *private_distributed.bucket_bytes(model))
 
     def __call__(self, outputs: Any = (), inputs: Any = ()) -> None:
         """Called by the node of a leaf after it has run."""
@@ -60,11 +32,6 @@ class ReducerHook:
         # A model that was given to another group of processes has a new reducer, with native hooks of its own.
         if model is not None and model.reducer is self._reducer:
             private_distributed.gradient_is_ready(self._reducer, self._place)
-
-
-def reducers_among(hooks: Sequence[Any]) -> tuple[tuple[int, Bucketing], ...]:
-    """The places of hooks that tell reducers, with their buckets: the same for two models of the same structure."""
-    return tuple((place, hook.bucketing) for place, hook in enumerate(hooks) if isinstance(hook, ReducerHook))
 
 
 #: The reducers whose hooks are replaced, by model.

@@ -94,18 +94,15 @@ def cut(
     graph_module: fx.GraphModule,
     traceable: Sequence[bool],
     reducers: frozenset[int] = frozenset(),
-    bucket_ends: frozenset[int] = frozenset(),
 ) -> tuple[tuple[Segment, ...], tuple[int | None, ...]]:
     """Cut a captured backward around the steps that must be eager, and before each that could see a ``.grad`` not yet written.
 
     Returns the segments in order, and the numbers of the gradients that were asked for. The hooks at ``reducers`` run behind their
-    segment, as writes do. A segment ends behind the hooks at ``bucket_ends``, so that the exchange that they begin goes on beside
-    the next segment.
+    segment, as writes do.
     """
     drafts = [_Draft()]
     arguments: dict[fx.Node, fx.Node] = {}
     eager_values: dict[fx.Node, str] = {}
-    exchange_begins = False
     for node in graph_module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -118,7 +115,6 @@ def cut(
                 draft.writes.append(node)
         elif node.target is hooks.call_node_post_hook and hook_index(node) in reducers:
             draft.writes.append(node)
-            exchange_begins = exchange_begins or hook_index(node) in bucket_ends
         else:
             # An item stays in the segment of the result that it is taken from.
             reason = eager_values.get(node.args[0], "") if is_item else why_eager(node, traceable)
@@ -126,10 +122,9 @@ def cut(
                 eager_values[node] = reason
             could_look = draft.writes and node.target in USER_CODE
             changes = bool(reason) != bool(draft.reason) and draft.steps
-            if could_look or changes or (exchange_begins and not is_item):
+            if could_look or changes:
                 draft = _Draft(reason)
                 drafts.append(draft)
-                exchange_begins = False
             elif not draft.steps:
                 draft.reason = reason
             draft.steps.append(node)

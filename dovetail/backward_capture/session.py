@@ -15,9 +15,9 @@ from dovetail.backward_capture.forward_lines import forward_lines
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.hooks import is_traceable
 from dovetail.backward_capture.printer import explain_segments
-from dovetail.backward_capture.reducers import Bucketing, bucket_ends, reducers_among
+from dovetail.backward_capture.reducers import ReducerHook
 from dovetail.backward_capture.segment_runner import SegmentRunner
-from dovetail.backward_capture.segments import Segment, cut, hook_index
+from dovetail.backward_capture.segments import Segment, cut
 from dovetail.errors import EagerFallbackWarning, GraphBreakError
 from dovetail.events import EventLog
 from dovetail.rules.gradients.engine_order import BackwardCall, hook_order
@@ -101,20 +101,19 @@ class BackwardSession:
         """The callable that runs a captured backward in its present order; it is compiled at the first need."""
         order = captured.order(call)
         traceable = tuple(is_traceable(hook, call.create_graph) for hook in hooks) if captured.runs_user_code else ()
-        reducers = reducers_among(hooks)
+        reducers = frozenset(place for place, hook in enumerate(hooks) if isinstance(hook, ReducerHook))
         key = (captured, order, traceable, reducers, call.create_graph)
         found = self.compiled.get(key)
         if found is None:
             with self.events.span("prepare backward", nodes=len(captured.names)):
                 graph = captured.graph_for(order, call.create_graph)
-                found = self.compiled[key] = self._compile(graph, traceable, dict(reducers))
+                found = self.compiled[key] = self._compile(graph, traceable, reducers)
         return found
 
     def _compile(
-        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: dict[int, Bucketing]
+        self, graph: torch.fx.GraphModule, traceable: tuple[bool, ...], reducers: frozenset[int]
     ) -> SegmentRunner:
-        called = [(place, reducers[place]) for place in map(hook_index, graph.graph.nodes) if place in reducers]
-        segments, results = cut(graph, traceable, frozenset(reducers), bucket_ends(called))
+        segments, results = cut(graph, traceable, reducers)
         self.check_allowed(next((segment.reason for segment in segments if segment.reason), ""))
         return SegmentRunner(segments, results, list(map(self._compile_segment, segments)))
 

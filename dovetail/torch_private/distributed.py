@@ -70,15 +70,6 @@ def exchanged_parameters(model: Any) -> list[torch.Tensor]:
     return list(model._module_parameters)
 
 
-def bucket_bytes(model: Any) -> tuple[int, int]:
-    """Sizes at which a DistributedDataParallel closes its first bucket of gradients and the others."""
-    limit = int(model.bucket_bytes_cap)
-    return (
-        min(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, limit) if model.bucket_bytes_cap_default else limit,
-        limit,
-    )
-
-
 def remove_native_hooks(model: Any) -> None:
     """Take the reducer's hooks off the parameters of a DistributedDataParallel; the reducer is told from Python instead."""
     model.reducer._remove_autograd_hooks()

@@ -140,37 +140,3 @@ def every_program(rank: int) -> dict[str, str]:
 
 def test_wrapped_models_are_captured() -> None:
     assert run(every_program, 2) == [{}, {}]
-
-
-def order_of_exchanges(rank: int) -> list[str]:
-    """Which buckets are exchanged when, between the parts of a backward."""
-    torch.manual_seed(1)
-    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), bucket_cap_mb=4 * 20 / 2**20)
-    found: list[str] = []
-
-    def exchange(state: Any, bucket: Any) -> Any:
-        found.append(f"bucket {bucket.index()}")
-        return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda it: it.value()[0])
-
-    # Torch looks at the annotations, which may be no strings.
-    exchange.__annotations__ = {"bucket": torch.distributed.GradBucket}
-    model.register_comm_hook(None, exchange)
-
-    def compile_part(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run_part(*arguments: Any) -> Any:
-            found.append("part")
-            return function(*arguments)
-
-        return run_part
-
-    for step in range(3):
-        found.clear()
-        with open_session(BackwardSession(compile_part)):
-            model(torch.full((2, 4), 1.0 + rank + step)).square().sum().backward()
-    return list(found)
-
-
-def test_a_bucket_is_exchanged_beside_the_next_part() -> None:
-    """All of them waited for the whole backward."""
-    expected = [text for number in range(4) for text in ("part", f"bucket {number}")]
-    assert run(order_of_exchanges, 2) == [expected, expected]
