@@ -16,7 +16,7 @@ from dovetail.artefacts.arguments import encode_argument
 from dovetail.artefacts.descriptors import encode_descriptor, name_of_input
 from dovetail.artefacts.files import write_artefact
 from dovetail.artefacts.results import encode_result
-from dovetail.artefacts.schema import make_schema, validate
+from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import encode_expression, encode_size
 from dovetail.artefacts.specs import encode_spec
 from dovetail.errors import ArtefactError
@@ -75,7 +75,7 @@ def export_joint(
         "inexact": list(joint.inexact),
         "torch": torch.__version__,
     }
-    validate(payload, make_schema())
+    validate(payload)
     return write_artefact(path, payload, tensors)
 
 

@@ -21,7 +21,7 @@ from dovetail.artefacts.files import read_artefact
 from dovetail.artefacts.graph_reader import GraphReader
 from dovetail.artefacts.loaded_graph import LoadedGraph
 from dovetail.artefacts.results import StoredResult, build_result
-from dovetail.artefacts.schema import make_schema, validate
+from dovetail.artefacts.schema import validate
 from dovetail.artefacts.size_expressions import evaluate
 from dovetail.artefacts.specs import decode_spec
 from dovetail.errors import ArtefactError, DovetailError, InputError
@@ -63,7 +63,7 @@ def load(path: str | os.PathLike[str]) -> LoadedGraph:
     """
     payload, tensors = read_artefact(path)
     try:
-        validate(payload, make_schema())
+        validate(payload)
         return _build(payload, tensors)
     except ArtefactError:
         raise

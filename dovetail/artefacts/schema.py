@@ -1,206 +1,158 @@
-"""The JSON schema of an artefact's graph, and a check of a document against it.
+"""The form of an artefact's graph, and a check of a document against it.
 
-The schema is written in the vocabulary of JSON Schema, so that other programs can use it as it is: ``make_schema()`` returns all of
-it. :func:`validate` knows the words that it uses. An unknown field is an error.
+A form is data: a type (exactly this one), None, a range of whole numbers, a set of words, a pattern of a whole text, ``[item]`` for
+a list of any length, ``[first, second]`` for a list of these, a dictionary for an object with exactly these fields, a tuple of forms
+that are all allowed, or the name of one of :data:`FORMS`.
 
->>> validate({"a": 1}, {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
+>>> validate({"a": 1}, {"a": range(3)})
+>>> validate({"a": 5}, {"a": range(3)})
+Traceback (most recent call last):
+dovetail.errors.ArtefactError: the artefact does not have the format that it should have: graph.a is out of range
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ArtefactError
 
-_NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,255}$"}
-_TEXT = {"type": "string", "maxLength": 4096}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+_TEXT = re.compile(r"(?s:.{0,4096})")
 _LARGEST = 1 << 40
-_COUNT = {"type": "integer", "minimum": 0, "maximum": _LARGEST}
-_NUMBER = {"type": "integer", "minimum": -_LARGEST, "maximum": _LARGEST}
-_FLAG = {"type": "boolean"}
-_NULL = {"type": "null"}
-_SIZE = {"$ref": "size"}
-_DESCRIPTOR = {"$ref": "descriptor"}
-_ARGUMENT = {"$ref": "argument"}
-_RESULT = {"$ref": "result"}
-_TYPES: dict[str, Any] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "integer": int,
-    "boolean": bool,
-    "null": type(None),
+_COUNT = range(_LARGEST + 1)
+_NUMBER = range(-_LARGEST, _LARGEST + 1)
+_PLAIN = (None, bool, int, _TEXT, {"float": _TEXT})
+
+_PLACEHOLDER = {"shape": ["size"], "stride": ["size"], "dtype": _TEXT, "device": _TEXT}
+_CALL = {"target": _TEXT, "args": ["argument"], "kwargs": [["argument", "argument"]]}
+_FRESH = {"index": _COUNT, "is_leaf": bool, "is_freed": bool}
+_STRIDED = {"size": [_COUNT], "stride": [_COUNT], "offset": _NUMBER}
+#: How the graph's inputs and outputs become those of a call, see :class:`dovetail.runtime.spec.RuntimeSpec`.
+_SPEC = {
+    "input_requires_grad": [bool],
+    "output_differentiable": [bool],
+    "outputs": [
+        (
+            {"kind": {"fresh"}, **_FRESH},
+            {"kind": {"input"}, "index": _COUNT},
+            {
+                "kind": {"view"},
+                "of": {"fresh", "input"},
+                **_FRESH,
+                **_STRIDED,
+                "differentiable": bool,
+                "requires_grad": bool,
+            },
+        )
+    ],
+    "mutations": [{"input_index": _COUNT, "output_index": _COUNT, "differentiable": bool, "counted": bool}],
+    "feeding": [_COUNT],
+    "ties": [{"output": _COUNT, "results": [_COUNT], "inputs": [_COUNT]}],
+    "freed_together": (None, [[_COUNT]]),
+    "arrangement": [_COUNT],
+}
+_PLACE = {"input": _COUNT, "kind": {"size", "stride", "offset"}, "dim": _COUNT}
+FORMS: dict[str, Any] = {
+    "size": (_NUMBER, {"symbol": _COUNT}, {"call": _NAME, "args": ["size"]}),
+    "descriptor": (
+        {"kind": {"parameter", "buffer", "input", "output"}, "name": _TEXT},
+        {"kind": {"base"}, "index": _COUNT},
+        {"kind": {"mutated", "tangent", "gradient"}, "of": "descriptor"},
+    ),
+    "argument": (
+        *_PLAIN,
+        ["argument"],
+        {"node": _NAME},
+        {"complex": [_TEXT, _TEXT]},
+        *({kind: _TEXT} for kind in ("dtype", "layout", "memory_format", "device")),
+    ),
+    "result": (
+        *_PLAIN,
+        {"tensor": _COUNT},
+        {"tuple": ["result"]},
+        {"list": ["result"]},
+        {"dict": [["result", "result"]]},
+    ),
+    "node": (
+        {"op": {"placeholder"}, "name": _NAME, **_PLACEHOLDER},
+        {"op": {"call_function"}, "name": _NAME, **_CALL, "phase": {"forward", "backward"}},
+        {"op": {"get_attr"}, "name": _NAME, "target": _NAME},
+    ),
+    #: ``graph`` in ``graph.json``, format version 4.
+    "graph": {
+        "nodes": ["node"],
+        "results": [(None, _NAME)],
+        "inputs": ["descriptor"],
+        "outputs": [(None, "descriptor")],
+        "num_primals": _COUNT,
+        "num_forward_outputs": _COUNT,
+        "derivative_order": range(17),
+        "symbols": [{"place": _PLACE, "hint": range(2, _LARGEST + 1), "low": _COUNT, "high": (None, _COUNT)}],
+        "guards": ["size"],
+        "spec": _SPEC,
+        "result": "result",
+        "state": [[_TEXT, _TEXT]],
+        "provenance": [_TEXT],
+        "inexact": [_TEXT],
+        "torch": _TEXT,
+    },
 }
 
 
-def _record(**fields: Any) -> dict[str, Any]:
-    """An object with exactly these fields."""
-    return {"type": "object", "required": list(fields), "properties": fields}
-
-
-def _list(items: Any, length: int | None = None) -> dict[str, Any]:
-    return {"type": "array", "items": items} if length is None else {"type": "array", "items": items, "length": length}
-
-
-def _any(*choices: Any) -> dict[str, Any]:
-    return {"anyOf": list(choices)}
-
-
-def _word(*words: str) -> dict[str, Any]:
-    return {"enum": list(words)}
-
-
-def make_schema() -> dict[str, Any]:
-    """The schema of ``graph`` in ``graph.json``, format version 4."""
-    whole = _record(
-        nodes=_list(_node()),
-        results=_list(_any(_NULL, _NAME)),
-        inputs=_list(_DESCRIPTOR),
-        outputs=_list(_any(_NULL, _DESCRIPTOR)),
-        num_primals=_COUNT,
-        num_forward_outputs=_COUNT,
-        derivative_order={"type": "integer", "minimum": 0, "maximum": 16},
-        symbols=_list(_symbol()),
-        guards=_list(_SIZE),
-        spec=_spec(),
-        result=_RESULT,
-        state=_list(_list(_TEXT, 2)),
-        provenance=_list(_TEXT),
-        inexact=_list(_TEXT),
-        torch=_TEXT,
-    )
-    return {
-        **whole,
-        "$defs": {"size": _size(), "descriptor": _descriptor(), "argument": _argument(), "result": _result()},
-    }
-
-
-def _node() -> dict[str, Any]:
-    sizes = _list(_SIZE)
-    return _any(
-        _record(op=_word("placeholder"), name=_NAME, shape=sizes, stride=sizes, dtype=_TEXT, device=_TEXT),
-        _record(
-            op=_word("call_function"),
-            name=_NAME,
-            target=_TEXT,
-            args=_list(_ARGUMENT),
-            kwargs=_list(_list(_ARGUMENT, 2)),
-            phase=_word("forward", "backward"),
-        ),
-        _record(op=_word("get_attr"), name=_NAME, target=_NAME),
-    )
-
-
-def _symbol() -> dict[str, Any]:
-    place = _record(input=_COUNT, kind=_word("size", "stride", "offset"), dim=_COUNT)
-    hint = {"type": "integer", "minimum": 2, "maximum": _LARGEST}
-    return _record(place=place, hint=hint, low=_COUNT, high=_any(_NULL, _COUNT))
-
-
-def _spec() -> dict[str, Any]:
-    """How the graph's inputs and outputs become those of a call, see :class:`dovetail.runtime.spec.RuntimeSpec`."""
-    fresh = _record(kind=_word("fresh"), index=_COUNT, is_leaf=_FLAG, is_freed=_FLAG)
-    view = _record(
-        kind=_word("view"),
-        of=_word("fresh", "input"),
-        index=_COUNT,
-        is_leaf=_FLAG,
-        is_freed=_FLAG,
-        size=_list(_COUNT),
-        stride=_list(_COUNT),
-        offset=_NUMBER,
-        differentiable=_FLAG,
-        requires_grad=_FLAG,
-    )
-    counts = _list(_COUNT)
-    return _record(
-        input_requires_grad=_list(_FLAG),
-        output_differentiable=_list(_FLAG),
-        outputs=_list(_any(fresh, _record(kind=_word("input"), index=_COUNT), view)),
-        mutations=_list(_record(input_index=_COUNT, output_index=_COUNT, differentiable=_FLAG, counted=_FLAG)),
-        feeding=counts,
-        ties=_list(_record(output=_COUNT, results=counts, inputs=counts)),
-        freed_together=_any(_NULL, _list(counts)),
-        arrangement=counts,
-    )
-
-
-def _size() -> dict[str, Any]:
-    return _any(_NUMBER, _record(symbol=_COUNT), _record(call=_NAME, args=_list(_SIZE)))
-
-
-def _descriptor() -> dict[str, Any]:
-    return _any(
-        _record(kind=_word("parameter", "buffer", "input", "output"), name=_TEXT),
-        _record(kind=_word("base"), index=_COUNT),
-        _record(kind=_word("mutated", "tangent", "gradient"), of=_DESCRIPTOR),
-    )
-
-
-def _argument() -> dict[str, Any]:
-    named = [_record(**{kind: _TEXT}) for kind in ("dtype", "layout", "memory_format", "device")]
-    numbers = [_record(float=_TEXT), _record(complex=_list(_TEXT, 2))]
-    return _any(_NULL, _FLAG, {"type": "integer"}, _TEXT, _list(_ARGUMENT), _record(node=_NAME), *numbers, *named)
-
-
-def _result() -> dict[str, Any]:
-    items = [_record(tuple=_list(_RESULT)), _record(list=_list(_RESULT)), _record(dict=_list(_list(_RESULT, 2)))]
-    return _any(_NULL, _FLAG, {"type": "integer"}, _TEXT, _record(float=_TEXT), _record(tensor=_COUNT), *items)
-
-
-def validate(value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise :class:`ArtefactError` unless ``value`` is as the schema says, with no further fields."""
-    problem = _problem(value, schema, schema.get("$defs", {}), "graph")
+def validate(value: Any, form: Any = "graph") -> None:
+    """Raise :class:`ArtefactError` unless ``value`` has this form, with no further fields."""
+    problem = _problem(value, form, "graph")
     if problem:
         raise ArtefactError(f"the artefact does not have the format that it should have: {problem}")
 
 
-def _problem(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any], where: str) -> str:
+def _problem(value: Any, form: Any, where: str) -> str:
     """The first thing that is wrong, in words; empty if nothing is."""
-    if "$ref" in schema:
-        return _problem(value, definitions[schema["$ref"]], definitions, where)
-    if "anyOf" in schema:
-        return _problem_of_any(value, schema["anyOf"], definitions, where)
-    if "enum" in schema:
-        return "" if isinstance(value, str) and value in schema["enum"] else f"{where} is none of {schema['enum']}"
-    kind = schema["type"]
-    # True is an integer to Python, and not to JSON.
-    if not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool)):
-        return f"{where} must be of type {kind}"
-    if kind == "integer" and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-        return f"{where} is out of range"
-    if kind == "string":
-        pattern = schema.get("pattern")
-        # The end of a pattern is also in front of a last line break.
-        fits = pattern is None or (re.search(pattern, value) and not value.endswith("\n"))
-        if not fits or len(value) > schema.get("maxLength", len(value)):
-            return f"{where} is not a text of the right form"
-    if kind == "array":
-        if len(value) != schema.get("length", len(value)):
+    match form:
+        case str():
+            return _problem(value, FORMS[form], where)
+        case tuple():
+            return _problem_of_any(value, form, where)
+        case None | type():
+            wanted = type(None) if form is None else form
+            return "" if type(value) is wanted else f"{where} must be of type {wanted.__name__}"
+        case range():
+            # True is a whole number to Python, and not to JSON.
+            if type(value) is not int:
+                return f"{where} must be of type int"
+            return "" if value in form else f"{where} is out of range"
+        case set():
+            return "" if isinstance(value, str) and value in form else f"{where} is none of {sorted(form)}"
+        case re.Pattern():
+            fits = isinstance(value, str) and form.fullmatch(value)
+            return "" if fits else f"{where} is not a text of the right form"
+    kind = type(form)
+    if type(value) is not kind:
+        return f"{where} must be of type {kind.__name__}"
+    if kind is list:
+        if len(form) > 1 and len(value) != len(form):
             return f"{where} has {len(value)} items"
-        for position, item in enumerate(value):
-            problem = _problem(item, schema["items"], definitions, f"{where}[{position}]")
-            if problem:
-                return problem
-    if kind == "object":
-        if set(value) != set(schema["required"]):
-            return f"{where} must have the fields {', '.join(schema['required'])}"
-        for name, inner in schema["properties"].items():
-            problem = _problem(value[name], inner, definitions, f"{where}.{name}")
-            if problem:
-                return problem
-    return ""
+        pairs = zip(range(len(value)), value, form * len(value) if len(form) == 1 else form, strict=True)
+        found = (_problem(item, inner, f"{where}[{position}]") for position, item, inner in pairs)
+    else:
+        if value.keys() != form.keys():
+            return f"{where} must have the fields {', '.join(form)}"
+        found = (_problem(value[name], inner, f"{where}.{name}") for name, inner in form.items())
+    return next(filter(None, found), "")
 
 
-def _problem_of_any(value: Any, choices: Any, definitions: Mapping[str, Any], where: str) -> str:
+def _problem_of_any(value: Any, choices: tuple[Any, ...], where: str) -> str:
     found = ""
     for choice in choices:
-        problem = _problem(value, choice, definitions, where)
+        problem = _problem(value, choice, where)
         if not problem:
             return ""
         # The choice with the right fields has the most to say.
-        if "must have the fields" not in problem and "must be of type" not in problem:
+        if (
+            isinstance(value, (dict, list))
+            and "must have the fields" not in problem
+            and "must be of type" not in problem
+        ):
             found = problem
     return found or f"{where} is none of the forms that are allowed"

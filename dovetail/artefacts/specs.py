@@ -60,22 +60,17 @@ def encode_spec(spec: RuntimeSpec) -> dict[str, Any]:
 
 
 def _encode_output(output: OutputTensor) -> dict[str, Any]:
-    if type(output) is FreshOutput:
-        return {"kind": "fresh", "index": output.index, "is_leaf": output.is_leaf, "is_freed": output.is_freed}
-    if type(output) is InputOutput:
-        return {"kind": "input", "index": output.index}
-    replay = output.replay if isinstance(output, ViewOutput) else None
+    if not isinstance(output, ViewOutput):
+        return {"kind": "fresh" if isinstance(output, FreshOutput) else "input", **dataclasses.asdict(output)}
+    replay = output.replay
     if not isinstance(replay, (StridedView, AutogradView, LoadedView)) or replay.plain is None:
         raise ArtefactError("a returned view cannot be written to an artefact", advice="return a clone of it")
-    assert isinstance(output, ViewOutput)
     size, stride, offset = replay.plain
-    fresh = output.base if isinstance(output.base, FreshOutput) else None
+    base = {"is_leaf": False, "is_freed": False, **_encode_output(output.base)}
     return {
+        **base,
         "kind": "view",
-        "of": "input" if fresh is None else "fresh",
-        "index": output.base.index,
-        "is_leaf": fresh is not None and fresh.is_leaf,
-        "is_freed": fresh is not None and fresh.is_freed,
+        "of": base["kind"],
         "size": list(size),
         "stride": list(stride),
         "offset": offset,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dovetail
 from dovetail import aot, errors
-from dovetail.artefacts.schema import make_schema, validate
+from dovetail.artefacts.schema import validate
 
 ROOT = Path(__file__).parents[2]
 
@@ -285,8 +285,7 @@ def test_only_plain_files_are_read(good: Path, tmp_path: Path) -> None:
 def test_the_schema_is_what_is_written(good: Path) -> None:
     document = json.loads((good / "graph.json").read_text())
     assert document["version"] == 4
-    validate(document["graph"], make_schema())
-    json.dumps(make_schema())
+    validate(document["graph"])
 
 
 def test_edits_that_break_a_descriptor_are_refused() -> None:
