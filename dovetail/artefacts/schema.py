@@ -1,8 +1,8 @@
 """The form of an artefact's graph, and a check of a document against it.
 
 A form is data: a type (exactly this one), None, a range of whole numbers, a set of words, a pattern of a whole text, ``[item]`` for
-a list of any length, ``[first, second]`` for a list of these, a dictionary for an object with exactly these fields, a tuple of forms
-that are all allowed, or the name of one of :data:`FORMS`.
+a list of any length, ``[first, second]`` for a list of these, a dictionary for an object with exactly these fields, a tuple of
+forms that are all allowed, or the name of one of :data:`FORMS`.
 
 >>> validate({"a": 1}, {"a": range(3)})
 >>> validate({"a": 5}, {"a": range(3)})
