@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -244,6 +245,9 @@ def differences(left: Any, right: Any, path: str = "result", rule: RuleLike = EX
             yield Difference("values", path, f"eager {left!r}, compiled {right!r}")
     elif isinstance(left, torch.Generator):
         yield from differences(left.get_state(), right.get_state(), f"{path} state", rule)
+    elif isinstance(left, np.ndarray):
+        if left.dtype != right.dtype or not np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"):
+            yield Difference("values", path, f"eager {left!r}, compiled {right!r}"[:300])
     elif _is_object(left) or isinstance(left, torch.nn.Module):
         yield from differences(vars(left), vars(right), f"{path}.__dict__", rule)
     elif left != right:

@@ -30,19 +30,8 @@ FACES: dict[str, Any] = {
 _SKIPPED = frozenset(
     (
         *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_"),
-        *(
-            "resize_as_",
-            "share_memory_",
-            "pin_memory",
-            "cuda",
-            "xpu",
-            "ipu",
-            "hpu",
-            "mtia",
-            "to_mkldnn",
-            "save",
-            "load",
-        ),
+        *("resize_as_", "share_memory_", "pin_memory", "cuda", "xpu"),
+        *("ipu", "hpu", "mtia", "to_mkldnn", "save", "load"),
         *(
             "backward",
             "set_",
@@ -55,7 +44,16 @@ _SKIPPED = frozenset(
             "Tensor",
         ),
         *("record_stream", "module_load", "empty_quantized", "resize", "resize_as", "resize_as_sparse_", "is_shared"),
-        *("untyped_storage", "storage", "storage_type", "data_ptr", "register_hook", "to_dlpack", "__dlpack__"),
+        *(
+            "untyped_storage",
+            "storage",
+            "storage_type",
+            "data_ptr",
+            "const_data_ptr",
+            "register_hook",
+            "to_dlpack",
+            "__dlpack__",
+        ),
         *("register_post_accumulate_grad_hook", "retain_grad", "map_", "map2_", "apply_", "index_put_impl_"),
         *("fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix"),
     )

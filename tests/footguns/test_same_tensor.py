@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import dovetail
+from dovetail.errors import EagerFallbackWarning
 from tests.differential import same
 
 F64 = torch.float64
@@ -198,3 +199,10 @@ def test_a_write_to_the_same_memory_is_seen(make: Any, backend: str) -> None:
 
     x, y = torch.arange(4.0), torch.arange(4.0)
     same((write(x), x), (dovetail.compile(write, backend=backend)(y), y))
+
+
+def test_an_address_is_that_of_the_programs_memory() -> None:
+    compiled = dovetail.compile(lambda x: (x + 1, x.const_data_ptr(), x.data_ptr()), backend="aten")  # type: ignore[attr-defined]
+    with pytest.warns(EagerFallbackWarning):
+        for x in (torch.ones(2), torch.ones(3)):
+            assert compiled(x)[1:] == (x.data_ptr(), x.data_ptr())

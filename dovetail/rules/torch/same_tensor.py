@@ -31,7 +31,7 @@ def _as_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keyword
 @method_rule("dequantize")
 def _dequantize(interpreter: TracingInterpreter, function: object, args: Arguments, kwargs: Keywords) -> object:
     given = [getattr(function, "__self__", None), *args, *kwargs.values()]
-    (value,) = [item for item in given if isinstance(item, torch.Tensor)] or [None]
+    value = next((item for item in given if isinstance(item, torch.Tensor)), None)
     if value is None or value.is_quantized:
         return NotImplemented
     if value.requires_grad and torch.is_grad_enabled():
