@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.frontend.code.frame import Frame, Unread
 from dovetail.frontend.code.points import FramePoint, ResumePoint, location_of, unflatten
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.guards import ArgumentSource, AttributeSource, Identity, Source
+from dovetail.guards import ArgumentSource, Source
 
 if TYPE_CHECKING:
     from dovetail.frontend.interpreter.interpreter import Interpreter
@@ -51,7 +51,7 @@ def _traced_values(interpreter: Interpreter, point: FramePoint, left: Iterator[_
     reader = interpreter.values
     if point.function is None:
         function, source = next(left)
-        _note_function(interpreter, function, source)
+        interpreter.note_closure(reader.read_closure(function, source), source)
         yield function
     for _ in point.local_names:
         yield Unread(*next(left))
@@ -64,12 +64,3 @@ def _traced_values(interpreter: Interpreter, point: FramePoint, left: Iterator[_
         if isinstance(value, types.CellType):
             interpreter.note_cell(value, source)
         yield reader.read(value, source)
-
-
-def _note_function(interpreter: Interpreter, function: types.FunctionType, source: Source) -> None:
-    """A closure is another object at each pass: its code and globals are guarded in the place of its identity."""
-    interpreter.values.note(function, source)
-    for name in ("__code__", "__globals__"):
-        predicate = Identity(getattr(function, name))
-        interpreter.values.guard(AttributeSource(source, name), predicate, "the function's code")
-    interpreter.note_closure(function, source)

@@ -105,10 +105,10 @@ class Calls(TracingInterpreter):
             return self.call(inner, function.args + args, {**function.keywords, **kwargs}, direct)
         bound = self.load_attribute(function, "args")
         bound_kwargs = self.load_attribute(function, "keywords")
-        self.values.whole(bound)
-        self.values.whole(bound_kwargs)
-        items = tuple(self.values.wrap(item) for item in bound)
-        keywords = {key: self.values.wrap(item) for key, item in bound_kwargs.items()}
+        self.guard_length(bound)
+        self.guard_length(bound_kwargs)
+        items = tuple(self.load_item(bound, position) for position in range(len(bound)))
+        keywords = {key: self.load_item(bound_kwargs, key) for key in bound_kwargs}
         return self.call(inner, items + args, {**keywords, **kwargs}, direct)
 
     def _call_object(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool) -> Any:

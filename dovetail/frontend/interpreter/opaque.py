@@ -48,6 +48,7 @@ def check_shown(values: Values, value: Any, depth: int = 3) -> None:
     """Refuse to make a text of a traced tensor, or of a container with native objects, which nobody guards, in it."""
     if isinstance(value, torch.Tensor):
         raise Break("a tensor is turned into text", "print or format tensors outside of the function")
+    values.hold(value)
     if isinstance(value, dict):
         value = (*dict.keys(value), *dict.values(value))
     if isinstance(value, (list, tuple, set, frozenset, deque)) and depth:

@@ -27,7 +27,7 @@ def guard_distinct(values: Values, effects: EffectJournal) -> None:
     """Guard that what was written to, or compared by identity, is none of the other objects of its type that were met."""
     kinds: dict[type, str] = {}
     for container, source in effects.written_containers():
-        if isinstance(container, types.CellType):
+        if isinstance(container, types.CellType) and not values.by_code:
             continue
         owner = source.base if isinstance(source, InstanceDictSource) else None
         kinds[values.type_at(owner) if owner is not None else type(container)] = "written to"
@@ -67,6 +67,7 @@ def guard_key(values: Values, key: Any, is_old: bool = False) -> None:
 
 
 def _guard_content(values: Values, value: Any, is_old_key: bool, seen: set[int]) -> None:
+    values.hold(value)
     if is_leaf_value(value) or id(value) in seen or isinstance(value, (torch.Tensor, *IDENTITY_TYPES)):
         return
     seen.add(id(value))

@@ -7,6 +7,8 @@ identity, containers and objects by their type and by what is read from them.
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import torch
 from dovetail.errors import UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import EffectJournal
+from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.rules import KINDS, ValueKind, content_of
 from dovetail.frontend.values.leaves import (
     IDENTITY_TYPES,
@@ -99,6 +102,8 @@ class Values:
         self._created: dict[int, Any] = {}
         self._pins: dict[int, PinnedSource] = {}
         self._whole: set[int] = set()
+        #: Functions that are guarded by their code, by id.
+        self.by_code: set[int] = set()
         self._numbers: dict[Source, Any] = {}
         self._stand_ins: dict[int, StandIn] = {}
         self._stand_in_sources: dict[int, StandIn] = {}
@@ -221,11 +226,34 @@ class Values:
             self.guard(source, TypeIs(kind), f"{source.name} was read")
             self.guard(AttributeSource(source, "__name__"), Equals(value.__name__), f"{source.name} was read")
             return getattr(self.read(value.__self__, AttributeSource(source, "__self__")), value.__name__)
+        is_users = isinstance(value, types.FunctionType) and not runs_natively(value.__globals__.get("__name__") or "")
+        if is_users and self.trace.changes(("function", source.name), weakref.ref(value)):
+            return self.read_closure(value, source)
         if isinstance(value, IDENTITY_TYPES):
+            self.hold(value)
             self.guard(source, Identity(value), f"{source.name} was read")
             self.note(value, source)
             return value
         return self._read_object(value, source)
+
+    def read_closure(self, value: types.FunctionType, source: Source) -> Any:
+        """A function that is another object at each call: its code and globals are guarded in the place of its identity."""
+        known = self.source_of(value)
+        if known is not None and known != source:
+            self.guard(source, SameObject((known,)), f"{source.name} and {known.name} are one object")
+            return value
+        self.guard(source, TypeIs(types.FunctionType), f"{source.name} was read")
+        for name in ("__code__", "__globals__"):
+            self.guard(AttributeSource(source, name), Identity(getattr(value, name)), "the function's code")
+        self.by_code.add(id(value))
+        self.note(value, source)
+        return value
+
+    def hold(self, value: Any) -> None:
+        """Guard that a function is this very object: it is compared, looked up or shown."""
+        source = self.source_of(value) if id(value) in self.by_code else None
+        if source is not None:
+            self.guard(source, Identity(value), f"{source.name} was compared")
 
     def _read_object(self, value: Any, source: Source) -> Any:
         """An object that is known by its type, and by what will be read from it."""
