@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches backend-tables bench-second-order bench-step bench-gpu clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches backend-tables bench-second-order bench-step bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, backend-tables, bench-second-order, bench-step, bench-gpu, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, backend-tables, bench-second-order, bench-step, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -86,6 +86,9 @@ bench-gpu: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count 20000 --jobs $(JOBS) $(FUZZ_ARGS)
+
+conformance: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance -j $(JOBS) $(CONFORMANCE_ARGS)
 
 conformance-opinfo: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.opinfo_runner $(CONFORMANCE_ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import calls_runner
+from tests.conformance.__main__ import SUITES, Row, outcome, page
 from tests.conformance.call_forms import callables, forms
 
 SLICE = (
@@ -37,3 +38,10 @@ def test_most_of_torch_is_called() -> None:
     assert len(callables()) > 1000
     assert {"keyword #0", "out= slice #0", "result written #0"} <= {form.name for form in forms("torch.mul", False, 1)}
     assert {"method #0", "in place on a slice #0"} <= {form.name for form in forms("torch.Tensor.mul_", True, 1)}
+
+
+def test_the_page_names_every_suite_that_ran() -> None:
+    assert outcome("...\nforward  1  0  2  672  0  0  99.5\n") == "forward: 672 passed, 1 wrong, 2 refused"
+    assert outcome("one\n12 passed\n") == "12 passed"
+    rows = {suite.name: Row(suite.name, "12 passed", 1.0, "2026-01-01", "abc", "2.13.0") for suite in SUITES[:2]}
+    assert page(rows).count("12 passed") == 2
