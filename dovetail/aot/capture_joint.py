@@ -143,6 +143,10 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
         value.grad_fn is not None and position not in not_recorded and position not in freed
         for position, value in enumerate(described.values)
     )
+    if torch.is_inference_mode_enabled() and any(differentiable):
+        raise CaptureError(
+            "gradients are recorded in inference_mode(False)", advice="call it outside of inference_mode"
+        )
     if trace.replicas and any(differentiable):
         raise CaptureError(
             "DistributedDataParallel is called, and a result of it leaves the graph before backward() is",
@@ -258,10 +262,10 @@ def _refused_writes(trace: Trace, forward: _Forward, tangents: Sequence[torch.Te
         *(("a result of the function", value) for value in forward.described.values),
         *(("an incoming gradient", tangent) for tangent in tangents),
     ]
-    versions = [tensor._version for _, tensor in known]
+    versions = [private_tensors.version_of(tensor) for _, tensor in known]
     yield
     for (name, tensor), version in zip(known, versions, strict=True):
-        if tensor._version != version:
+        if private_tensors.version_of(tensor) != version:
             raise CaptureError(
                 f"a hook or a custom backward writes to {name}",
                 advice="write to it outside of the compiled function, or compile the whole step with its backward",

@@ -79,12 +79,6 @@ class _Description:
         #: How many returned tensors lie in each memory.
         self._sharing: dict[int, int] = {}
         for value in self._dense:
-            if value.is_inference() and not torch.is_inference_mode_enabled():
-                raise CaptureError(
-                    "a tensor made under torch.inference_mode leaves the function",
-                    where=trace.locate(),
-                    advice="use torch.no_grad() inside of the function, or inference_mode around it",
-                )
             self._sharing[_memory(value)] = self._sharing.get(_memory(value), 0) + 1
 
     def _add(self, value: torch.Tensor, descriptor: Descriptor) -> int:
@@ -136,6 +130,8 @@ class _Description:
     def _alone(self, position: int, value: torch.Tensor, of_custom_function: bool) -> OutputTensor:
         """A returned tensor that no other one shares memory with."""
         output = self._fresh(self._add(value, UserOutput(str(position))))
+        if value.is_inference() is not torch.is_inference_mode_enabled():
+            return ViewOutput(output, private_tensors.of_other_mode, False, value.requires_grad)
         if of_custom_function:
             return ViewOutput(output, view_of_custom_function, True, True)
         if output.is_leaf and value._base is not None:
@@ -148,6 +144,8 @@ class _Description:
         memory = _memory(value)
         if memory not in self._base_at:
             base = self._root(memory)
+            if base.is_inference() is not torch.is_inference_mode_enabled():
+                raise CaptureError("results share memory of another inference mode", advice="return clones of them")
             is_returned = any(base is other for other in self._returned)
             descriptor = UserOutput(str(position)) if is_returned else AliasBase(len(self._base_at))
             self._base_at[memory] = self._add(base, descriptor)
@@ -213,7 +211,7 @@ class _Description:
                 advice="write to a clone, or under torch.no_grad()",
             )
         index = self._add(item.value, MutatedInput(descriptor))
-        counted = item.value._version != item.original_version
+        counted = private_tensors.version_of(item.value) != item.original_version
         return Mutation(item.index, index, differentiable, counted)
 
 

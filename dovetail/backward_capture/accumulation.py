@@ -7,7 +7,7 @@ import sys
 import torch
 
 from dovetail.torch_private import engine as private_engine
-from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import recordings as private_recordings
 
 
 def add_gradients(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
@@ -57,7 +57,7 @@ def accumulate_grad(variable: torch.Tensor, gradient: torch.Tensor | None) -> No
 
 def _references(holder: list[torch.Tensor]) -> tuple[int, int]:
     tensor = holder[0]
-    return sys.getrefcount(tensor), private_tensors.storage_references(tensor)
+    return sys.getrefcount(tensor), private_recordings.storage_references(tensor)
 
 
 #: The counts of a tensor that only its holder refers to.

@@ -18,6 +18,7 @@ from dovetail.backward_capture.session import BackwardSession
 from dovetail.errors import CaptureError
 from dovetail.rules.gradients.engine_order import BackwardCall, hook_order, will_execute
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import engine as private_engine
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
@@ -46,7 +47,11 @@ class EngineArguments(NamedTuple):
 
 
 def _node_of(value: Any) -> Any:
-    return value.node if isinstance(value, torch.autograd.graph.GradientEdge) else private_autograd.gradient_node(value)
+    return (
+        value.node
+        if isinstance(value, torch.autograd.graph.GradientEdge)
+        else private_autograd_nodes.gradient_node(value)
+    )
 
 
 class Handover:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import engine as private_engine
@@ -53,7 +52,7 @@ def replace_native_reducers(nodes: list[Any]) -> bool:
             continue
         private_distributed.remove_native_hooks(model)
         for place, parameter in enumerate(parameters):
-            private_engine.put_hook_first(private_autograd.gradient_node(parameter), ReducerHook(model, place))
+            private_engine.put_hook_first(private_autograd_nodes.gradient_node(parameter), ReducerHook(model, place))
         _replaced[model] = model.reducer
         replaced = True
     return replaced

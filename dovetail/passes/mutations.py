@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import operators as private_operators
-from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import trees as private_trees
 
 #: Targets without a schema that write nothing: they take numbers, or pick from a result.
@@ -108,7 +108,7 @@ class Memory:
                 if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                     storage = leaf.untyped_storage()
                     self._storages.append(storage)
-                    self._join(node, by_storage.setdefault(private_tensors.storage_key(storage), node))
+                    self._join(node, by_storage.setdefault(private_libraries.storage_key(storage), node))
 
     def group(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return the node that represents all nodes that may share memory with this one."""

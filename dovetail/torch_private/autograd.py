@@ -21,11 +21,6 @@ def next_sequence_number() -> int:
     return _autograd._get_sequence_nr()
 
 
-def gradient_node(tensor: torch.Tensor) -> Any:
-    """The autograd node at which a tensor's gradient arrives."""
-    return torch.autograd.graph._get_grad_fn_or_grad_acc(tensor)
-
-
 def new_function_number() -> int:
     """A number that no class of ``torch.autograd.Function`` has: compiled autograd tells nodes apart by theirs (torch 2.13)."""
     return next(torch.autograd.function.AUTOGRAD_FUNCTION_COUNTER)

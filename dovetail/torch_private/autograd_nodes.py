@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
-from dovetail.torch_private.autograd import asked_for, gradient_node
+from dovetail.torch_private.autograd import asked_for
 
 #: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
 _MOST_ERRORS = 4
+
+
+def gradient_node(tensor: torch.Tensor) -> Any:
+    """The autograd node at which a tensor's gradient arrives."""
+    return torch.autograd.graph._get_grad_fn_or_grad_acc(tensor)
 
 
 def sequence_number(node: Any) -> int:

@@ -74,12 +74,6 @@ def no_torch_function() -> Any:
     return torch._C.DisableTorchFunction()
 
 
-def overrides_torch_function(value: Any) -> bool:
-    """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
-    implementation = getattr(type(value), "__torch_function__", None)
-    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
-
-
 def hide_from_dynamo(function: Callable[..., Any]) -> None:
     """Have torch.compile run a function, and all that it calls, without looking at its code.
 

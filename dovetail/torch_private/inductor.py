@@ -159,6 +159,23 @@ def reads_stay_behind_writes() -> Iterator[None]:
         SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign, unused-ignore]
 
 
+@contextlib.contextmanager
+def written_arguments_are_clones() -> Iterator[None]:
+    """In the block, Inductor gives each custom operator that writes to an argument a clone of it.
+
+    Where it writes to the value itself, a kernel that read the value before may be computed after it (torch 2.13, ``torch.compile``
+    as well).
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.reinplace_inplaceable_ops
+    post_grad.reinplace_inplaceable_ops = lambda *args: None  # type: ignore[assignment, unused-ignore]
+    try:
+        yield
+    finally:
+        post_grad.reinplace_inplaceable_ops = original  # type: ignore[assignment, unused-ignore]
+
+
 def free_from_order(nodes: list[Any]) -> list[Any]:
     """A pass over Inductor's schedule: who only waits for a value to be computed does not read it.
 

@@ -31,3 +31,8 @@ def last_line_of_generated_code(error: BaseException | None) -> str:
             traceback = traceback.tb_next
         error = error.__cause__ or error.__context__
     return found
+
+
+def storage_references(tensor: torch.Tensor) -> int:
+    """The number of references to a tensor's memory, C++ ones included (such as saved for a backward)."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

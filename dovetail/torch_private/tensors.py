@@ -104,23 +104,26 @@ def view_replay(view: torch.Tensor) -> Any:
     return view._view_func_unsafe
 
 
-def storage_key(storage: torch.UntypedStorage) -> int:
-    """A number that two Python objects for the same memory, fake or real, share while the memory lives."""
-    return int(storage._cdata)
-
-
-def storage_references(tensor: torch.Tensor) -> int:
-    """The number of references to a tensor's memory, C++ ones included (such as saved for a backward)."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether any two of these tensors lie in one storage (0.2 us for each)."""
     return len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """The number of writes that autograd has counted; inference tensors have no counter."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def of_other_mode(base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All of a tensor as an inference tensor if it is none, as none if it is one."""
+    with torch.inference_mode(not base.is_inference()), torch.no_grad():
+        return base.new_empty(0).set_(base.untyped_storage(), base.storage_offset(), base.shape, base.stride())  # type: ignore[call-overload, no-any-return]
+
+
 def share_version_counter(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether autograd counts writes to two tensors together; the counters are left as they were."""
+    if left.is_inference() or right.is_inference():
+        return left.is_inference() is right.is_inference()
     before, other = left._version, right._version
     torch.autograd.graph.increment_version(left)
     try:

@@ -70,13 +70,6 @@ def is_tracing_mode(mode: object) -> bool:
     return isinstance(mode, (FunctionalTensorMode, ProxyTorchDispatchMode, FakeTensorMode))
 
 
-def compiling_questions() -> tuple[Any, ...]:
-    """The older names of ``torch.compiler.is_compiling``, which older libraries still call."""
-    from torch._dynamo import external_utils
-
-    return torch._utils.is_compiling, external_utils.is_compiling
-
-
 @contextlib.contextmanager
 def compiling_flag() -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` true; optimizers then keep their step on tensors."""

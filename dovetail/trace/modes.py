@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace.overrides import FAKE, FUNCTIONAL, SYMBOLIC_FAKE, WRITE_CHECKS, WRITES, OperatorHook
+from dovetail.trace.overrides import EVERY, FAKE, FUNCTIONAL, SYMBOLIC_FAKE, WRITE_CHECKS, WRITES, OperatorHook
 from dovetail.trace.repeats import draws_random_numbers
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 class FakeMode(private_tracing.FakeTensorMode):
     """Fake tensors whose results are those of torch's fake kernels, or of the table ``FAKE``."""
+
+    supports_higher_order_operators = True
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the base class."""
@@ -50,15 +53,15 @@ def _hooked(hook: OperatorHook | None, dispatch: Any, func: Any, types: Any, arg
 class FunctionalMode(private_tracing.FunctionalTensorMode):
     """Functionalisation: operators that write become operators that return, except where ``FUNCTIONAL`` says otherwise."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, open_trace: Trace) -> None:
         super().__init__()
         self.open_trace = open_trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         hook = FUNCTIONAL.get(func)
-        is_write = func._schema.is_mutable
-        if hook is None and not is_write:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+        is_write = isinstance(func, private_operators.OpOverload) and func._schema.is_mutable
         kwargs = kwargs or {}
 
         def run(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -66,7 +69,7 @@ class FunctionalMode(private_tracing.FunctionalTensorMode):
 
         for check in WRITE_CHECKS if is_write else ():
             check(func, args, kwargs)
-        for item in (*((hook,) if hook is not None else ()), *(WRITES if is_write else ())):
+        for item in (*((hook,) if hook is not None else ()), *(WRITES if is_write else ()), *EVERY):
             found = item(run, func, args, kwargs)
             if found is not NotImplemented:
                 return found

@@ -6,6 +6,7 @@ The tables are empty until ``dovetail.quirks`` fills them; a trace works without
 ``WRITE_CHECKS``          looks at every operator that writes to an argument; raises :class:`RefusedOperatorError`
 ``WRITES``                functionalises any operator that writes to an argument
 ``FUNCTIONAL``            by operator: functionalises it (what is recorded)
+``EVERY``                 functionalises any operator that the tables above leave
 ``FAKE``                  by operator: gives the result on fake tensors (sizes, strides and type of what is recorded)
 ``SYMBOLIC_FAKE``         the same, in traces that may have symbolic sizes; asked first
 ``GRADIENTS``             is entered around every request for gradients in an open trace
@@ -44,6 +45,7 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 OperatorHook = Callable[[Run, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 WRITE_CHECKS: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], None]] = []
+EVERY: list[OperatorHook] = []
 WRITES: list[OperatorHook] = []
 FUNCTIONAL: dict[Any, OperatorHook] = {}
 FAKE: dict[Any, OperatorHook] = {}

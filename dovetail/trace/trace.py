@@ -172,7 +172,7 @@ class Trace:
         stack.enter_context(private_tracing.ProxyTorchDispatchMode(self.tracer, "symbolic"))
         if self.decompositions:
             stack.enter_context(private_tracing.decompose(self.decompositions))
-        stack.enter_context(FunctionalMode(self))
+        self.functional_mode = stack.enter_context(FunctionalMode(self))
         stack.enter_context(RecordingMode(self.recorder, self.note_line))
         if self.settings.math_attention:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -226,8 +226,15 @@ class Trace:
         found = self._by_real.get(id(real))
         if found is not None:
             return found
+<<<<<<< HEAD
         self.check_input(real, name)
         with private_calls.no_torch_function(), private_state.outside_of_transforms():
+=======
+        if not self._is_own(real):
+            self.check_input(real, name)
+        mode = torch.inference_mode(real.is_inference())
+        with private_calls.no_torch_function(), private_state.outside_of_transforms(), mode:
+>>>>>>> 00a82b9 (inference_mode and custom operators that write to arguments are captured)
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
@@ -268,7 +275,7 @@ class Trace:
                 # value off from the leaf that gradients are asked for. A clone would have other strides.
                 with torch.enable_grad():
                     value = _Shield.apply(leaf, [private_tracing.to_fun(fake)])  # type: ignore[no-untyped-call]
-        grad_fn, version, needs = value.grad_fn, value._version, real.requires_grad
+        grad_fn, version, needs = value.grad_fn, private_tensors.version_of(value), real.requires_grad
         return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, grad_fn, version, needs)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.backends.common.memory import is_dense, span, storage_address
-from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import recordings as private_recordings
 
 #: A tensor of the recording with the indices of the outputs that it is.
 Output = tuple[list[int], torch.Tensor]
@@ -65,7 +65,7 @@ class Results:
                 self._copy(members)
         # One tensor for each piece of memory.
         own = {storage_address(tensor): tensor for _, tensor in self._kept}
-        self._users = [(tensor, private_tensors.storage_references(tensor)) for tensor in own.values()]
+        self._users = [(tensor, private_recordings.storage_references(tensor)) for tensor in own.values()]
         self.kept = tuple(own)
         self._templates = [(item.shape, item.stride(), item.dtype, item.device) for item in self._copied]
 
@@ -88,7 +88,7 @@ class Results:
 
     def in_use(self) -> bool:
         """Return whether Python or autograd still refers to a tensor that was handed out in place."""
-        return any(private_tensors.storage_references(tensor) > users for tensor, users in self._users)
+        return any(private_recordings.storage_references(tensor) > users for tensor, users in self._users)
 
     def hand_out(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the replay that has just run, for the caller's ``inputs``."""

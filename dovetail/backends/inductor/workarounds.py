@@ -137,3 +137,67 @@ WORKAROUNDS.append(give_sizes_as_inputs)
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
     job.during.enter_context(private_inductor.reads_stay_behind_writes())
+
+
+def _writing_operator() -> Any:
+    """A custom operator that writes to an argument, or to none."""
+    try:
+        return torch.ops.dovetail_example.doubled_into.default
+    except AttributeError:
+        torch.library.define("dovetail_example::doubled_into", "(Tensor x, Tensor(a!)? out) -> Tensor")
+
+    def doubled(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return x * 3 if out is None else out.copy_(x * 2).clone()
+
+    torch.library.impl("dovetail_example::doubled_into", "default", doubled)
+    torch.library.register_fake("dovetail_example::doubled_into", lambda x, out: torch.empty_like(x))
+    return torch.ops.dovetail_example.doubled_into.default
+
+
+def _written_again(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    for number in range(4):
+        torch.ops.dovetail_example.doubled_into(x * number, y)
+        x = x + y
+    return x
+
+
+def _written_example() -> Example:
+    _writing_operator()
+    return _example(_written_again, (5,))()
+
+
+@quirk(WORKAROUNDS, example=_written_example)
+def write_to_clones(job: Job) -> None:
+    """Custom operators write to clones of what the graph still knows (see ``written_arguments_are_clones``)."""
+    if job.graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
+        job.during.enter_context(private_inductor.written_arguments_are_clones())
+
+
+def _nothing_written_example() -> Example:
+    operator = _writing_operator()
+    return _example(lambda x: operator(x, None) + x, (5,))()
+
+
+@quirk(WORKAROUNDS, example=_nothing_written_example)
+def call_what_writes_nothing(job: Job) -> None:
+    """A custom operator that was given none of the optional arguments that it writes to is called as it is."""
+    graph = job.graph.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
+        if node.kwargs["_all_bases"]:
+            continue
+        operator: Any = node.args[0]
+        given = [(item.kwarg_only, item.name, node.kwargs.get(item.name)) for item in operator._schema.arguments]
+        arguments = tuple(value for is_keyword, _, value in given if not is_keyword)
+        with graph.inserting_before(node):
+            call = graph.call_function(operator, arguments, {name: value for flag, name, value in given if flag})
+        # Without "eager_input_vals", which are those of the node that goes.
+        call.meta["val"] = node.meta["val"]
+        if len(operator._schema.returns) == 1:
+            call.meta["val"] = node.meta["val"][0]
+            for user in list(node.users):
+                user.replace_all_uses_with(call)
+                graph.erase_node(user)
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+    job.graph.recompile()

@@ -22,6 +22,7 @@ from dovetail.rules.subclasses.wrappers import (
 )
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
@@ -72,9 +73,9 @@ class SubclassKind(ValueKind):
             )
         maker = WrapperMaker.of(value)
         inner = [inner_tensor(value, name) for name in maker.names]
-        known = {private_tensors.storage_key(item.value.untyped_storage()) for item in interpreter.trace.inputs}
+        known = {private_libraries.storage_key(item.value.untyped_storage()) for item in interpreter.trace.inputs}
         if value._base is not None or any(
-            not private_tensors.is_wrapper(item) and private_tensors.storage_key(item.untyped_storage()) in known
+            not private_tensors.is_wrapper(item) and private_libraries.storage_key(item.untyped_storage()) in known
             for item in inner
         ):
             raise CaptureError(

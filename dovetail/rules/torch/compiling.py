@@ -14,14 +14,14 @@ import torch
 
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
-from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.trace.settings import SAYS_COMPILING, SAYS_EAGER
 
 #: They keep nothing by the answer that a later call computes with.
 _CHOOSES_ALGORITHMS = frozenset({"torch", "transformers", "torch_geometric", "diffusers", "accelerate", "peft"})
 
 
-@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, *private_tracing.compiling_questions())
+@rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, *private_dynamo.compiling_questions())
 def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # A library's own function of such a name hands the question on.
     asking = (frame for frame in reversed(interpreter.frames) if not frame.code.co_name.startswith("is_"))

@@ -14,6 +14,7 @@ from dovetail.frontend.interpreter.user_code import is_user_callable, is_user_fu
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule, rule
 from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import trees as private_trees
 
 interpret_modules(
@@ -96,7 +97,7 @@ def calls_user_code(value: Any) -> bool:
 
 def _has_torch_function(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
     """Asked in interpreted code of torch's: the trace's own mode sees what the function calls, not the function."""
-    return any(map(private_calls.overrides_torch_function, private_trees.tree_leaves(args)))
+    return any(map(private_libraries.overrides_torch_function, private_trees.tree_leaves(args)))
 
 
 for _asking in private_calls.HAS_TORCH_FUNCTION:

@@ -1,0 +1,75 @@
+"""Operators of ``torch.library``: what of them a graph cannot hold as eager runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.torch_private import libraries as private_libraries
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import trees as private_trees
+from dovetail.trace.overrides import EVERY, RefusedOperatorError, Run
+
+_OWN = frozenset({"aten", "prim", "prims", "dovetail", "higher_order"})
+
+
+def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    given = {**dict(zip((item.name for item in operator._schema.arguments), args)), **kwargs}
+    names = [item.name for item in operator._schema.arguments if item.is_write]
+    return [item for item in private_trees.tree_leaves([given.get(name) for name in names]) if item is not None]
+
+
+@EVERY.append
+def _check(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if operator.namespace not in _OWN:
+        _check_kernel(operator, args, kwargs)
+        _check_memory(operator, args, kwargs)
+    return NotImplemented
+
+
+def _check_kernel(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse an operator that autograd has no kernel for, where it records what the operator's own kernel does."""
+    if not private_libraries.is_recorded_inside(operator):
+        return
+    tensors = [item for item in private_trees.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+    if torch.is_grad_enabled() and any(item.requires_grad for item in tensors):
+        raise RefusedOperatorError(
+            f"{operator} has no gradient of its own, and eager differentiates what its kernel calls",
+            advice="register one with torch.library.register_autograd, or define the operator with torch.library.custom_op",
+        )
+    # Autograd counts the writes of the kernel's own operators.
+    torch.autograd.graph.increment_version(
+        [item for item in _written(operator, args, kwargs) if not item.is_inference()]
+    )
+
+
+def _check_memory(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a write to memory that another argument shares, unless autograd knows both as views of one tensor.
+
+    Torch clones what each is a view of, and writes to the clones.
+    """
+    if not operator._schema.is_mutable:
+        return
+    if any(item.alias_info is not None for item in operator._schema.returns):
+        raise RefusedOperatorError(
+            f"{operator} writes to an argument and returns it",
+            advice="define it without a result: (Tensor(a!) x) -> ()",
+        )
+    tensors = [item for item in private_trees.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+    for written in _written(operator, args, kwargs):
+        for other in tensors:
+            if (
+                other is not written
+                and private_tensors.share_memory([written, other])
+                and _base(written) is not _base(other)
+            ):
+                raise RefusedOperatorError(
+                    f"{operator} writes to a tensor that shares memory with another argument",
+                    advice="clone one of them",
+                )
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if torch.is_inference_mode_enabled() or tensor._base is None else tensor._base

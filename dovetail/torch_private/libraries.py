@@ -1,0 +1,65 @@
+"""Custom and higher-order operators, views below autograd, memory, what classes override. Checked on torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+from dovetail.torch_private.operators import is_implicit
+
+
+def is_recorded_inside(overload: OpOverload) -> bool:
+    """Whether autograd has no kernel for the operator and records what its kernel, written in Python, does instead."""
+    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, overload.name()
+    if any(has_kernel(name, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA")):
+        return False
+    path = name.replace("::", "/")
+    return any(f"{path}/{key}" in torch.library._impls for key in ("CompositeExplicitAutograd", "CPU", "CUDA"))
+
+
+def higher_order_operators() -> Iterable[HigherOrderOperator]:
+    """Those that there are so far."""
+    return _higher_order_ops.values()
+
+
+def functional_rule(operator: HigherOrderOperator) -> Callable[..., Any] | None:
+    """What the operator does with functional tensors, called with the mode."""
+    return operator.python_key_table.get(FunctionalTensorMode)  # type: ignore[arg-type, no-any-return, unused-ignore]
+
+
+def fake_rule(operator: HigherOrderOperator) -> Callable[..., Any] | None:
+    """What the operator does with fake tensors, called with the mode; None where the mode's own dispatch knows."""
+    known: Any = registered_hop_fake_fns
+    if operator in known:
+        return None
+    return operator.python_key_table.get(FakeTensorMode)  # type: ignore[arg-type, no-any-return, unused-ignore]
+
+
+def as_view_of(base: torch.Tensor, overload: OpOverload) -> contextlib.ExitStack:
+    """A block in which this view operator gives what it gives below autograd: an inference tensor where its base is one."""
+    stack = contextlib.ExitStack()
+    if is_implicit(overload):
+        # The operators that it is made of track views, which the dispatch of the whole has left out.
+        stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False))
+        return stack
+    stack.enter_context(torch.inference_mode(base.is_inference()))
+    stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+    return stack
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A number that two Python objects for the same memory, fake or real, share while the memory lives."""
+    return int(storage._cdata)
+
+
+def overrides_torch_function(value: Any) -> bool:
+    """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
+    implementation = getattr(type(value), "__torch_function__", None)
+    return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
