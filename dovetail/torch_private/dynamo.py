@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def torch_backend(name: str) -> Any:
     """One of torch's own registered backends, a callable ``(graph_module, example_inputs)``."""
@@ -45,66 +47,7 @@ def compile_lock() -> Any:
     """The lock that torch.compile holds while it compiles, in any thread."""
     from torch._dynamo import convert_frame
 
-<<<<<<< HEAD
     return convert_frame.compile_lock
-=======
-    value: Any
-    name: str
-
-
-def callers_name(source: Any) -> str:
-    """How the caller writes a source, such as ``L['x']``."""
-    if source is None:
-        return "an input"
-    name = source.name
-    return str(name() if callable(name) else name)  # a method before torch 2.12
-
-
-def callers_fake_mode(inputs: Sequence[Any]) -> FakeTensorMode | None:
-    """The fake mode of the compiler that calls, or None."""
-    from torch._guards import detect_fake_mode
-
-    return detect_fake_mode(list(inputs))
-
-
-def callers_inputs(graph: torch.fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> list[CallersInput]:
-    """The inputs as the caller's own fake values, symbols included.
-
-    The placeholders' own values will not do: the caller's trace has been through them, in-place changes of metadata included.
-    """
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    found = []
-    for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        argument = node.meta.get("grapharg")
-        source = getattr(argument, "source", None)
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            symbols = context.tensor_to_context.get(value) if context is not None else None
-            value = fake_mode.from_tensor(
-                value,
-                static_shapes=context is None,
-                symbolic_context=symbols,
-                source=getattr(symbols, "tensor_source", None),
-            )
-        found.append(CallersInput(value, callers_name(source)))
-    return found
-
-
-@contextlib.contextmanager
-def symbolic_sizes_in(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """C++ operators made of others ask for plain sizes, their Python forms do not: use those, in this fake mode only."""
-    original = fake_mode.dispatch
-
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        with enable_python_dispatcher():
-            return original(*args, **kwargs)
-
-    fake_mode.dispatch = dispatch  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del fake_mode.dispatch
 
 
 def compiling_questions() -> tuple[Any, ...]:
@@ -112,4 +55,3 @@ def compiling_questions() -> tuple[Any, ...]:
     from torch._dynamo import external_utils
 
     return torch._utils.is_compiling, external_utils.is_compiling
->>>>>>> 00a82b9 (inference_mode and custom operators that write to arguments are captured)

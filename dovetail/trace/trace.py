@@ -226,15 +226,9 @@ class Trace:
         found = self._by_real.get(id(real))
         if found is not None:
             return found
-<<<<<<< HEAD
         self.check_input(real, name)
-        with private_calls.no_torch_function(), private_state.outside_of_transforms():
-=======
-        if not self._is_own(real):
-            self.check_input(real, name)
         mode = torch.inference_mode(real.is_inference())
         with private_calls.no_torch_function(), private_state.outside_of_transforms(), mode:
->>>>>>> 00a82b9 (inference_mode and custom operators that write to arguments are captured)
             traced = self._make_input(real, name)
         self.recorder.number(traced.value)
         self.inputs.append(traced)
