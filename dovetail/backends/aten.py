@@ -203,5 +203,6 @@ ATEN = Backend(
     compile_aten,
     numerics="bitwise",
     data_sizes=True,
+    has_options=False,
     description="the captured ATen operators as they are; the reference for every other backend",
 )

@@ -11,5 +11,6 @@ EAGER = Backend(
     compile_aten,
     takes_program=True,
     numerics="bitwise",
+    has_options=False,
     description="replays the captured torch calls under PyTorch's own autograd; for finding out where an error lies",
 )

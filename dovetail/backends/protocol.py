@@ -93,9 +93,14 @@ class Backend:
     slow_to_compile: bool = False
     leaves_fused_updates: bool = False
     for_options: Callable[[Mapping[str, Any]], Backend] | None = None
+    has_options: bool = True
 
     def with_options(self, options: Mapping[str, Any]) -> Backend:
         """Return the backend for these options; its decompositions and numerics may depend on them."""
+        if options and not self.has_options:
+            raise OptionError(
+                f"backend {self.name!r} has no option {min(options)!r}", advice="leave backend_options out"
+            )
         return self if self.for_options is None else self.for_options(options)
 
     def __str__(self) -> str:

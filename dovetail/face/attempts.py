@@ -300,8 +300,8 @@ class Attempts:
         if lacks_derivative(error) and not settings.math_attention:
             self._shared.events.note("attention by its parts", reason=str(error))
             self._start_over(dataclasses.replace(settings, math_attention=True), error)
-        elif self._may_answer_otherwise():
-            self._answer_otherwise(error)
+        elif self._answers_otherwise(error):
+            return None
         elif True in self._findings.told_compiling:
             # The branch for compilers has raised; eager takes the other one.
             self._shared.events.note("is_compiling() is false", reason=f"{type(error).__name__}: {error}")
@@ -312,20 +312,23 @@ class Attempts:
             return EagerFromNowOn(Break(f"capture failed with {type(error).__name__}: {error}"), self._guards, error)
         return None
 
-    def _may_answer_otherwise(self) -> bool:
-        """Whether one graph is asked for, and the program was told that it is not compiled."""
-        return self._options.fullgraph and False in self._findings.told_compiling and self._settings.allows(SAYS_EAGER)
-
-    def _answer_otherwise(self, because: BaseException) -> None:
+    def _answers_otherwise(self, because: BaseException) -> bool:
+        """Begin again with yes for is_compiling(), where one graph is asked for and the program was told no."""
+        if (
+            not self._options.fullgraph
+            or False not in self._findings.told_compiling
+            or not self._settings.allows(SAYS_EAGER)
+        ):
+            return False
         self._shared.events.note("is_compiling() is true", reason=f"{type(because).__name__}: {because}")
         self._start_over(self._settings.giving_up(SAYS_EAGER), because)
+        return True
 
     # --- graph breaks and eager ---------------------------------------------------------------------------------------
 
     def _end_graph_at(self, steps: tuple[int, ...], stop: Break) -> Outcome | None:
         """Plan a graph that ends before this instruction; eager takes the call where none can, or where it was tried."""
-        if self._may_answer_otherwise():
-            self._answer_otherwise(stop)
+        if self._answers_otherwise(stop):
             return None
         if self._options.fullgraph or not steps or steps == self._plan:
             return EagerFromNowOn(stop, self._guards)

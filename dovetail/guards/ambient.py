@@ -35,6 +35,7 @@ _OVERLOOKED: tuple[Callable[[], Any], ...] = (
     private_state.forward_ad_level,
     private_state.is_jit_tracing,
     torch.compiler.is_compiling,
+    private_state.compile_stance,
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
     private_autograd.has_saved_tensor_hooks,
@@ -134,6 +135,7 @@ class AmbientState:
         metadata=_read("anomaly mode", torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
     )
     jit_tracing: bool = field(metadata=_read("torch.jit.trace", private_state.is_jit_tracing))
+    stance: str = field(metadata=_read("torch.compiler.set_stance", private_state.compile_stance))
     compiling: bool = field(metadata=_read("torch.compiler.is_compiling()", _is_compiling))
 
     @staticmethod
@@ -159,6 +161,8 @@ class AmbientState:
             return "__torch_function__ is disabled"
         if self.jit_tracing:
             return "torch.jit.trace is running"
+        if self.stance != "default":
+            return f"torch.compiler.set_stance({self.stance!r}) is in force"
         if self.compiling:
             return "another compiler is tracing this program"
         return None

@@ -24,6 +24,7 @@ from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Instead, callable_rule, called_rule, class_rule, format_rule, interpreted_rule, rule
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
+from dovetail.guards.reading import class_order
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import operators as private_operators
@@ -163,12 +164,13 @@ class Calls(TracingInterpreter):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
         attributes = instance_dict(module) or {}
-        if attributes.get("_backward_hooks") or attributes.get("_backward_pre_hooks"):
-            raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
-        for name, hooks in private_calls.global_module_hooks().items():
+        everywhere = private_calls.global_module_hooks()
+        for name, hooks in everywhere.items():
             self.values.guard(self.values.pin(hooks, name), Length(len(hooks)), "global module hooks")
-        has_global = any(private_calls.global_module_hooks().values())
-        if has_global or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
+        found = [attributes.get("_backward_hooks"), attributes.get("_backward_pre_hooks")]
+        if any([*found, *(hooks for name, hooks in everywhere.items() if "backward" in name)]):
+            raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
+        if any(everywhere.values()) or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
             return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
         self._guard_no_hooks(module)
         return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
@@ -212,7 +214,7 @@ class Calls(TracingInterpreter):
             raise Break(f"an object of {module}.{kind.__qualname__} is made", "make it outside of the function")
         if is_made_by_python:
             instance = self.call(maker, (kind, *args), kwargs)
-            if not isinstance(instance, kind):
+            if kind not in class_order(type(instance)):
                 return instance
         elif maker is object.__new__:
             instance = object.__new__(kind)
@@ -220,7 +222,10 @@ class Calls(TracingInterpreter):
             immutable = issubclass(kind, (tuple, frozenset, str, int, float))
             build: Any = kind.__new__
             instance = build(kind, *[self.values.for_native(item) for item in args]) if immutable else build(kind)
-        if is_started_by_python:
+        if is_made_by_python:
+            # Of a class that derives from this one, maybe.
+            starter, starter_owner = class_attribute(type(instance), "__init__")
+        if isinstance(starter, types.FunctionType):
             self.call(starter, (instance, *args), kwargs)
         elif starter_owner is not object:
             self.call_native(starter, (instance, *args), kwargs)
