@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from dovetail.backward_capture import rules  # noqa: F401  (registers itself)
 from dovetail.backward_capture.graph import CapturedBackward
 from dovetail.backward_capture.handover import open_session
 from dovetail.backward_capture.session import BackwardSession, GraphCompiler

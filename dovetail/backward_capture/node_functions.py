@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from dovetail.frontend.rules import rule
 from dovetail.torch_private import engine as private_engine
+
+if TYPE_CHECKING:
+    from dovetail.frontend.protocol import TracingInterpreter
 
 #: A value without ``__torch_function__``: only a mode can make torch find one.
 _NO_TENSOR = (None,)
@@ -100,3 +104,10 @@ def copy_slices_epilogue(needed: Sequence[bool], result: Any, gradients: Sequenc
         else:
             results[index] = gradient
     return results
+
+
+@rule(NodeFunction.__call__)
+def _call_formula(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the formula natively: it computes on traced tensors like any function of torch."""
+    formula, *values = args
+    return interpreter.native(formula, tuple(values), kwargs)

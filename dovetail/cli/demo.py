@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
-from dovetail.report.curves import Curve, relative_deviations, write_html, write_png
+from dovetail.report.curves import Curve, relative_deviations, write_html
 from dovetail.report.table import Table
 
 #: The engines in the order in which they are shown.
@@ -253,7 +253,7 @@ def compare(runs: Sequence[Run]) -> tuple[list[str], bool]:
 def write_results(
     output: Path, settings: Sequence[Settings], runs: Sequence[Run], table: Table, remarks: Sequence[str]
 ) -> list[Path]:
-    """Write ``results.json``, ``trace.json``, ``curves.html`` and, with matplotlib, ``curves.png``; return their paths."""
+    """Write ``results.json``, ``trace.json`` and ``curves.html``; return their paths."""
     finished = [run for run in runs if not run.failure]
     losses = [Curve(run.engine, tuple(run.losses)) for run in finished]
     eager = next((run for run in finished if run.engine == "eager"), None)
@@ -282,8 +282,7 @@ def write_results(
     page = write_html(
         output / "curves.html", title=title, losses=losses, deviations=deviations, table=table, remarks=remarks
     )
-    picture = write_png(output / "curves.png", losses=losses, deviations=deviations)
-    return [path for path in (page, picture, results_path, trace_path) if path is not None]
+    return [page, results_path, trace_path]
 
 
 def machine() -> dict[str, Any]:

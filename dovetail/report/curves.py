@@ -1,4 +1,4 @@
-"""Loss curves of training runs: one self-contained HTML page, and a PNG."""
+"""Loss curves of training runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
-from typing import Any
 
 from dovetail.report.table import Table
 
@@ -138,37 +136,6 @@ def write_html(
 """,
         encoding="utf-8",
     )
-    return target
-
-
-def write_png(path: str | os.PathLike[str], *, losses: Sequence[Curve], deviations: Sequence[Curve]) -> Path | None:
-    """Write both charts with matplotlib; return None, without a file, where matplotlib is not installed."""
-    if util.find_spec("matplotlib") is None:
-        return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1)
-    for number, curve in enumerate(losses):
-        colour, dash, thickness = LOOKS[number % len(LOOKS)]
-        pattern: Any = (0, tuple(float(length) / 3 for length in dash.split())) if dash else "solid"
-        steps = range(1, len(curve.values) + 1)
-        upper.plot(steps, curve.values, label=curve.name, color=colour, linewidth=thickness * 0.7, linestyle=pattern)
-    upper.set(title="Training loss", xlabel="step", ylabel="loss")
-    upper.legend()
-    for number, curve in enumerate(deviations):
-        points = [(step, value) for step, value in enumerate(curve.values, 1) if _can_draw(value, True)]
-        name, colour = curve.name if points else f"{curve.name} (exactly zero)", LOOKS[number % len(LOOKS)][0]
-        lower.plot(*zip(*points) if points else ((), ()), ".-", label=name, color=colour, linewidth=1)
-        if points:
-            lower.set_yscale("log")
-    lower.set(title="Deviation from eager", xlabel="step", ylabel="relative deviation")
-    if deviations:
-        lower.legend()
-    target = Path(path)
-    figure.savefig(target, dpi=120)
     return target
 
 

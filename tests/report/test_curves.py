@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.report import curves
-from dovetail.report.curves import Curve, relative_deviations, svg_chart, write_html, write_png
+from dovetail.report.curves import Curve, relative_deviations, svg_chart, write_html
 from dovetail.report.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -61,14 +60,3 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path: Path) -> None:
     ).read_text()
     assert "<eager>" not in page and "&lt;eager&gt;" in page and "1 &lt; 2" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = [Curve("eager", (2.0, 1.0)), Curve("aten", (2.0, 1.0))]
-    path = tmp_path / "curves.png"
-    monkeypatch.setattr(curves.util, "find_spec", lambda name: None)
-    assert write_png(path, losses=losses, deviations=[]) is None and not path.exists()
-    monkeypatch.undo()
-    pytest.importorskip("matplotlib")
-    assert write_png(path, losses=losses, deviations=[Curve("aten", (0.0, 0.0))]) == path
-    assert path.read_bytes().startswith(b"\x89PNG")

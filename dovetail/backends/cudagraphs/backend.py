@@ -15,8 +15,17 @@ from dovetail.backends.common.memory import storage_address
 from dovetail.backends.common.outputs import own_copy
 from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
-from dovetail.backends.cudagraphs.numbers import can_read_from_memory, float_arguments, read_from_memory
-from dovetail.backends.cudagraphs.obstacles import Obstacle, find_obstacle, is_float, is_number, node_tensors, on_host
+from dovetail.backends.cudagraphs.obstacles import (
+    Obstacle,
+    can_read_from_memory,
+    find_obstacle,
+    float_arguments,
+    is_float,
+    is_number,
+    node_tensors,
+    on_host,
+    read_from_memory,
+)
 from dovetail.backends.cudagraphs.pieces import Piece, cut, run_pieces
 from dovetail.backends.cudagraphs.recorder import Recorder
 from dovetail.backends.cudagraphs.replay import Limits, RecordedPiece
