@@ -201,3 +201,22 @@ def call_what_writes_nothing(job: Job) -> None:
         node.replace_all_uses_with(call)
         graph.erase_node(node)
     job.graph.recompile()
+
+
+def _conjugated(x: torch.Tensor) -> torch.Tensor:
+    y = torch.complex(x, x.t() * 2)
+    return (y.conj().t() @ y).abs()
+
+
+_LAZY = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
+
+
+@quirk(WORKAROUNDS, example=_example(_conjugated, (4, 4), order=2))
+def compute_conjugates(job: Job) -> None:
+    """Conjugates are values. A lazy one is a view with a mark, which Inductor's views of it lose."""
+    for node in job.graph.graph.nodes:
+        node.target = _LAZY.get(node.target, node.target)
+    job.graph.recompile()

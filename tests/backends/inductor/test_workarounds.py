@@ -34,3 +34,18 @@ def test_code_from_the_cache_brings_its_assumptions_along(
         monkeypatch.setattr(backend, "WORKAROUNDS", others)
     assert assumes_small_sizes()
     assert assumes_small_sizes() is is_present, "without the workaround: torch is mended, delete give_sizes_as_inputs"
+
+
+@pytest.mark.parametrize("name", ["inv", pytest.param("eigvals", marks=pytest.mark.slow)])
+def test_derivatives_of_complex_matrices(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return getattr(torch.linalg, name)(torch.complex(x, x.mT))  # type: ignore[no-any-return]
+
+    found = []
+    for run in (program, dovetail.compile(program, backend="inductor", fullgraph=True)):
+        x = torch.eye(4, dtype=torch.float64) + torch.arange(16.0, dtype=torch.float64).sin().reshape(4, 4)
+        x.requires_grad_()
+        order = 2 if name == "eigvals" else 1
+        gradients = torch.autograd.grad(run(x).real.square().sum(), x, create_graph=order > 1)
+        found += [gradients if order == 1 else torch.autograd.grad(gradients[0].square().sum(), x)]
+    torch.testing.assert_close(found[1], found[0])
