@@ -125,7 +125,9 @@ def _symbols(joint: JointGraph) -> tuple[dict[Any, int], list[dict[str, Any]]]:
 
 
 def _guards(joint: JointGraph, numbers: Mapping[Any, int]) -> list[Any]:
-    return [encode_expression(item.expression, numbers) for item in joint.fake_mode.shape_env.recorded()]
+    environment = joint.fake_mode.shape_env
+    recorded = environment.recorded() if hasattr(environment, "recorded") else []
+    return [encode_expression(item.expression, numbers) for item in recorded]
 
 
 def _node(

@@ -111,19 +111,24 @@ class Trace:
     """An open trace. Enter it with :meth:`open`, hand tensors in with :meth:`input`, read nodes with :meth:`node_of`.
 
     ``settings`` say how it captures; ``findings`` collects what later captures should know. ``decompositions`` are applied while
-    recording; the default records ATen operators as autograd emits them.
+    recording; the default records ATen operators as autograd emits them. With ``fake_mode`` the trace lives in a caller's fake
+    mode: it takes that mode's own fake tensors as inputs, with the symbols that they have, and what it assumes about them lands in
+    the caller's shape environment.
     """
 
     def __init__(
         self,
         settings: CaptureSettings | None = None,
         decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+        fake_mode: Any = None,
     ) -> None:
         self.settings = settings if settings is not None else CaptureSettings()
         self.findings = Findings()
-        self.shape_env = RecordingShapeEnv()
-        make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
-        self.fake_mode: Any = make_mode(shape_env=self.shape_env)
+        self.shape_env: Any = RecordingShapeEnv() if fake_mode is None else fake_mode.shape_env
+        if fake_mode is None:
+            make_mode = SymbolicFakeMode if self.settings.shapes.has_symbols else FakeMode
+            fake_mode = make_mode(shape_env=self.shape_env)
+        self.fake_mode = fake_mode
         self.tracer = Tracer(self)
         self.graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
         self.tracer.graph = self.graph
@@ -226,7 +231,8 @@ class Trace:
         found = self._by_real.get(id(real))
         if found is not None:
             return found
-        self.check_input(real, name)
+        if not self._is_own(real):
+            self.check_input(real, name)
         mode = torch.inference_mode(real.is_inference())
         with private_calls.no_torch_function(), private_state.outside_of_transforms(), mode:
             traced = self._make_input(real, name)
@@ -245,7 +251,10 @@ class Trace:
     def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
         with private_tracing.disable_current_modes():
             symbolic = self.settings.shapes.symbolic_sizes(real, name)
-            if name.endswith(NUMBER_SUFFIX) and real.is_floating_point() and real.dim() == 0:
+            if self._is_own(real):
+                # The tensor itself where it can be: it remembers the symbolic number that it holds.
+                fake = real.detach() if real.requires_grad else real
+            elif name.endswith(NUMBER_SUFFIX) and real.is_floating_point() and real.dim() == 0:
                 fake = private_sizes.float_carrier(self.fake_mode, real.item(), f"input_{len(self.inputs)}")
             elif symbolic:
                 bounds = {dim: (item.minimum, item.maximum) for dim, item in symbolic.items()}
@@ -413,6 +422,9 @@ class Trace:
     def begin_backward(self) -> None:
         """From here on, recorded nodes belong to the backward."""
         self.phase = "backward"
+
+    def _is_own(self, value: torch.Tensor) -> bool:
+        return private_tensors.is_fake(value) and value.fake_mode is self.fake_mode  # type: ignore[attr-defined]
 
     def check_input(self, real: torch.Tensor, name: str) -> None:
         """Raise :class:`InputError` for a tensor that no trace can take."""

@@ -1,54 +1,31 @@
-"""``torch.compile(backend="dovetail")``: torch captures the function, and its graph is compiled like any other function.
-
-Guards are asked twice: torch's own, then those of the graph, so that what the backward or the inner backend assumes of a size is
-Dovetail's to guard.
-"""
+"""``torch.compile(backend="dovetail")``: torch captures the function, and Dovetail enters at stage 0."""
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dovetail.aot.compile_joint import choose_backend
+from dovetail.aot.capture_joint import capture_joint
+from dovetail.aot.compile_joint import choose_backend, compile_joint
+from dovetail.aot.state import create_state
 from dovetail.backends import Backend
-from dovetail.errors import OptionError
+from dovetail.backends.foreign.callers_graph import CallersFrontend
+from dovetail.errors import CaptureError, DovetailError, EagerFallbackWarning, InputError, OptionError
 from dovetail.events import EventLog
-from dovetail.face.compiled_function import CompiledFunction
-from dovetail.face.dispatcher import compile_lock
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import method_rule
+from dovetail.face.loading import load_rules
 from dovetail.options import Options, make_options
 from dovetail.torch_private import dynamo as private_dynamo
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 
 TorchCompiled = Callable[..., Any]
 _OPTION_NAMES = ("inner", "fullgraph", "passes", "memory_budget", "numerics", "backend_options")
-
-
-@method_rule("autograd_function_apply", "tag_activation_checkpoint")
-def _on_graphs(interpreter: TracingInterpreter, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What torch makes of a custom Function and of a checkpoint: run with its graphs, which compute of their arguments alone."""
-    given, named = interpreter.values.for_native(args), interpreter.values.for_native(kwargs)
-    return interpreter.values.wrap(operator(*given, **named))
-
-
-class _CompiledGraph(CompiledFunction):
-    """A graph of torch.compile. Nobody chose its inputs for Dovetail: unsupported ones make it run eagerly."""
-
-    _refuses_inputs = False
-
-    def __init__(self, function: Callable[..., Any], options: Options, events: EventLog) -> None:
-        super().__init__(function, options)
-        self._part.shared.events = events
-
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # While torch compiles in another thread, torch.compiler.is_compiling() is true here too: no guard holds, no capture begins.
-        with compile_lock, private_dynamo.compile_lock():
-            found = self._find(args, kwargs)
-            return super()._miss(args, kwargs) if found is None else found()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,27 +55,51 @@ class TorchBackend:
         _refuse_mode(mode, more)
         if self.inner.takes_program and not self.options.passes:
             return graph.forward
-        # A module of its own: torch makes the code of the caller's one only when that is called.
-        module = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-        numbers = _read_numbers(module)
-        compiled = _CompiledGraph(module.forward, self.options, self.events)
-        # A plain function: torch follows the attributes of a compiled one to the original.
-        return lambda *args: compiled(*(item.item() if at in numbers else item for at, item in enumerate(args)))
+        try:
+            return self._compile(graph, inputs)
+        except (CaptureError, InputError) as error:
+            return self._fall_back(graph, error)
+        except DovetailError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a graph that cannot be captured is still a graph that runs)
+            return self._fall_back(graph, CaptureError(f"capture failed with {type(error).__name__}: {error}"))
 
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> TorchCompiled:
+        load_rules()
+        with contextlib.ExitStack() as outer:
+            outer.enter_context(private_state.preserved_rng_state())
+            outer.enter_context(self.events.span("compile", caller="torch.compile"))
+            with self.events.span("capture"), contextlib.ExitStack() as stack:
+                fake_mode = private_dynamo.callers_fake_mode(inputs) or private_tracing.FakeTensorMode(
+                    shape_env=ShapeEnv()
+                )
+                outer.enter_context(private_dynamo.symbolic_sizes_in(fake_mode))
+                given = private_dynamo.callers_inputs(graph, inputs, fake_mode)
+                frontend = CallersFrontend()
+                state = create_state(stack, graph, tuple(given), frontend=frontend, fake_mode=fake_mode)
+                for item, real in zip(given, inputs, strict=True):
+                    if isinstance(real, torch.Tensor) and real is not item.value:
+                        state.trace.check_input(real, item.name)
+                joint = capture_joint(state)
+            for graph_pass in self.options.passes:
+                joint = joint.apply(graph_pass)
+            compiled = compile_joint(
+                None,
+                joint,
+                self.inner,
+                options=self.options.backend_options,
+                events=self.events,
+                memory_budget=self.options.memory_budget,
+                numerics=self.options.numerics,
+            )
+            return frontend.call.runtime(compiled)
 
-def _read_numbers(module: torch.fx.GraphModule) -> frozenset[int]:
-    """Let a graph take changing floats as numbers, which torch hands over in tensors; returns their places."""
-    found = set()
-    for place, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        readers = [user for user in node.users if (user.op, user.target) == ("call_method", "item")]
-        is_number = getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
-        if is_number and readers and len(readers) == len(node.users):
-            found.add(place)
-            for reader in readers:
-                reader.replace_all_uses_with(node)
-                module.graph.erase_node(reader)
-    module.recompile()
-    return frozenset(found)
+    def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
+        self.events.note("runs as torch captured it", reason=error.what, where=error.where)
+        if self.options.fullgraph:
+            raise error
+        warnings.warn(f"a graph of torch.compile runs eagerly: {error}", EagerFallbackWarning, stacklevel=2)
+        return graph.forward
 
 
 def _refuse_mode(mode: str | None, more: Mapping[str, Any]) -> None:
