@@ -204,7 +204,7 @@ class WrittenSet(Written):
 
 
 class WrittenAttribute(Written):
-    """An attribute outside of any dictionary: a slot, or a member of an exception."""
+    """An attribute outside of any dictionary: a slot, a member of an exception, data in a class."""
 
     def __init__(self, target: Any, name: str, source: Source) -> None:
         super().__init__(target, source, own_attribute(target, name))
@@ -420,9 +420,9 @@ def _base(container: Any) -> Any:
 
 
 def own_attribute(target: Any, name: str) -> Any:
-    """The content of a slot, or a member of an exception; :data:`MISSING` where there is nothing."""
+    """The content of a slot, a member of an exception, or data in a class; :data:`MISSING` where there is nothing."""
     try:
-        return object.__getattribute__(target, name)
+        return (type if isinstance(target, type) else object).__getattribute__(target, name)
     except AttributeError:
         return MISSING
 
@@ -430,6 +430,6 @@ def own_attribute(target: Any, name: str) -> Any:
 def put_attribute(target: Any, name: str, value: Any) -> None:
     """Set an attribute past the class's own ``__setattr__``; with :data:`MISSING`, delete it."""
     if value is not MISSING:
-        object.__setattr__(target, name, value)
+        (type if isinstance(target, type) else object).__setattr__(target, name, value)
     elif own_attribute(target, name) is not MISSING:
         object.__delattr__(target, name)

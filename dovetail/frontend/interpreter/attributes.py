@@ -217,7 +217,8 @@ class Attributes(LookupGuards):
 
     def _load_class_data(self, owner: type, name: str, found: Any, is_fixed: bool = False) -> Any:
         """Plain data in a class dictionary."""
-        if (is_fixed or self.needs_no_guard(owner)) and not self.is_setting(owner, found):
+        is_fixed = (is_fixed or self.needs_no_guard(owner)) and not self.is_setting(owner, found)
+        if is_fixed or self.effects.attribute_written(owner, name):
             return self.values.wrap(found)
         return self.values.read(found, AttributeSource(self.values.pin(owner, owner.__qualname__), name))
 

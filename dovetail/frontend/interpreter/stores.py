@@ -10,6 +10,7 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import (
+    MISSING,
     MODULE_TABLES,
     LookupGuards,
     class_attribute,
@@ -31,6 +32,8 @@ class Stores(LookupGuards):
         elif isinstance(target, types.FunctionType) and not name.startswith("__"):
             self.values.note(target, self.values.pin(target, target.__qualname__))
             self._store_instance(target, name, value)
+        elif isinstance(target, type) and self._is_class_data(target, name, value):
+            self.effects.set_attribute(target, name, value, self.values.pin(target, target.__qualname__))
         elif isinstance(target, (type, types.ModuleType)) or (
             isinstance(target, types.FunctionType) and not self.is_created(target)
         ):
@@ -43,6 +46,13 @@ class Stores(LookupGuards):
                 self._store_instance(target, name, value)
             else:
                 self.call(setter, (target, name, value), {})
+
+    def _is_class_data(self, target: type, name: str, value: Any) -> bool:
+        """Whether this is plain data that stands in a class of the user's, as a counter does, and stays plain data."""
+        found = target.__dict__.get(name, MISSING)
+        is_plain = found is not MISSING and not any(hasattr(type(item), "__get__") for item in (found, value))
+        is_own = is_plain and name[:2] != "__" and class_attribute(type(target), name)[0] is MISSING
+        return is_own and not self.needs_no_guard(target) and type(target).__setattr__ is type.__setattr__
 
     def _store_tensor_attribute(self, target: torch.Tensor, name: str, value: Any) -> None:
         if name == "data" and value is target:

@@ -27,7 +27,7 @@ def guard_distinct(values: Values, effects: EffectJournal) -> None:
     """Guard that what was written to, or compared by identity, is none of the other objects of its type that were met."""
     kinds: dict[type, str] = {}
     for container, source in effects.written_containers():
-        if isinstance(container, types.CellType) and not values.by_code:
+        if isinstance(container, type) or (isinstance(container, types.CellType) and not values.by_code):
             continue
         owner = source.base if isinstance(source, InstanceDictSource) else None
         kinds[values.type_at(owner) if owner is not None else type(container)] = "written to"
