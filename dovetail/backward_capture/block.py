@@ -15,7 +15,9 @@ from dovetail.backward_capture.session import BackwardSession
 from dovetail.face.attempts import capturing
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.dispatcher import compile_lock
+from dovetail.frontend.rules import rule
 from dovetail.options import Options, make_options
+from dovetail.rules.python.dovetail_itself import call_original
 from dovetail.torch_private import state as private_state
 
 #: Compiled segments by options: a training loop enters its block anew at every step.
@@ -59,6 +61,10 @@ class FunctionWithBackwards(CompiledFunction):
             return self.original(*args, **kwargs)
         with open_session(self.backwards):
             return super().__call__(*args, **kwargs)
+
+
+# In a compiled function it is part of the same graph, like any other.
+rule(FunctionWithBackwards.__call__)(call_original)
 
 
 class _CompiledSegment(CompiledFunction):

@@ -45,10 +45,10 @@ def _call_module(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywo
     return Instead(compiled, args[1:], kwargs)
 
 
-def _call_original(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+def call_original(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     """The options of the function that is captured hold for all of it."""
     compiled, *rest = args
-    if compiled.options.passes:
+    if interpreter.load_attribute(interpreter.load_attribute(compiled, "options"), "passes"):
         raise Break(
             "a compiled function with passes of its own is called inside of a compiled function",
             "give the passes to the outer one",
@@ -56,4 +56,4 @@ def _call_original(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
     return Instead(interpreter.load_attribute(compiled, "original"), tuple(rest), kwargs)
 
 
-rule(Dispatcher.__call__)(_call_original)
+rule(Dispatcher.__call__)(call_original)
