@@ -222,6 +222,7 @@ class Gradients:
     def _tensors(self, value: Any) -> list[Any] | None:
         if value is None:
             return None
+        self._values.whole(value)
         items = [value] if isinstance(value, torch.Tensor) else list(value)
         return [None if item is None else self._values.for_native(item) for item in items]
 
@@ -267,7 +268,8 @@ def _backward(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
 def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     roots = args[0] if args else kwargs.get("outputs", ())
     trace = interpreter.trace
-    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    interpreter.values.whole(roots)
+    roots = [interpreter.values.wrap(item) for item in ([roots] if isinstance(roots, torch.Tensor) else list(roots))]
     for traced in trace.inputs_behind(roots):
         if not traced.real.is_leaf:
             raise Break(
