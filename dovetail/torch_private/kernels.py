@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -46,3 +47,16 @@ def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
 def asks_for_plain_sizes(error: RuntimeError) -> bool:
     """Whether C++ has refused a tensor because its sizes are symbolic (the texts of torch 2.13)."""
     return any(text in str(error) for text in _PLAIN_SIZES)
+
+
+def attention_fast_path() -> tuple[Any, Any, Any]:
+    """How ``nn.MultiheadAttention`` asks whether it is traced, the kernel that it takes in evaluation where it is not, and how
+    ``nn.TransformerEncoder`` asks whether padding is on the right alone.
+    """
+    from torch.nn.modules import activation
+
+    return (
+        activation._is_make_fx_tracing,
+        torch._native_multi_head_attention,
+        torch._nested_tensor_from_mask_left_aligned,
+    )

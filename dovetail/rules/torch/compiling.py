@@ -21,13 +21,22 @@ from dovetail.trace.settings import SAYS_COMPILING, SAYS_EAGER
 _CHOOSES_ALGORITHMS = frozenset({"torch", "transformers", "torch_geometric", "diffusers", "accelerate", "peft"})
 
 
+def _is_trained(encoder: Any) -> bool:
+    """Whether a ``TransformerEncoder`` leaves sequences as they are even in evaluation, because gradients are asked for."""
+    return torch.is_grad_enabled() and any(item.requires_grad for item in encoder.layers[0].parameters())
+
+
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, *private_dynamo.compiling_questions())
 def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # A library's own function of such a name hands the question on.
     asking = (frame for frame in reversed(interpreter.frames) if not frame.code.co_name.startswith("is_"))
-    module = str(next((frame.globals.get("__name__") for frame in asking), None))
+    frame = next(asking, None)
+    module = "" if frame is None else str(frame.globals.get("__name__"))
     if module.startswith("torch.optim."):
         # It would keep numbers on tensors that eager computes in Python, and round differently.
+        return False
+    if frame is not None and module == "torch.nn.modules.transformer" and not _is_trained(frame.locals.get("self")):
+        # It would not pack padded sequences, and give other numbers than zeros for the padding.
         return False
     trace = interpreter.trace
     is_told = module.split(".", 1)[0] in _CHOOSES_ALGORITHMS or not trace.settings.allows(SAYS_EAGER)
