@@ -70,7 +70,7 @@ WRITERS = frozenset(
         *("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "update", "popitem", "setdefault"),
         *("move_to_end", "add", "discard", "difference_update", "intersection_update", "symmetric_difference_update"),
         *("__setitem__", "__delitem__", "__iadd__", "__imul__", "__ior__", "__iand__", "__isub__", "__ixor__"),
-        *("__init__", "__missing__"),
+        *("__init__", "__missing__", "appendleft", "extendleft", "popleft", "rotate"),
     }
 )
 # Methods of lists and tuples that compare their items.

@@ -47,6 +47,9 @@ class Containers(TracingInterpreter):
             return self._load_dict_item(target, self.as_key(key, target))
         if isinstance(target, (list, tuple)):
             return self._load_list_item(target, self.as_index(plain_numbers(key)))
+        if type(target) is deque:
+            self.values.whole(target)
+            return self.values.wrap(operator.getitem(target, plain_numbers(key)))
         if isinstance(target, type):
             return target[key]  # type: ignore[index]
         return self.native(operator.getitem, (target, key), {})
@@ -350,10 +353,11 @@ class Containers(TracingInterpreter):
         writes = name in WRITERS
         if writes:
             self.effects.touch_all(owner)
-            if isinstance(owner, list):
+            if isinstance(owner, (list, deque)):
+                base: Any = list if isinstance(owner, list) else deque
                 for position, item in enumerate(owner):
                     if isinstance(item, torch.Tensor):
-                        list.__setitem__(owner, position, self.values.wrap(item))
+                        base.__setitem__(owner, position, self.values.wrap(item))
         arguments = tuple(self._container_argument(owner, at, item) for at, item in enumerate(args))
         keywords = {
             key: self.called_argument(item) if key == "key" else self.native_argument(item)

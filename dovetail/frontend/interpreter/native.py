@@ -289,7 +289,7 @@ class NativeCalls(TracingInterpreter):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.Tensor):
             return self.call_torch(function, args, kwargs)
-        if isinstance(owner, (list, dict, set)):
+        if isinstance(owner, (list, dict, set)) or (type(owner) is deque and function.__name__ not in SEARCHES):
             return self.call_container_method(owner, function, args, kwargs)
         if isinstance(owner, types.GeneratorType):
             raise Break("a generator that existed before the call is advanced", "make a list of it first")
