@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Frame
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
 from dovetail.torch_private import dynamo as private_dynamo
@@ -26,6 +27,13 @@ def _is_trained(encoder: Any) -> bool:
     return torch.is_grad_enabled() and any(item.requires_grad for item in encoder.layers[0].parameters())
 
 
+def _has_hooks_for_errors(frame: Frame) -> bool:
+    """Whether a module's call runs hooks where its ``forward`` raises (``always_call=True``), which it leaves out for compilers."""
+    module = frame.cells["self"].cell_contents if "self" in frame.cells else frame.locals.get("self")
+    everywhere = frame.globals.get("_global_forward_hooks_always_called")
+    return bool(everywhere or getattr(module, "_forward_hooks_always_called", None))
+
+
 @rule(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, *private_dynamo.compiling_questions())
 def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # A library's own function of such a name hands the question on.
@@ -37,6 +45,8 @@ def _is_compiling(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs
         return False
     if frame is not None and module == "torch.nn.modules.transformer" and not _is_trained(frame.locals.get("self")):
         # It would not pack padded sequences, and give other numbers than zeros for the padding.
+        return False
+    if frame is not None and module == "torch.nn.modules.module" and _has_hooks_for_errors(frame):
         return False
     trace = interpreter.trace
     is_told = module.split(".", 1)[0] in _CHOOSES_ALGORITHMS or not trace.settings.allows(SAYS_EAGER)

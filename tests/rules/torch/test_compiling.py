@@ -120,3 +120,47 @@ def test_no_answer_gives_one_graph() -> None:
     with pytest.raises(GraphBreakError, match="print writes"):
         dovetail.compile(breaks_either_way, backend="aten", fullgraph=True)(torch.ones(2))
     assert dovetail.compile(breaks_either_way, backend="aten")(torch.ones(2)).tolist() == [2, 2]
+
+
+class _Refuses(torch.nn.Module):
+    def forward(self, values: Tensor, bad: bool) -> Tensor:
+        doubled = values * 2
+        if bad:
+            raise ValueError("refused")
+        return doubled
+
+
+@pytest.mark.parametrize("fullgraph", (False, True))
+@pytest.mark.parametrize(("everywhere", "own"), ((False, True), (True, False), (True, True)))
+def test_hooks_that_run_where_forward_raises(everywhere: bool, own: bool, fullgraph: bool) -> None:
+    """torch leaves them out where it is told that it is compiled."""
+
+    def run(compiler: Any) -> list[Any]:
+        module, seen = _Refuses(), []
+        handles = []
+        if own:
+            handles.append(
+                module.register_forward_hook(lambda *found: seen.append(("own", found[2] is None)), always_call=True)
+            )
+        if everywhere:
+            register = torch.nn.modules.module.register_module_forward_hook
+            handles.append(register(lambda *found: seen.append(("all", found[2] is None)), always_call=True))
+
+        def program(values: Tensor, bad: bool) -> Tensor:
+            try:
+                return module(values, bad)
+            except ValueError:
+                return values
+
+        compiled = compiler(program)
+        try:
+            for bad in (False, True, False, True):
+                seen.append(compiled(torch.ones(1), bad).item())
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    assert run(lambda program: dovetail.compile(program, backend="aten", fullgraph=fullgraph)) == run(
+        lambda program: program
+    )
