@@ -62,10 +62,6 @@ def _lstm_cell(call: Call, exact: bool, given: Any, kept: Any, cell: Any) -> Any
     return tuple(_WHOLE_LSTM_GATES(gates, cell) if exact else _lstm_gates(call, gates, cell))
 
 
-def _plain_cell(activation: Any) -> Callable[..., Any]:
-    return lambda call, exact, given, kept, hx: call(activation, call(torch.Tensor.add_, kept, given))
-
-
 def _linear(call: Call, tensors: Sequence[Any], biases: Sequence[Any], parts: int) -> list[Any] | None:
     """Both linear maps of a step; None for arguments that eager refuses, or computes in one kernel."""
     input, hx, *weights = tensors
@@ -82,7 +78,7 @@ def _linear(call: Call, tensors: Sequence[Any], biases: Sequence[Any], parts: in
     ]
 
 
-def _register(function: Any, parts: int, compute: Callable[..., Any], always_if_exact: bool) -> None:
+def _register(function: Any, parts: int, compute: Callable[..., Any]) -> None:
     @rule(function)
     def cell(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def call(function: Any, *arguments: Any) -> Any:
@@ -96,13 +92,11 @@ def _register(function: Any, parts: int, compute: Callable[..., Any], always_if_
             tensors = [input, hx, *weights[:2]]
             is_symbolic = any(private_sizes.has_symbols(item) for item in tensors if isinstance(item, torch.Tensor))
             alike = isinstance(last, torch.Tensor) and (last.shape, last.dtype) == (hx.shape, hx.dtype)
-            if alike and (is_symbolic or (exact and always_if_exact)):
+            if alike and (is_symbolic or exact):
                 linear = _linear(call, tensors, weights[2:], parts)
                 found = None if linear is None else interpreter.values.wrap(compute(call, exact, *linear, last))
         return interpreter.call_torch(function, args, kwargs) if found is None else found
 
 
-_register(torch.gru_cell, 3, _gru_cell, always_if_exact=True)
-_register(torch.lstm_cell, 4, _lstm_cell, always_if_exact=True)
-_register(torch.rnn_tanh_cell, 1, _plain_cell(torch.tanh), always_if_exact=False)
-_register(torch.rnn_relu_cell, 1, _plain_cell(torch.relu), always_if_exact=False)
+_register(torch.gru_cell, 3, _gru_cell)
+_register(torch.lstm_cell, 4, _lstm_cell)

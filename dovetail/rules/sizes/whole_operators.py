@@ -123,31 +123,6 @@ def _require(condition: Any) -> None:
         raise NoRuleError
 
 
-def _kronecker(input: torch.Tensor, other: torch.Tensor) -> Sizes:
-    rank = max(input.dim(), other.dim())
-    shapes = ((1,) * (rank - item.dim()) + tuple(item.shape) for item in (input, other))
-    return [([one * two for one, two in zip(*shapes, strict=True)], torch.result_type(input, other))]
-
-
-def _blocks(*tensors: torch.Tensor) -> Sizes:
-    _require(all(item.dim() == 2 and item.dtype == tensors[0].dtype for item in tensors))
-    return [([sum(item.shape[dim] for item in tensors) for dim in (0, 1)], tensors[0].dtype)]
-
-
-def _grid(theta: torch.Tensor, size: Sequence[Any], align_corners: bool | None = None) -> Sizes:
-    _require(theta.dim() == 3 and theta.is_floating_point() and len(size) in (4, 5))
-    return [((size[0], *size[2:], len(size) - 2), theta.dtype)]
-
-
-def _taken(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sizes:
-    if dim is None:
-        return [((indices.numel(),), input.dtype)]
-    _require(input.dim() == indices.dim() and -input.dim() <= dim < input.dim())
-    pairs = enumerate(zip(input.shape, indices.shape, strict=True))
-    wide = [chosen if at == dim % input.dim() or chosen != 1 else own for at, (own, chosen) in pairs]
-    return [(wide, input.dtype)]
-
-
 def _products(input: torch.Tensor, correction: int = 1) -> Sizes:
     """Covariances and correlations; torch's C++ compares numbers in tensors, which a trace does not always know."""
     _require(0 < input.dim() < 3 and (input.is_floating_point() or input.is_complex()))
@@ -248,18 +223,14 @@ def _back(interpreter: TracingInterpreter, result: Any) -> Any:
 
 
 TABLE: dict[str, Row] = {
-    "affine_grid": Row(_grid),
-    "block_diag": Row(_blocks),
     "corrcoef": Row(_products, always=True),
     "cov": Row(_products, always=True),
     "istft": Row(_inverse),
-    "kron": Row(_kronecker),
     "linspace": Row(_line),
     "logspace": Row(_line),
     "max_pool1d": Row(_pooled),
     "max_pool1d_with_indices": Row(_pooled_with_indices),
     "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
-    "take_along_dim": Row(_taken),
 }
 
 for _name, _row in TABLE.items():

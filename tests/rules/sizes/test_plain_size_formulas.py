@@ -50,11 +50,6 @@ CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
     "cov of one variable": (table, lambda x: x[0].cov(correction=0)),
     "cov of complex numbers": (spectrum, lambda x: torch.view_as_real(torch.cov(torch.view_as_complex(x)[:, 0]))),
     "corrcoef": (table, lambda x: x.corrcoef()),
-    "kron": (two_tables, torch.kron),
-    "kron of other ranks": (two_tables, lambda x, y: torch.kron(y, x[0])),
-    "block_diag": (two_tables, lambda x, y: torch.block_diag(x, y, x * 2)),
-    "affine_grid": (images, lambda x, y: functional.affine_grid(x, y.shape, align_corners=False)),
-    "affine_grid to the corners": (images, lambda x, y: functional.affine_grid(x, list(y.size()), align_corners=True)),
     "largest": (table, lambda x: x.max() * x + x.t().min()),
     "median": (table, lambda x: torch.median(x) + x.nanmedian() * x),
     "prod": (table, lambda x: x.prod() + x.prod(1)),
@@ -69,8 +64,6 @@ CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
     "nearest": (spectrum, lambda x: functional.interpolate(x[..., 0], size=7)),
     "nearest in three dimensions": (spectrum, lambda x: functional.interpolate(x[None], scale_factor=2)),
     "nearest-exact": (spectrum, lambda x: functional.interpolate(x[..., 0], size=7, mode="nearest-exact")),
-    "take_along_dim": (table, lambda x: torch.take_along_dim(x, x.detach()[:1, :2].argsort(1), 1)),
-    "take_along_dim of all": (table, lambda x: x.take_along_dim(x.detach().argmax(0))),
     "tensor_split": (table, lambda x: torch.cat([part.cumsum(1) for part in x.tensor_split(3, -1)], 1)),
     "linspace": (table, lambda x: x * torch.linspace(0, 1, x.shape[1]) + torch.linspace(-1.0, 2, steps=x.shape[1])),
     "logspace": (table, lambda x: x * torch.logspace(0, 1, x.shape[1], base=2.0, dtype=torch.float64)),
@@ -94,6 +87,11 @@ def test_one_graph_for_all_sizes(name: str) -> None:
         return function(*tensors)
 
     assert check_entries(program, [make(*size) for size in SIZES]) == 2
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_plain_cells(nonlinearity: str) -> None:
+    check_calls(torch.nn.RNNCell(21, 5, nonlinearity=nonlinearity), [(torch.randn(rows, 21),) for rows, _ in SIZES])
 
 
 @pytest.mark.parametrize("settings", [{"dim": -1}, {"spacing": 0.3}, {"spacing": 2.5, "edge_order": 2}])
@@ -124,8 +122,6 @@ class Steps(torch.nn.Module):
         lambda: torch.nn.LSTMCell(4, 5, dtype=torch.float64),
         lambda: torch.nn.LSTMCell(4, 5),
         lambda: torch.nn.LSTMCell(4, 5, bias=False),
-        lambda: torch.nn.RNNCell(4, 5),
-        lambda: torch.nn.RNNCell(4, 5, nonlinearity="relu"),
     ],
 )
 def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.nn.Module]) -> None:
@@ -140,14 +136,24 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("make", "function"),
     [
-        lambda x: x.sgn() * x,
-        lambda x: torch.masked_select(x, x > 0).square().sum() + x.masked_select(x[0] < 0.5).sum(),
+        (table, lambda x: x.sgn() * x),
+        (table, lambda x: torch.masked_select(x, x > 0).square().sum() + x.masked_select(x[0] < 0.5).sum()),
+        (two_tables, torch.kron),
+        (two_tables, lambda x, y: torch.kron(y, x[0])),
+        (two_tables, lambda x, y: torch.block_diag(x, y, x * 2)),
+        (images, lambda x, y: functional.affine_grid(x, y.shape, align_corners=False)),
+        (images, lambda x, y: functional.affine_grid(x, list(y.size()), align_corners=True)),
+        (table, lambda x: torch.take_along_dim(x, x.detach()[:1, :2].argsort(1), 1)),
+        (table, lambda x: x.take_along_dim(x.detach().argmax(0))),
     ],
 )
-def test_gradients_with_plain_sizes(function: Callable[..., Any]) -> None:
-    check_calls(function, [table(*size) for size in SIZES])
+def test_functions_with_a_graph_for_each_size(make: Make, function: Callable[..., Any]) -> None:
+    def program(*tensors: torch.Tensor) -> Any:
+        return function(*tensors)
+
+    check_calls(program, [make(*size) for size in SIZES])
 
 
 def test_what_eager_refuses_is_refused_at_symbolic_sizes() -> None:
