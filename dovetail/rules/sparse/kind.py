@@ -147,6 +147,21 @@ def _sum(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> 
     return interpreter.call_torch(torch.sparse.sum, args, kwargs)
 
 
+@method_rule("_nnz", "values", "_values", "indices", "_indices")
+def _entries(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Data decides how many entries a tensor in coordinates has, unless it is made of given ones. Torch's fake has none."""
+    value = args[0] if args else getattr(function, "__self__", None)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.sparse_coo:
+        return NotImplemented
+    call = interpreter.trace.recorder.call_of(value)
+    if call is not None and call.function is torch.sparse_coo_tensor:
+        return NotImplemented
+    name = getattr(function, "__name__", "")
+    raise Break(
+        f"{name} of a sparse tensor has a size that data decides", "make the sparse tensor outside of the function"
+    )
+
+
 value_kind(SparseKind(), SparseValue)
 
 

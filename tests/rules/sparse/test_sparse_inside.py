@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import dovetail
+from tests.differential import same
 
 PLACES = torch.tensor([[0, 1, 2], [0, 1, 2]])
 PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -42,3 +43,24 @@ def test_gradients_are_those_of_eager(name: str) -> None:
         return found
 
     assert all(map(torch.equal, run(dovetail.compile(program, backend="aten")), run(program)))
+
+
+ENTRIES: dict[str, Callable[[Tensor], Any]] = {
+    "_values": lambda x: x.to_sparse()._values() * 2,
+    "_indices": lambda x: x.to_sparse()._indices() + 1,
+    "values": lambda x: x.to_sparse().coalesce().values().sum(),
+    "indices of a sum": lambda x: (x.to_sparse() + x.T.to_sparse()).coalesce().indices(),
+    "_nnz": lambda x: x.to_sparse()._nnz() * x,
+    "unbound": lambda x: torch.Tensor.values(x.to_sparse()) + 1,
+    "merged places": lambda x: torch.sparse_coo_tensor(PLACES * 0, x.diagonal(), (3, 3)).coalesce()._values(),
+    "of values": lambda x: torch.sparse_coo_tensor(PLACES, x.diagonal(), (3, 3))._values() * 2,
+    "in the middle": lambda x: torch.mm(x.to_sparse(), x) * x.to_sparse()._nnz(),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.filterwarnings("ignore")
+def test_how_many_entries_there_are_is_asked_of_the_data(name: str) -> None:
+    compiled = dovetail.compile(ENTRIES[name], backend="aten")
+    for x in (torch.eye(3), torch.tensor([[0.0, 1, 0], [2, 0, 3], [0, 0, 4]]), torch.zeros(3, 3)):
+        same(ENTRIES[name](x), compiled(x))
