@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches backend-tables bench-second-order bench-step bench-gpu clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory backend-tables bench-second-order bench-step bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, backend-tables, bench-second-order, bench-step, bench-gpu, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, backend-tables, bench-second-order, bench-step, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -104,6 +104,9 @@ conformance-models: $(VENV)/.test
 
 conformance-switches: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.conformance.switch_runner $(CONFORMANCE_ARGS)
+
+conformance-memory: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.memory_runner $(CONFORMANCE_ARGS)
 
 backend-tables: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md
