@@ -157,6 +157,9 @@ def _evaluate(item: Any) -> Any:
     return None if any(number is None for number in numbers) else compute(*numbers)
 
 
+_WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
 @method_rule("getitem", "setitem")
 def _by_number(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
     """``target[key]`` or ``target[key] = value`` with numbers that torch does not have to ask for."""
@@ -172,13 +175,21 @@ def _by_number(interpreter: TracingInterpreter, function: Any, args: Arguments, 
 
 
 def _with_numbers_in_slices(interpreter: TracingInterpreter, key: Any) -> Any:
-    """An index of a tensor with the known number in the place of each tensor that bounds a slice."""
+    """An index of a tensor with the number in the place of each tensor that bounds a slice."""
     if type(key) is tuple:
         return tuple(_with_numbers_in_slices(interpreter, item) for item in key)
     if type(key) is not slice:
         return key
-    parts = [(item, number_of(interpreter, item)) for item in (key.start, key.stop, key.step)]
-    return slice(*[item if number is None else number for item, number in parts])
+    return slice(*[_bound(interpreter, item) for item in (key.start, key.stop, key.step)])
+
+
+def _bound(interpreter: TracingInterpreter, item: Any) -> Any:
+    """A bound of a slice: a tensor's number where that is known, else one that the graph computes."""
+    number = number_of(interpreter, item)
+    if number is not None:
+        return number
+    is_whole = isinstance(item, torch.Tensor) and item.dim() == 0 and item.dtype in _WHOLE_NUMBERS
+    return interpreter.call(torch.Tensor.item, (item,), {}) if is_whole else item
 
 
 def _select_symbolic(interpreter: TracingInterpreter, target: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
