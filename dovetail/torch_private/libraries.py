@@ -63,3 +63,14 @@ def overrides_torch_function(value: Any) -> bool:
     """Whether a value's class handles torch functions itself (``__torch_function__``), whatever modes there are."""
     implementation = getattr(type(value), "__torch_function__", None)
     return type(value) is not torch.Tensor and implementation not in (None, torch._C._disabled_torch_function_impl)
+
+
+def control_flow() -> dict[Any, str]:
+    """Functions that hand functions of the program to torch.compile, in eager too, and their names."""
+    from torch._higher_order_ops.map import map as mapped
+    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.while_loop import while_loop
+    from torch.nn.attention.flex_attention import flex_attention
+
+    others = {mapped: "map", scan: "scan", while_loop: "while_loop", flex_attention: "flex_attention"}
+    return {torch.cond: "torch.cond", **others}
