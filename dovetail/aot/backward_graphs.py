@@ -16,6 +16,8 @@ from dovetail.torch_private import sizes as private_sizes
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
+#: A mark in the ``meta`` of a tangent that the backward may be given with any strides.
+ANY_LAYOUT = "any_layout"
 
 
 def taking(run: FlatCallable, order: Sequence[int]) -> FlatCallable:
@@ -97,6 +99,9 @@ def expected_pattern(joint: JointGraph) -> Pattern:
 
 def tangent_strides(joint: JointGraph) -> TangentStrides | None:
     """The strides that the backward is compiled for, from the forward's inputs; None: as those of the forward's outputs."""
+    if any(ANY_LAYOUT in node.meta for node in joint.tangents):
+        count = len(joint.tangents)
+        return lambda primals: (None,) * count
     strides = [node.meta["val"].stride() for node in joint.tangents]
     steps = [step for item in strides for step in item]
     if not any(map(private_sizes.is_symbolic, steps)):

@@ -34,7 +34,7 @@ from dovetail.torch_private import state as private_state
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
 Gradients = Sequence["torch.Tensor | None"]
-TangentStrides = Callable[[Sequence[torch.Tensor]], Sequence[tuple[int, ...]]]
+TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -113,7 +113,7 @@ class Call:
     origins: list[tuple[torch.Tensor, int]]
     reads: CallReads | None
     kept: Any
-    strides: Sequence[tuple[int, ...]] = ()
+    strides: Sequence[tuple[int, ...] | None] = ()
     constants: list[tuple[Any] | None] | None = None
     apart: SavedApart | None = None
     is_partial: bool = False
@@ -386,8 +386,8 @@ def _with_constants(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
     return [next(tensors) if entry is None else entry[0] for entry in call.constants]
 
 
-def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    if tangent.stride() == strides or tangent.layout is not torch.strided:
+def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    if strides is None or tangent.stride() == strides or tangent.layout is not torch.strided:
         return tangent
     target = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
     return target.copy_(tangent)

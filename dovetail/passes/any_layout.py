@@ -1,0 +1,87 @@
+"""Tangents as they lie in memory: a backward that may be given them in any layout, for the backend that is bitwise.
+
+What follows the call decides how a tangent lies: ``sum()`` hands back one number expanded, a transposition a transposed tensor.
+Eager's kernels add up in another order then. A backward is captured for tangents that lie as the results do, and others are copied into
+that layout, unless all operators on their way take any: these are called by eager's formulas with the gradient as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from dovetail.aot.backward_graphs import ANY_LAYOUT
+from dovetail.aot.nodes import BY_USER_BACKWARD, depending_on
+from dovetail.aot.steps import Lowering, after_partition
+from dovetail.passes.editing import copy_graph
+
+_aten = torch.ops.aten
+#: Whether the result is a view depends on the layout.
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
+_TAKING_ANY = frozenset(
+    {
+        *_VIEWS,
+        _aten.alias.default,
+        _aten.avg_pool2d_backward.default,
+        _aten.bmm.default,
+        _aten.cat.default,
+        _aten.clone.default,
+        _aten.constant_pad_nd.default,
+        _aten.convolution_backward.default,
+        _aten.detach.default,
+        _aten.embedding_dense_backward.default,
+        _aten.expand.default,
+        _aten.flip.default,
+        _aten.max_pool2d_with_indices_backward.default,
+        _aten.mean.default,
+        _aten.mean.dim,
+        _aten.mm.default,
+        _aten.native_batch_norm_backward.default,
+        _aten.native_layer_norm_backward.default,
+        _aten.permute.default,
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.sum.default,
+        _aten.sum.dim_IntList,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.unbind.int,
+        _aten.unsqueeze.default,
+        _aten._to_copy.default,
+        _aten._log_softmax_backward_data.default,
+        _aten._softmax_backward_data.default,
+    }
+)
+
+
+@after_partition
+def take_any_layout(lowering: Lowering) -> Lowering:
+    """Mark the tangents that the backward may be given as they are, and reshape where it takes views of them."""
+    parts = lowering.parts
+    if lowering.backend.name != "aten" or parts is None or parts.backward is None:
+        return lowering
+    tangents = lowering.joint.tangents
+    copied = copy_graph(parts.backward)
+    placeholders = copied.graph.find_nodes(op="placeholder")
+    reached = depending_on(copied.graph.nodes, placeholders[len(placeholders) - len(tangents) :])
+    called = [node for node in reached if node.op == "call_function"]
+    if not all(map(_takes_any, called)):
+        return lowering
+    for node in called:
+        if node.target in _VIEWS:
+            node.target = _aten.reshape.default
+    for node in tangents:
+        node.meta[ANY_LAYOUT] = True
+    return lowering.with_(parts=dataclasses.replace(parts, backward=copied))
+
+
+def _takes_any(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    known = (
+        node.target in _TAKING_ANY or torch.Tag.pointwise in tags or getattr(node.target, "__name__", "") == "getitem"
+    )
+    return known and not node.meta.get(BY_USER_BACKWARD)
