@@ -1,7 +1,7 @@
 """Tangents as they lie in memory: a backward that may be given them in any layout, for the backend that is bitwise.
 
 What follows the call decides how a tangent lies: ``sum()`` hands back one number expanded, a transposition a transposed tensor.
-Eager's kernels add up in another order then. A backward is captured for tangents that lie as the results do, and others are copied into
+Eager's kernels add up in another order then. A backward is captured for tangents that lie as the results do. Others are copied into
 that layout, unless all operators on their way take any: these are called by eager's formulas with the gradient as it is.
 """
 
