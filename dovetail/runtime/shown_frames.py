@@ -19,10 +19,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import packages as private_packages
 
 #: Where a shown frame is no line of the program's.
-_INTERNAL = ("dovetail.", *private_calls.TRACING_PACKAGES)
+_INTERNAL = ("dovetail.", *private_packages.TRACING_PACKAGES)
 
 #: Constants by which the code made here is known: of a frame that only stands for one, and of one that really calls.
 _STANDS, _CALLS = "dovetail: stands for a frame", "dovetail: calls for a frame"

@@ -12,22 +12,6 @@ from typing import Any
 
 import torch
 
-#: Packages whose frames a traced call has, and eager does not have, or has in another shape.
-TRACING_PACKAGES = (
-    "torch._ops",
-    "torch._subclasses",
-    "torch._library",
-    "torch._prims_common",
-    "torch._refs",
-    "torch._decomp",
-    "torch._meta_registrations",
-    "torch._functorch",
-    "torch.fx.experimental",
-    "torch.overrides",
-    "torch.utils._python_dispatch",
-)
-#: Modules whose Python code reads and sets parameters, or walks containers, of the program.
-READS_THE_PROGRAM = ("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree")
 #: What torch's own Python functions ask before anything else.
 HAS_TORCH_FUNCTION = (
     torch._C._has_torch_function,

@@ -15,6 +15,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, interpreted_rule, rule
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import libraries as private_libraries
+from dovetail.torch_private import packages as private_packages
 from dovetail.torch_private import trees as private_trees
 
 interpret_modules(
@@ -29,7 +30,7 @@ interpret_modules(
     # They set parameters, or make modules.
     *("torch.nn.utils.convert_parameters", "torch.nn.utils.fusion", "torch.nn.utils.init"),
     "torch.nn.utils.memory_format",
-    *private_calls.READS_THE_PROGRAM,
+    *private_packages.READS_THE_PROGRAM,
     # They call one another, and those of the user.
     "torch.utils.data.dataset",
 )
