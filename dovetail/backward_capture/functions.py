@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from dovetail.errors import CaptureError
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.rules import rule
+from dovetail.runtime.backward_reads import CallReads
 from dovetail.torch_private import engine as private_engine
 
 
@@ -83,6 +86,14 @@ def compiled_prologue(context: Any, was_defined: Sequence[bool], saved: Sequence
             advice="a torch.autograd.Function gives None in some calls only: let it give zeros, or run this backward eagerly",
         )
     return context._forward_cls.prologue(context, saved, gradients)  # type: ignore[no-any-return]
+
+
+@rule(CallReads.check)
+def _check_reads(interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The check belongs to each call: captured, its own reads of the program's objects would be guards of the segment."""
+    raise Break(
+        "the backward of a compiled function checks what its forward has read", "compile the whole step instead"
+    )
 
 
 def of_either_order(first: Any, higher: Any) -> Any:

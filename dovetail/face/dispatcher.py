@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,9 @@ from dovetail.trace.settings import SAYS_EAGER
 
 #: Held while a call is compiled, never while the user's code runs: that may wait for another thread that wants to compile.
 compile_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A child has no thread that could release it.
+    os.register_at_fork(after_in_child=compile_lock._at_fork_reinit)  # type: ignore[attr-defined]
 Run = Callable[[], Any]
 """How a call runs, once that is decided."""
 

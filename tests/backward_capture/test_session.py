@@ -482,3 +482,26 @@ def test_callbacks_at_the_end_of_a_backward(function: Any, way: str) -> None:
                 Queuing.log.clear()
                 seen.append((each(torch.ones(3, requires_grad=True)).tolist(), list(Queuing.log)))
             assert seen[0] == seen[1]
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.saved_tensors[0].exp()
+
+
+def test_what_a_compiled_forward_has_read_is_checked_outside_of_the_segment() -> None:
+    compiled = dovetail.compile(lambda x: Exponential.apply(x * 0.5) * x, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphBreakWarning)
+        for size in (2, 3, 4, 2):
+            x, y = (torch.full((size, 3), 0.5, requires_grad=True) for _ in range(2))
+            (Exponential.apply(x * 0.5) * x).sum().backward()
+            with dovetail.compiled_autograd(backend="aten"):
+                compiled(y).sum().backward()
+            torch.testing.assert_close(x.grad, y.grad)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import multiprocessing
 import os.path
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 import dovetail
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import BackendError, EagerFallbackWarning, GraphBreakError, GraphBreakWarning
+from dovetail.face.dispatcher import compile_lock
 from tests.differential import same
 
 
@@ -113,3 +116,28 @@ def test_a_break_in_the_standard_library_names_the_users_line(function: Callable
         dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(3))
     assert caught.value.where is not None
     assert caught.value.where.file == __file__ and "# the line" in caught.value.where.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_another_thread_compiles() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with compile_lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    compiled = dovetail.compile(lambda x: x * 2, backend="aten")
+    child = multiprocessing.get_context("fork").Process(target=compiled, args=(torch.ones(2),))
+    child.start()
+    child.join(60)
+    code = child.exitcode
+    if code is None:
+        child.kill()
+    done.set()
+    thread.join()
+    assert code == 0
