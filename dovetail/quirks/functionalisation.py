@@ -187,3 +187,19 @@ def operands_of_one_type(run: Run, operator: Any, args: Sequence[Any], kwargs: M
     if len(dtypes) > 1:
         raise RuntimeError(f"{operator} got operands of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
     return NotImplemented
+
+
+def _emptied(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    y = x.sin()
+    torch.ops.inductor.resize_storage_bytes_(x, 0)
+    return y, x.untyped_storage().nbytes()
+
+
+@quirk(
+    FUNCTIONAL,
+    torch.ops.inductor.resize_storage_bytes_.default,
+    example=lambda: Example(_emptied, [(torch.ones(4),)], order=0),
+)
+def resized_memory(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Refuse to resize a tensor's memory: a graph's inputs keep theirs, and kernels would write beyond it."""
+    raise RefusedOperatorError("the memory of a tensor is resized", advice="resize it outside of the compiled function")
