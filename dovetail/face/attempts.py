@@ -146,6 +146,7 @@ class Attempts:
         stop_before = self._plan[-1] if self._plan else 0
         observed = self._shared.learned.observed
         self._settings = dataclasses.replace(self._settings, stop_before=stop_before, observed=observed)
+        before = private_state.StateOfTorch.now()
         try:
             with capturing:
                 entry = self._compile()
@@ -159,6 +160,8 @@ class Attempts:
             return self._after_exception(error)
         except BaseException as error:
             if error is not self._findings.raised:
+                # An interrupt between two instructions: a mode may have been entered that nobody would leave.
+                before.restore()
                 raise
             return self._after_exception(error)
         else:

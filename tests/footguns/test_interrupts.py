@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.flop_counter
 from torch import Tensor
 
 import dovetail
+from dovetail.torch_private.state import dispatch_mode_count
+from dovetail.trace import overrides
 
 
 class StopNow(BaseException):
@@ -111,3 +114,24 @@ def test_an_interrupt_while_capturing_goes_to_the_caller_and_to_no_handler_of_th
     assert log == []
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin() + torch.ones(2).cos())
     assert log == ["begun"]
+
+
+def test_an_interrupt_while_a_mode_is_entered_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __enter__(self) -> None:
+            # What Python does where the interrupt comes between the two: nobody has taken note of the mode yet.
+            torch.utils.flop_counter.FlopCounterMode(display=False).__enter__()
+            raise KeyboardInterrupt
+
+        def __exit__(self, *error: object) -> None:
+            raise AssertionError("it was not entered")
+
+    compiled = dovetail.compile(lambda x: x.sin(), backend="aten")
+    modes = dispatch_mode_count()
+    with monkeypatch.context() as patched:
+        patched.setattr(overrides, "WHILE_OPEN", [*overrides.WHILE_OPEN, Interrupted])
+        patched.setattr("dovetail.trace.trace.WHILE_OPEN", overrides.WHILE_OPEN)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(torch.ones(2))
+    assert dispatch_mode_count() == modes
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
