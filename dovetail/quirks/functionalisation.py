@@ -91,6 +91,34 @@ def numbers_with_gaps(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     return target
 
 
+def _strides(tensor: torch.Tensor) -> list[int]:
+    return list(map(private_sizes.hint, tensor.stride()))
+
+
+@quirk(
+    WRITES,
+    example={
+        "masked_fill_": lambda: Example(lambda x: (x * 1).masked_fill_(x > 1, 0), [(torch.rand(3, 4).t(),)], order=0),
+        "cumsum_": lambda: Example(lambda x: (x * 1).cumsum_(0), [(torch.rand(3, 4).t(),)], order=0),
+    },
+)
+def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Copy the result of an operator in place into the memory of a transposed tensor, where the result alone lies otherwise."""
+    target = args[0] if args else None
+    functional = private_kernels.functional_form(operator)
+    if functional is None or not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
+        return NotImplemented
+    is_view = torch.Tag.inplace_view in operator.tags
+    if is_view or operator is _aten.copy_.default or target.is_contiguous() or draws_random_numbers(operator):
+        return NotImplemented
+    value = run(functional, args, kwargs)
+    if not isinstance(value, torch.Tensor) or value.dtype != target.dtype or _strides(value) == _strides(target):
+        # The value leaves the graph as dead code.
+        return NotImplemented
+    run(_aten.copy_.default, (target, value), {})
+    return target
+
+
 def _filled_column(x: torch.Tensor) -> torch.Tensor:
     y = x * 1
     y[:, 1].resize_(8).add_(1)
