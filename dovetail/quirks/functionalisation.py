@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import CaptureError
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import kernels as private_kernels
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace.overrides import FUNCTIONAL, WRITES, RefusedOperatorError, Run
+from dovetail.trace.overrides import FUNCTIONAL, GRAPHS, WRITES, RefusedOperatorError, Run
 from dovetail.trace.repeats import draws_random_numbers
 
 _aten = torch.ops.aten
@@ -117,6 +118,36 @@ def written_keeps_its_strides(run: Run, operator: Any, args: Sequence[Any], kwar
         return NotImplemented
     run(_aten.copy_.default, (target, value), {})
     return target
+
+
+def _written_by_strides(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.as_strided((2, 2), x.stride(), 0).mul_(2)
+    return x * 3
+
+
+@quirk(
+    GRAPHS,
+    example=lambda: Example(_written_by_strides, [(torch.rand(3, 4).t(),)]),
+)
+def scatters_without_gradients(graph: torch.fx.Graph) -> None:
+    """Scatter by strides into a detached input: torch asserts that what requires a gradient is contiguous."""
+    for node in graph.find_nodes(op="call_function", target=_aten.as_strided_scatter.default):
+        target = node.all_input_nodes[0]
+        if target.op == "placeholder":
+            _, _, sizes, strides, *offset = node.args
+            span = sum(
+                (private_sizes.hint(size) - 1) * private_sizes.hint(step)
+                for size, step in zip(sizes, strides, strict=True)
+            )
+            if span + sum(map(private_sizes.hint, offset)) >= private_sizes.hint(target.meta["val"].numel()):
+                raise CaptureError(
+                    "as_strided writes to an input that is a part of a larger memory", advice="write to a clone"
+                )
+            with graph.inserting_before(node):
+                detached = graph.call_function(_aten.detach.default, (target,))
+            detached.meta = dict(target.meta, phase=node.meta["phase"])
+            node.replace_input_with(target, detached)
 
 
 def _filled_column(x: torch.Tensor) -> torch.Tensor:
