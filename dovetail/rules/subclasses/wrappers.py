@@ -123,6 +123,7 @@ class InnerTensor(torch.autograd.Function):
         ctx.maker, ctx.part, ctx.form = WrapperMaker.of(wrapper), name, form
         tensors = parts_of(wrapper)[0]
         ctx.zeros = {other: (item.shape, item.dtype, item.device) for other, item in tensors.items() if other != name}
+        ctx.is_dense = tensors[name].is_contiguous()
         return detached(tensors[name])
 
     @staticmethod
@@ -134,7 +135,8 @@ class InnerTensor(torch.autograd.Function):
         inner = {
             name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype, device) in ctx.zeros.items()
         }
-        inner[ctx.part] = gradient
+        # One number expanded, say: classes may ask that all inner tensors lie alike.
+        inner[ctx.part] = gradient.contiguous() if ctx.is_dense else gradient
         maker = ctx.form.maker or ctx.maker
         return maker.build({name: inner[name] for name in maker.names}), None, None
 

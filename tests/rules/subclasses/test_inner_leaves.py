@@ -81,3 +81,17 @@ def test_attributes_of_an_inner_wrapper_are_its_own(grad: bool) -> None:
     found, expected = dovetail.compile(program, backend="aten")(x), program(x)
     assert found[:2] == expected[:2] == (6, 5)
     assert str(found[2].elem.elem.tolist()) == str(expected[2].elem.elem.tolist())
+
+
+def test_gradients_of_inner_tensors_that_are_one_number_expanded() -> None:
+    def program(x: Any, y: Any) -> Any:
+        return x.sin() + (x + y).mean() + (x.a * 2 + y.b).sum()
+
+    found = []
+    for function in (program, dovetail.compile(program, backend="aten")):
+        x, y = TwoTensor(leaf(False), leaf(False) * 2), TwoTensor(leaf(False) * 3, leaf(False))
+        x.requires_grad_()
+        y.requires_grad_()
+        function(x, y).sum().backward()
+        found.append([(str(item.grad), item.grad.a.stride(), item.grad.b.stride()) for item in (x, y)])
+    assert found[0] == found[1]
