@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.flop_counter
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.torch_private.state import dispatch_mode_count
@@ -120,7 +120,7 @@ def test_an_interrupt_while_a_mode_is_entered_leaves_none(monkeypatch: pytest.Mo
     class Interrupted:
         def __enter__(self) -> None:
             # What Python does where the interrupt comes between the two: nobody has taken note of the mode yet.
-            torch.utils.flop_counter.FlopCounterMode(display=False).__enter__()
+            TorchDispatchMode().__enter__()
             raise KeyboardInterrupt
 
         def __exit__(self, *error: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.backends.cudagraphs import SimulatedRecorder, backend, numbers, obstacles, replay, results, slots
+from dovetail.backends.cudagraphs import SimulatedRecorder, backend, obstacles, replay, results, slots
 from tests.backends.cudagraphs.recorded import check_calls, check_training, compile_recorded, recorded_backend
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -212,7 +212,7 @@ def stale_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def numbers_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is recorded as it is at the first call."""
     monkeypatch.setattr(backend, "read_from_memory", lambda graph, device: ())
-    monkeypatch.setattr(numbers, "is_float", lambda node: False)
+    monkeypatch.setattr(obstacles, "is_float", lambda node: False)
     whole = replay.RecordedPiece._key
 
     def without_numbers(self: Any, inputs: Any, copied: Any) -> Any:
