@@ -28,7 +28,7 @@ import torch
 from measuring import alternating, make_parser, save
 
 import dovetail
-from dovetail.face.explanation import compiled_function
+from dovetail.report.explanation import compiled_function
 from dovetail.report.table import Table
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import tracing as private_tracing
