@@ -19,7 +19,7 @@ SWITCHES = ("", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn", "cuda.matmul", "cu
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # torch's own test helpers freeze the switches for the process that imports them.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     precisions = private_state.every_precision()
     yield
     private_state.set_every_precision(precisions)
