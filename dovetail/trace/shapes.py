@@ -62,7 +62,7 @@ def mark_dynamic(
 
 
 def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
-    """The sizes of a tensor that were marked, also by ``torch._dynamo.mark_dynamic``."""
+    """The sizes of a tensor that were marked, also those that torch.compile's ``mark_dynamic`` has marked."""
     marks: dict[int, SizeRange] = dict.fromkeys(getattr(tensor, "_dynamo_dynamic_indices", ()), SizeRange())
     marks.update(getattr(tensor, MARK, {}))
     return marks

@@ -49,10 +49,10 @@ def _out(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs
     if not outs or not all(isinstance(out, torch.Tensor) for out in outs) or _is_special(function, operands, outs):
         return NotImplemented
     # Errors are those of the call with ``out=``. What it writes here is nobody's, and leaves the graph as dead code.
-    trial = [out.clone() for out in outs]
-    returned = interpreter.native(
-        function, args, {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)}
-    )
+    with interpreter.trace.recorder.paused():
+        trial = [out.clone() for out in outs]
+        with_trial = {**rest, "out": trial[0] if isinstance(given, torch.Tensor) else tuple(trial)}
+        returned = interpreter.native(function, args, with_trial)
     try:
         results = interpreter.native(function, args, rest)
     except TypeError:
