@@ -14,7 +14,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,16 @@ _OVERLOOKED: tuple[Callable[[], Any], ...] = (
     private_state.kernel_flags,
     *(functools.partial(torch.get_autocast_dtype, name) for name in AUTOCAST_DEVICES),
 )
+
+
+class Watched(NamedTuple):
+    """More state of torch's, of a rule: what it is now, and why nothing can be captured in it."""
+
+    read: Callable[[], Any]
+    refusal: Callable[[], str | None]
+
+
+WATCHED: list[Watched] = []
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
@@ -134,6 +144,7 @@ class AmbientState:
     anomaly: tuple[bool, bool] = field(
         metadata=_read("anomaly mode", torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled)
     )
+    watched: tuple[Any, ...] = field(metadata=_read("what is patched", lambda: tuple([one.read() for one in WATCHED])))
     jit_tracing: bool = field(metadata=_read("torch.jit.trace", private_state.is_jit_tracing))
     stance: str = field(metadata=_read("torch.compiler.set_stance", private_state.compile_stance))
     compiling: bool = field(metadata=_read("torch.compiler.is_compiling()", _is_compiling))
@@ -165,7 +176,7 @@ class AmbientState:
             return f"torch.compiler.set_stance({self.stance!r}) is in force"
         if self.compiling:
             return "another compiler is tracing this program"
-        return None
+        return next(filter(None, (one.refusal() for one in WATCHED)), None)
 
     def matches(self) -> bool:
         """Whether the state now is this one."""
@@ -181,7 +192,7 @@ class AmbientState:
 
     def matcher(self) -> Callable[[], bool]:
         """A fast form of :meth:`matches`, for a check that runs at every call."""
-        readers, has_modes = _OVERLOOKED, bool(self.function_modes)
+        readers, has_modes = (*_OVERLOOKED, *(one.read for one in WATCHED)), bool(self.function_modes)
         seen: list[Any] | None = None
         fast: Callable[[], bool] | None = None
 

@@ -307,6 +307,10 @@ class Recorder:
         )
 
 
+#: ``rule(function)`` says which function a torch call means.
+RESOLVE: list[Callable[[Any], Any]] = []
+
+
 class RecordingMode(TorchFunctionMode):
     """Hands every torch call of the traced program to a :class:`Recorder`; ``before_call`` is told that one begins."""
 
@@ -322,6 +326,8 @@ class RecordingMode(TorchFunctionMode):
         if function == _SET_DATA:
             raise RefusedOperatorError(".data of a tensor is set", advice="set it outside of the compiled function")
         self.before_call()
+        for resolve in RESOLVE:
+            function = resolve(function)
         result = function(*args, **(kwargs or {}))
         self.recorder.record(function, args, kwargs or {}, result)
         return result

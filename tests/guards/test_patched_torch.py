@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -12,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.errors import GraphBreakError
+
+pytestmark = pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 
 _VALUES = torch.tensor([[-1.0, 2.0], [0.5, 3.0]])
 
@@ -28,6 +32,29 @@ PATCHES: dict[str, tuple[Any, str, Any, Callable[[], Callable[..., Any]]]] = {
     "a method of Tensor": (Tensor, "relu", _five, lambda: lambda x: x.relu()),
     "a method of Tensor in Python": (Tensor, "norm", _five, lambda: lambda x: x.norm()),
     "a method of Tensor that was asked for": (Tensor, "sin", _five, lambda: lambda x: getattr(x, "sin", abs)()),
+    "a method of Tensor in the place of which itself is called": (
+        Tensor,
+        "sin",
+        lambda self, own=Tensor.sin: own(self) * 5,
+        lambda: lambda x: x.sin(),
+    ),
+    "a method of Tensor that an operator does not call": (Tensor, "add", _five, lambda: lambda x: x.add(1) + 1),
+    "an operator": (Tensor, "__add__", _five, lambda: lambda x: x + 1),
+    "an operator of the right operand": (Tensor, "__rsub__", _five, lambda: lambda x: 1 - x),
+    "an operator in place": (Tensor, "__imul__", _five, lambda: lambda x: operator.imul(x.clone(), 2)),
+    "an operator that was inherited": (Tensor, "__matmul__", _five, lambda: lambda x: x @ x),
+    "a comparison": (Tensor, "__lt__", _five, lambda: lambda x: x < 1),
+    "an item": (Tensor, "__getitem__", _five, lambda: lambda x: x[0]),
+    "a sign": (Tensor, "__neg__", _five, lambda: lambda x: -x),
+    "the length": (Tensor, "__len__", lambda self: 7, lambda: lambda x: x * len(x)),
+    "a number made of a tensor": (Tensor, "__float__", lambda self: 7.0, lambda: lambda x: x * float(torch.ones(()))),
+    "the items": (Tensor, "__iter__", lambda self: iter([self]), lambda: lambda x: sum(item for item in x)),
+    "an operator of Parameter": (
+        nn.Parameter,
+        "__mul__",
+        lambda self, other: other.sin(),
+        lambda: lambda x, weight=nn.Parameter(_VALUES): weight * x,
+    ),
     "a property of Tensor": (Tensor, "mT", property(_five), lambda: lambda x: x.mT),
     "a function that a module calls": (F, "gelu", _five, nn.GELU),
     "a function that a container's module calls": (F, "relu", _five, lambda: nn.Sequential(nn.Identity(), nn.ReLU())),
@@ -111,3 +138,30 @@ def test_a_function_that_an_optimizer_calls() -> None:
         return found
 
     assert run(lambda step: dovetail.compile(step, backend="aten")) == run(lambda step: step)
+
+
+def test_a_replaced_operator_is_refused_in_one_graph() -> None:
+    compiled = dovetail.compile(lambda x: x + 1, backend="aten", fullgraph=True)
+    with mock.patch.object(Tensor, "__add__", _five), pytest.raises(GraphBreakError, match="replaced __add__ of"):
+        compiled(_VALUES)
+    assert torch.equal(compiled(_VALUES), _VALUES + 1)
+
+
+def test_a_method_of_the_programs_own_that_appears() -> None:
+    compiled = dovetail.compile(lambda x: x.thrice() if hasattr(x, "thrice") else x, backend="aten", fullgraph=True)
+    assert torch.equal(compiled(_VALUES), _VALUES)
+    for factor in (3, 4):
+        with mock.patch.object(Tensor, "thrice", lambda self, factor=factor: self * factor, create=True):
+            assert torch.equal(compiled(_VALUES), _VALUES * factor)
+    assert torch.equal(compiled(_VALUES), _VALUES)
+    assert len(compiled.entries) == 3
+
+
+def test_what_a_replaced_operator_does_happens_once() -> None:
+    seen: list[int] = []
+    own = Tensor.__add__
+    compiled = dovetail.compile(lambda x: (x + 1) * 2, backend="aten")
+    with mock.patch.object(Tensor, "__add__", lambda self, other: (seen.append(1), own(self, other))[1]):
+        compiled(_VALUES)
+        compiled(_VALUES)
+    assert seen == [1, 1]

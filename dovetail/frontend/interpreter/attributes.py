@@ -105,7 +105,6 @@ class Attributes(LookupGuards):
                 return found
         if name == "_base":
             raise Break("._base of a tensor is read", "read it outside of the compiled function")
-        self.guard_tensor_method(name)
         target = self.values.wrap(target)
         try:
             return self.values.wrap(getattr(target, name))

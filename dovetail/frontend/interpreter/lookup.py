@@ -8,8 +8,6 @@ import sys
 import types
 from typing import Any
 
-import torch
-
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
@@ -120,15 +118,6 @@ class LookupGuards(TracingInterpreter):
             found = found.__func__
         if isinstance(found, (types.FunctionType, property)):
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
-
-    def guard_tensor_method(self, name: str) -> None:
-        """Guard what ``torch.Tensor`` itself has under a name, or that it has nothing: most methods stand in the class below it."""
-        found = torch.Tensor.__dict__.get(name, MISSING)
-        own = AttributeSource(self.values.pin(torch.Tensor, "Tensor"), "__dict__")
-        if found is MISSING:
-            self.values.guard(own, HasNoKey(name), f"Tensor has no {name} of its own")
-        else:
-            self.values.guard(ItemSource(own, name), Identity(found), f"Tensor.{name} was called")
 
     def found_on_class(self, owner: type, name: str, found: Any) -> Any:
         """A descriptor as it stands in a class: with where it can be found again."""

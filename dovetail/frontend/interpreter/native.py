@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import re
 import types
@@ -345,14 +344,11 @@ class NativeCalls(TracingInterpreter):
     def _call_bound(self, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an object of a builtin class that is no list, dictionary or set."""
         name = function.__name__
-        handler = rule.get(type(owner).__dict__.get(name)) if type(owner) in LEAF_TYPES else None
+        handler = rule.get(type(owner).__dict__.get(name)) if type(owner) in (*LEAF_TYPES, torch.Size) else None
         if handler is not None:
             return handler(self, (owner, *args), kwargs)
         if isinstance(owner, tuple) and name in SEARCHES and args:
             return self.search(owner, name, args)
-        if isinstance(owner, torch.Size) and name == "numel" and not args and not kwargs:
-            # torch's own gives a plain number.
-            return math.prod(owner)
         if isinstance(owner, (frozenset, deque)):
             args = tuple(self.as_key(item, owner) for item in args)
         if is_leaf_value(owner) or isinstance(owner, _IMMUTABLE) or self.values.source_of(owner) is None:

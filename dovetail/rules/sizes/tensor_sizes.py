@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ def _quotient(left: Any, right: Any, mode: str) -> Any:
     if not private_numbers.is_known(right > 0) or (mode != "floor" and not private_numbers.is_known(left >= 0)):
         return None
     return left // right if mode in ("floor", "trunc") else None
+
+
+@rule(torch.Size.numel)
+def _numel(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The product of the sizes; torch's own is a plain number."""
+    return interpreter.native(torch.Size.numel, args, kwargs) if len(args) != 1 or kwargs else math.prod(args[0])
 
 
 _register_division(torch.div, None)
