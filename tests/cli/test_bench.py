@@ -20,6 +20,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
+@pytest.mark.slow
 def test_bench_capture_measures_both_compilers_and_saves_every_round(tmp_path: Path) -> None:
     sizes = ["--layers=1", "--width=24", "--block=8", "--batch=2", "--threads=1", "--rounds=2"]
     done = run("bench_capture.py", *sizes, f"--output={tmp_path}")

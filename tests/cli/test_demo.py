@@ -72,6 +72,7 @@ def test_eager_and_aten_agree_to_the_last_bit_and_everything_is_written(
     assert "<script" not in page and "<link" not in page and "src=" not in page
 
 
+@pytest.mark.slow
 def test_a_failing_engine_is_named_and_the_others_finish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_report_names_versions_and_backends(probed, capsys):
     assert "does not work" in lines["no_such_backend"] and "no backend named" in lines["no_such_backend"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_cuda_graphs_without_a_gpu_work_but_record_nothing():
     (probe,) = probe_backends(["cudagraphs"])

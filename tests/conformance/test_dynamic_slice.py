@@ -13,7 +13,7 @@ from tests.conformance import dynamic_runner
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
-        pytest.param("gpt2", "passed"),
+        pytest.param("gpt2", "passed", marks=pytest.mark.slow),
         pytest.param("deberta", "passed", marks=pytest.mark.slow),
         pytest.param("mistral", "branches", marks=pytest.mark.slow),
     ],

@@ -47,6 +47,7 @@ def test_weights_are_those_of_one_process(name: str, optimizer: str, whole: bool
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.slow
 def test_four_processes() -> None:
     found = run(train, 4, 4, "deep", "sgd", True, SMALL)
     close(found[0], trained_alone("deep", "sgd"))

@@ -39,7 +39,7 @@ def train(rank: int, size: int, name: str, optimizer: str, bucket_bytes: int | N
 
 @pytest.mark.parametrize(
     ("size", "name", "optimizer", "bucket_bytes"),
-    [(4, "deep", "sgd", 100), (2, "tied", "adamw", None)],
+    [pytest.param(4, "deep", "sgd", 100, marks=pytest.mark.slow), (2, "tied", "adamw", None)],
 )
 def test_weights_and_state_are_those_of_one_process(
     size: int, name: str, optimizer: str, bucket_bytes: int | None

@@ -115,6 +115,7 @@ def several(rank: int) -> Any:
     return {(kind, way): trained(rank, 2, kind, way) for kind in MAKERS for way in ("replicated", "sharded")}
 
 
+@pytest.mark.slow
 def test_steps_of_other_forms() -> None:
     first, second = run(several, 2)
     for kind in MAKERS:

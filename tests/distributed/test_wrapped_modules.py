@@ -53,6 +53,7 @@ def wrapped(rank: int) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel_keeps_its_numbers() -> None:
     for found in run(wrapped, 2):
         eager = found["eager"]

@@ -200,6 +200,13 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: The changes that give the graph another tensor of the same kind; the entry may still be used after no other one.
+OTHER_TENSORS = {
+    "parameter replaced",
+    "parameter replaced in the table",
+    "buffer replaced",
+    "slot's object replaced",
+}
 MIX = Part.mix.__code__
 AMOUNT = Slotted.__dict__["amount"]
 
@@ -265,7 +272,7 @@ def test_every_change_is_seen(name: str) -> None:
     assert same_answer(checker, full, model, (x,))
     CHANGES[name](model)
     hit = same_answer(checker, full, model, (x,))
-    assert hit == (not checker.explain(model, (x,), {}))
+    assert hit == (not checker.explain(model, (x,), {})) == (name in OTHER_TENSORS)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     try:
         expected = model(x)
@@ -281,27 +288,7 @@ def test_every_change_is_seen(name: str) -> None:
     assert torch.equal(expected, actual) and expected.requires_grad == actual.requires_grad
 
 
-def test_only_equal_values_may_still_hit() -> None:
-    """The changes after which the entry may still be used are those that give the graph another tensor of the same kind."""
-    still = set()
-    for name, change in CHANGES.items():
-        model = make_model()
-        compiled = dovetail.compile(model, backend="aten", fullgraph=True)
-        x = torch.randn(4, 3)
-        checker = warm(compiled, x)
-        change(model)
-        if checker.check(model, (x,), {}) is not None:
-            still.add(name)
-        restore()
-    assert still == {
-        "parameter replaced",
-        "parameter replaced in the table",
-        "buffer replaced",
-        "slot's object replaced",
-    }
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(sorted(CHANGES)), st.none()), min_size=1, max_size=8))
 def test_changes_one_after_the_other(names: list[str | None]) -> None:
     model = make_model()

@@ -49,7 +49,7 @@ def derivatives(function: Callable[..., Any], order: int, holes: bool) -> list[t
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("order", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("program", [eigh, eig, scatter_prod, index_prod])
 def test_derivatives_are_eager_s(program: Any, holes: bool, order: int) -> None:
@@ -102,7 +102,7 @@ def _without_phase(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.eig(torch.complex(x, x.sin()))[1].abs().pow(3).sum()
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("order", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_parts_of_a_gradient_may_depend_on_the_phase_where_their_sum_does_not(order: int) -> None:
     x = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     found = []

@@ -11,7 +11,7 @@ import torch
 import dovetail
 from tests.differential import clone_inputs, compare_call, leaf, same
 
-SIZES = ((2, 6), (3, 9), (4, 3), (3, 2))
+SIZES = ((2, 3), (3, 4), (3, 2))
 
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -108,7 +108,7 @@ def test_an_argument_that_the_loop_writes_to() -> None:
 def test_second_derivatives() -> None:
     compiled = dovetail.compile(gated, backend="aten", fullgraph=True)
     weight = leaf(4, 4)
-    for rows, length in SIZES[:3]:
+    for rows, length in SIZES[:2]:
         found = []
         for function in (gated, compiled):
             x, own = leaf(rows, length, 4).double(), weight.detach().double().requires_grad_()
@@ -193,7 +193,7 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
     weight = leaf(4, 4)
-    for rows, length in SIZES[:3]:
+    for rows, length in SIZES[:2]:
         arguments = (leaf(rows, length, 4), weight)
         ours, theirs = clone_inputs(arguments), clone_inputs(arguments)
         torch.manual_seed(0)
@@ -210,7 +210,7 @@ def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool
 def test_no_round_and_one_round() -> None:
     compiled = dovetail.compile(gated_or_nothing, backend="aten", dynamic=True)
     weight = leaf(4, 4)
-    for length in (5, 1, 0, 2, 1, 0, 7):
+    for length in (3, 1, 0, 1, 4):
         compare_call(gated_or_nothing, compiled, (leaf(3, length, 4), weight))
 
 
@@ -231,7 +231,7 @@ def test_in_autocast() -> None:
 
     compiled = dovetail.compile(program, backend="aten")
     weight = leaf(4, 4)
-    for rows, length in SIZES[:3]:
+    for rows, length in SIZES[:2]:
         arguments = (leaf(rows, length, 4), weight)
         torch.testing.assert_close(compiled(*arguments), program(*arguments))
 
@@ -242,7 +242,7 @@ def test_in_autocast() -> None:
 def test_shared_memory_without_gradients(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     weight = leaf(4, 4).detach()
-    for rows, length in SIZES[:3]:
+    for rows, length in SIZES[:2]:
         x = leaf(rows, length, 4).detach()
         same(program(x, weight), compiled(x, weight))
 
@@ -253,6 +253,6 @@ def test_under_a_transform() -> None:
 
     compiled = dovetail.compile(program, backend="aten")
     weight = leaf(4, 4)
-    for rows, length in ((4, 6), (6, 9), (8, 3)):
+    for rows, length in ((4, 2), (6, 3)):
         arguments = (leaf(rows, length, 4), weight)
         torch.testing.assert_close(compiled(*arguments), program(*arguments))

@@ -11,7 +11,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 import dovetail
 from tests.differential import check_calls, leaf, same
 
-LENGTHS = (6, 9, 8)
+LENGTHS = (3, 5)
 
 
 def recurrence(left: Any, right: Any) -> Any:
@@ -72,7 +72,7 @@ def test_a_combining_function_that_reads_a_tensor_of_its_own() -> None:
 
         return [associative_scan(combine, a * 1, dim=1, combine_mode="generic")]
 
-    compare(program, (4, 5, 4))
+    compare(program, (4, 5))
 
 
 def test_a_combining_function_that_counts_its_calls() -> None:
