@@ -15,12 +15,12 @@ from dovetail.trace.trace import MetadataChange
 Tensors = list[torch.Tensor]
 
 
-def change_metadata(changes: Sequence[MetadataChange], inputs: Tensors, given: Tensors) -> None:
-    """Change the inputs as the program does; the graph is given views of them as they were.
+def change_metadata(changes: Sequence[MetadataChange], inputs: Tensors) -> Tensors:
+    """Change the inputs as the program does; returns views of them as they were, for the graph and for symbolic sizes.
 
     Before the graph runs: autograd would take a later change for a write to what the graph has saved.
     """
-    before = {
+    geometries = {
         change.input_index: (value.shape, value.stride(), value.storage_offset())
         for change in changes
         for value in (inputs[change.input_index],)
@@ -28,9 +28,11 @@ def change_metadata(changes: Sequence[MetadataChange], inputs: Tensors, given: T
     for change in changes:
         with torch.set_grad_enabled(change.grad_enabled):
             change.operator(inputs[change.input_index], *change.arguments)
-    for index, geometry in before.items():
+    before = list(inputs)
+    for index, geometry in geometries.items():
         with torch.enable_grad():
-            given[index] = inputs[index].as_strided(*geometry)
+            before[index] = inputs[index].as_strided(*geometry)
+    return before
 
 
 class _Freed(torch.autograd.Function):
@@ -93,15 +95,15 @@ class Epilogue:
             if mutation.differentiable and value.requires_grad and value.is_leaf and torch.is_grad_enabled():
                 raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
 
-    def __call__(self, inputs: Tensors, outputs: Tensors) -> Tensors:
-        """The results of the call."""
+    def __call__(self, inputs: Tensors, outputs: Tensors, before: Tensors) -> Tensors:
+        """The results of the call; symbolic sizes are read from ``before``, the inputs before their sizes were changed."""
         if self._is_plain:
             del outputs[self._count :]
             return outputs
         made: dict[int, torch.Tensor] = {}
         written: set[int] = set()
         for item in self._dependencies:
-            self._connect(item, inputs, outputs, made, written)
+            self._connect(item, inputs, outputs, before, made, written)
         in_place = []
         for index, mutation in self._mutations.items():
             if index in written:
@@ -114,7 +116,7 @@ class Epilogue:
             # The backend has written there, below autograd, which must hear of it.
             torch.autograd.graph.increment_version(in_place)
         return [
-            made[position] if position in made else self._result(output, inputs, outputs)
+            made[position] if position in made else self._result(output, inputs, outputs, before)
             for position, output in enumerate(self._outputs)
         ]
 
@@ -123,6 +125,7 @@ class Epilogue:
         item: OutputDependency,
         inputs: Tensors,
         outputs: Tensors,
+        before: Tensors,
         made: dict[int, torch.Tensor],
         written: set[int],
     ) -> None:
@@ -134,7 +137,7 @@ class Epilogue:
             if isinstance(output, ViewOutput) and isinstance(output.base, InputOutput):
                 self._write(output.base.index, inputs, outputs, written)
             if position not in made:
-                made[position] = self._result(output, inputs, outputs)
+                made[position] = self._result(output, inputs, outputs, before)
         sources = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
         outputs[item.output] = depend_on(outputs[item.output], sources)
 
@@ -151,7 +154,7 @@ class Epilogue:
         with torch.set_grad_enabled(mutation.differentiable):
             (target if mutation.counted else target.data).copy_(value)
 
-    def _result(self, output: OutputTensor, inputs: Tensors, outputs: Tensors) -> torch.Tensor:
+    def _result(self, output: OutputTensor, inputs: Tensors, outputs: Tensors, before: Tensors) -> torch.Tensor:
         if isinstance(output, FreshOutput):
             fresh = outputs[output.index]
             if output.is_freed:
@@ -159,9 +162,9 @@ class Epilogue:
             return fresh.requires_grad_() if output.is_leaf else fresh
         if isinstance(output, InputOutput):
             return inputs[output.index]
-        base = self._result(output.base, inputs, outputs)
+        base = self._result(output.base, inputs, outputs, before)
         with torch.set_grad_enabled(output.differentiable):
-            view: torch.Tensor = output.replay(base, inputs)
+            view: torch.Tensor = output.replay(base, before)
         if output.differentiable or output.requires_grad:
             return view
         return view.detach() if view.requires_grad else view

@@ -88,12 +88,10 @@ def make_runtime_function(
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         epilogue.check(inputs)
+        before = change_metadata(spec.metadata_changes, inputs) if spec.metadata_changes else inputs
         # The graph's callable may clear the list that it is given.
-        given = list(inputs)
-        if spec.metadata_changes:
-            change_metadata(spec.metadata_changes, inputs, given)
-        outputs = compute(given)
-        return epilogue(inputs, outputs)
+        outputs = compute(list(before))
+        return epilogue(inputs, outputs, before)
 
     return run
 

@@ -34,6 +34,12 @@ def _facts(result, given):
     ]
 
 
+def _facts_of_all(result, given):
+    parts = result if isinstance(result, tuple) else (result,)
+    numbers = [item for item in parts if isinstance(item, int)]
+    return numbers, _facts(tuple(item for item in parts if isinstance(item, torch.Tensor)), given)
+
+
 def _view_from_before(x):
     view = x[0]
     x.t_()
@@ -123,6 +129,21 @@ def test_metadata_changes_of_plain_tensors(function) -> None:
     for _ in range(2):
         one, other = _plain(), _plain()
         assert _facts(function(one), one) == _facts(compiled(other), other)
+
+
+def _several_views(x):
+    before = x[:, 0]
+    x.transpose_(0, 1)
+    return x.unsqueeze(0), x[:, 1], before, x.t(), x.shape[0]
+
+
+@pytest.mark.parametrize("function", [_view_from_before, _view_from_after, _with_a_write, _several_views])
+def test_views_have_the_changed_sizes_where_sizes_are_symbolic(function) -> None:
+    """Symbols are sizes of inputs as they were given, also in what is made after the inputs have changed."""
+    compiled = dovetail.compile(function, fullgraph=True, backend="aten", dynamic=True)
+    for rows in (2, 3, 5):
+        one, other = (torch.cat([_tracked()] * rows)[:rows] * 1 for _ in range(2))
+        assert _facts_of_all(function(one), one) == _facts_of_all(compiled(other), other)
 
 
 def test_an_input_that_grows_is_right_or_refused() -> None:
