@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import operator
-import sys
 import types
 import warnings
 import weakref
@@ -144,7 +143,7 @@ def _bound_builtin(value: Any) -> tuple[Any, ...]:
     return getattr, (value.__self__, value.__name__)
 
 
-_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+MADE_BY_CALL: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     **dict.fromkeys(ITERATOR_TYPES, _iterator),
     types.MethodType: _bound_method,
     types.BuiltinFunctionType: _bound_builtin,
@@ -166,8 +165,8 @@ def _made_by_call(value: Any, kind: type) -> tuple[Any, ...] | None:
     if own is not None:
         found: tuple[Any, ...] = own(value)
         return found
-    if kind in _BY_CALL:
-        return _BY_CALL[kind](value)
+    if kind in MADE_BY_CALL:
+        return MADE_BY_CALL[kind](value)
     attributes = getattr(value, "__dict__", {})
     if isinstance(value, tuple):
         arguments: tuple[Any, ...] = (tuple(value),) if attributes else ()
@@ -209,9 +208,6 @@ class RecipeBuilder:
         if number is not None:
             return SharedItem(number)
         kind = type(value)
-        if _is_array_scalar(value):
-            # Immutable, and never handed on as an input of the graph.
-            return ConstantItem(value)
         if kind is types.TracebackType:
             return ConstantItem(shown_part(value))
         if kind is types.FrameType and is_shown_frame(value):
@@ -314,14 +310,6 @@ def _refusal(value: Any) -> CaptureError:
         f"a {type(value).__module__}.{type(value).__qualname__} made by the function leaves it",
         advice="return tensors, numbers, containers or plain objects",
     )
-
-
-def _is_array_scalar(value: Any) -> bool:
-    """Whether a value is a number or truth value of NumPy's."""
-    if type(value).__module__ != "numpy":
-        return False
-    numpy: Any = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.number, numpy.bool_))
 
 
 def _can_be_made(kind: type) -> bool:

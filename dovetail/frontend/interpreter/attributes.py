@@ -18,6 +18,7 @@ from dovetail.frontend.interpreter.lookup import (
     instance_dict,
     python_descriptor,
 )
+from dovetail.frontend.interpreter.opaque import hides_state
 from dovetail.frontend.rules import STAND_INS, attribute_rule
 from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_leaf_value, is_trusted, may_be_switched, plain_numbers
 from dovetail.guards import (
@@ -358,7 +359,7 @@ class Attributes(LookupGuards):
                 values.guard(source, HasNoSlot(found), f"{source.name} has no {name}")
             raise
         is_state = isinstance(found, types.MemberDescriptorType) or (
-            is_leaf_value(value) and name[:2] != "__" and not isinstance(target, types.CodeType)
+            (is_leaf_value(value) or hides_state(target)) and name[:2] != "__" and type(target) is not types.CodeType
         )
         if source is None or is_written or not is_state:
             return values.wrap(value)

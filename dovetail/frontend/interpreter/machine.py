@@ -23,6 +23,7 @@ from dovetail.frontend.instructions.shared import super_arguments, unbound_varia
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback, while_handling
 from dovetail.frontend.protocol import FrameRunner
+from dovetail.frontend.rules import real_rule
 from dovetail.runtime.recipe_builder import ITERATOR_TYPES
 
 TRIVIAL = frozenset(
@@ -72,17 +73,20 @@ class Machine(FrameRunner):
         return self._advance(frames, outcome)
 
     def step_to_work(self, frames: list[Frame]) -> Any:
-        """:meth:`step`, and on through what only moves values about: a graph would not make it faster."""
+        """:meth:`step`, and on through what only moves values about, and what rules say: a graph would not make it faster."""
         result = self.step(frames)
-        while frames and self._is_trivial(frames[-1]):
-            result = self.step(frames)
+        while frames and (
+            count := self._is_trivial(frames[-1]) or max((rule(frames[-1]) for rule in real_rule), default=0)
+        ):
+            for _ in range(count):
+                result = self.step(frames)
         return result
 
     @staticmethod
     def _is_trivial(frame: Frame) -> bool:
         name = frame.decoded.instructions[frame.position].opname
         if name == "GET_ITER":
-            return type(frame.stack[-1]) is range
+            return type(frame.stack[-1]) in (range, *ITERATOR_TYPES)
         return name in TRIVIAL or (name == "FOR_ITER" and type(frame.stack[-1]) in ITERATOR_TYPES)
 
     def run(self, frames: list[Frame]) -> Any:

@@ -99,9 +99,10 @@ class NativeCalls(TracingInterpreter):
             for item in args:
                 guard_equality(self.values, item)
         arguments, keywords = self._arguments(function, args, kwargs, hands_on)
+        looks_inside = is_tensor_method(function, arguments)
         for item in (*arguments, *keywords.values()):
             if not (hands_on and callable(item)):
-                check_opaque(self.values, function, item)
+                check_opaque(self.values, function, item, looks_inside)
         result = self._run(function, arguments, keywords)
         self.left_open.called(function, arguments, result)
         self._check_sizes(function)

@@ -34,7 +34,7 @@ _FIXED = (
 _OPEN = (object, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 
 
-def _hides_state(value: Any) -> bool:
+def hides_state(value: Any) -> bool:
     """Whether an object of a native class, or of a subclass of one, has a state that is no attribute and no item."""
     kind = type(value)
     if kind is object or is_leaf_value(value) or isinstance(value, _FIXED) or kind.__module__.startswith("torch"):
@@ -54,13 +54,17 @@ def check_shown(values: Values, value: Any, depth: int = 3) -> None:
     if isinstance(value, (list, tuple, set, frozenset, deque)) and depth:
         for item in value:
             check_shown(values, item, depth - 1)
-    elif type(value) is functools.partial or (_hides_state(value) and values.source_of(value) is not None):
+    elif type(value) is functools.partial or (hides_state(value) and values.source_of(value) is not None):
         raise Break(f"a text is made of a {type(value).__qualname__} object", "make the text outside of the function")
 
 
-def check_opaque(values: Values, function: Any, value: Any) -> None:
+def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool = False) -> None:
     """Guard all that native code could read of an object that existed before, or refuse to hand it over."""
     kind = type(value)
+    if looks_inside and kind in (tuple, list):
+        for item in value:
+            if type(item) in (tuple, list) or hides_state(item):
+                check_opaque(values, function, item, True)
     is_module = isinstance(value, torch.nn.Module)
     source = values.source_of(value)
     if (
@@ -115,7 +119,7 @@ def guard_deep(values: Values, value: Any, seen: set[int]) -> None:
         values.whole(value)
         children += dict.values(value) if isinstance(value, dict) else value
     attributes, source = instance_dict(value), values.source_of(value)
-    if not children and _hides_state(value) and source is not None:
+    if not children and hides_state(value) and source is not None:
         raise Break(
             f"a {type(value).__qualname__} object is copied, and nobody guards what is in it",
             "copy it outside of the function",

@@ -1,0 +1,222 @@
+"""NumPy in a compiled function: eager's results, dtypes, memory and errors, and one graph break for a stretch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dovetail
+from tests.differential import check_calls
+
+pytestmark = pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
+SCALE = np.float64(0.5)
+LINEAR = torch.nn.Linear(3, 2)
+
+
+class _Buffer:
+    def __init__(self) -> None:
+        self.rows = {"seen": np.arange(12.0, dtype=np.float32).reshape(4, 3), "kind": np.arange(4) % 2}
+
+
+BUFFER = _Buffer()
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return type(value).__name__, str(value.dtype), value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_seen(item) for item in value]
+    return type(value).__name__, repr(value)
+
+
+def _calls(program: Callable[..., Any], array: np.ndarray | None) -> list[Any]:
+    found = []
+    for number in range(3):
+        np.random.seed(number)
+        x = torch.arange(9.0).reshape(3, 3) + number
+        if array is not None:
+            array += number
+        try:
+            result = _seen(program(x) if array is None else program(x, array))
+        except ValueError as error:
+            result = str(error)
+        found.append((result, x.tolist(), None if array is None else array.tolist(), np.random.get_state()[2]))
+    return found
+
+
+def _compare(program: Callable[..., Any], array: np.ndarray | None = None, backend: str = "aten") -> int:
+    """Three calls give what eager gives; the number of graph breaks."""
+    expected = _calls(program, None if array is None else array.copy())
+    compiled = dovetail.compile(program, backend=backend)
+    assert _calls(compiled, None if array is None else array.copy()) == expected
+    return dovetail.events_of(compiled).count("graph break")
+
+
+# --- stretches --------------------------------------------------------------------------------------------------------
+
+
+def _normal(values: Any) -> Any:
+    return (values - values.mean()) / (values.std() + SCALE)
+
+
+def one_function(x: torch.Tensor) -> Any:
+    return torch.from_numpy(np.tanh(x.numpy())) + 1
+
+
+def metrics(x: torch.Tensor) -> Any:
+    y = x * 2
+    values = y.detach().cpu().numpy()
+    right = (values.argmax(-1) == x.cpu().numpy().argmax(-1)).mean()
+    return y, {"right": float(right), "median": float(np.median(values)), "name": f"{right:.2f}"}
+
+
+def a_buffer(x: torch.Tensor) -> Any:
+    rows = np.random.randint(0, 4, size=3)
+    seen = torch.as_tensor(BUFFER.rows["seen"][rows])
+    kinds = torch.from_numpy(BUFFER.rows["kind"][rows])
+    return (seen * x)[kinds == 0]
+
+
+def a_picture(x: torch.Tensor) -> Any:
+    picture = np.flip(x.numpy(), axis=1).copy()
+    picture = _normal(picture)
+    if np.random.rand() < 0.5:
+        picture = picture[::-1].copy()
+    return torch.from_numpy(picture).mul(2)
+
+
+def a_loop_that_writes(x: torch.Tensor) -> Any:
+    rewards = x.numpy()
+    total, last = np.zeros_like(rewards), 0
+    for step in reversed(range(3)):
+        last = rewards[step] + 0.9 * last
+        total[step] = last
+    return torch.from_numpy(total) * 2
+
+
+def loops_over_arrays(x: torch.Tensor) -> Any:
+    total = 0.0
+    for number, row in enumerate(x.numpy()):
+        for value in row:
+            total += value * number
+    sums = [float(row.sum()) * 2 for row in x.numpy()]
+    products = [a * b for a, b in zip(*x.numpy()[:2], strict=True)]
+    return x * total, sums, products
+
+
+def written_through_shared_memory(x: torch.Tensor) -> Any:
+    values = x.numpy()
+    values[0, 0] = 5
+    values += 1
+    np.multiply(values, 2, out=values)
+    values.T[1:].fill(3)
+    return x * 1
+
+
+def a_branch(x: torch.Tensor) -> Any:
+    values = x.numpy()
+    return x * 2 if values.mean() > 4 and not np.isnan(values).any() else x * 3
+
+
+def an_error(x: torch.Tensor) -> Any:
+    values = x.numpy() + 1
+    return values.reshape(7), x * 2
+
+
+def a_table(x: torch.Tensor) -> Any:
+    places = np.arange(3)[:, None]
+    rates = np.exp(np.arange(0, 3, 2) * -(np.log(10000.0) / 3))
+    table = np.zeros((3, 3))
+    table[:, 0::2] = np.sin(places * rates)
+    return x + torch.tensor(table, dtype=torch.float32)
+
+
+STRETCHES: list[Callable[[torch.Tensor], Any]] = [
+    *(one_function, metrics, a_buffer, a_picture, a_loop_that_writes, loops_over_arrays),
+    *(written_through_shared_memory, a_branch, an_error, a_table),
+]
+
+
+@pytest.mark.parametrize("program", STRETCHES, ids=lambda item: item.__name__)
+def test_a_stretch_is_one_break(program: Callable[..., Any]) -> None:
+    assert _compare(program) <= 1
+
+
+def test_the_graph_goes_on_after_a_stretch() -> None:
+    """What only loads values, and computes with tensors, is compiled: an object's property is not read twice, either."""
+    reads = []
+
+    class Model:
+        @property
+        def rate(self) -> float:
+            reads.append(1)
+            return 2.0
+
+    model = Model()
+
+    def program(x: torch.Tensor) -> Any:
+        values = np.cos(x.numpy())
+        scaled = x * model.rate
+        return LINEAR(scaled), float(values.sum() * model.rate)
+
+    expected = _seen(program(torch.ones(2, 3)))
+    compiled = dovetail.compile(program, backend="aten")
+    assert _seen(compiled(torch.ones(2, 3))) == expected
+    assert len(reads) == 4
+
+
+def test_a_generator_and_a_model_in_a_helper_are_not_run_for_real() -> None:
+    def apply(values: Any) -> torch.Tensor:
+        return LINEAR(torch.from_numpy(values)).sum()
+
+    def program(x: torch.Tensor) -> Any:
+        return [apply(values) for values in np.stack([x.numpy(), x.numpy()])], apply(x.numpy())
+
+    _compare(program)
+
+
+# --- what of an array is read -------------------------------------------------------------------------------------------
+
+READS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "sum of T": lambda x, n: x * float(n.T.sum()),
+    "item of flat": lambda x, n: x * n.flat[0],
+    "list of flat": lambda x, n: x * list(n.flat)[1],
+    "write to flat": lambda x, n: (n.flat.__setitem__(0, 9), x * 1)[1],
+    "fill T": lambda x, n: (n.T.fill(2), x * 1)[1],
+    "in-place method of T": lambda x, n: (n.T.__imul__(2), x * 1)[1],
+    "data": lambda x, n: x * n.data[0, 0],
+    "mT": lambda x, n: x * n.mT[0, 1],
+    "operator on T": lambda x, n: x * float((n.T * 2)[0, 1]),
+    "text of T": lambda x, n: (x * 1, str(n.T)),
+    "T itself": lambda x, n: (x * 1, n.T),
+    "in an index": lambda x, n: x[:, n[0].astype(int) % 2],
+    "mask in an index": lambda x, n: x[(slice(None), n[0] > 1)],
+    "in a list": lambda x, n: x * torch.tensor([n, n]).sum(),
+    "in a nested list": lambda x, n: x * torch.tensor([[n], [n]])[0].sum(),
+    "flags": lambda x, n: x * int(n.flags.writeable) * n.size * n.shape[0],
+    "dtype": lambda x, n: x * (2 if n.dtype == np.float64 else 3),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_an_array_is_read_at_each_call(name: str) -> None:
+    array = np.arange(9.0).reshape(3, 3) if "index" not in name else np.arange(9).reshape(3, 3)
+    _compare(READS[name], array)
+
+
+def test_an_index_behind_a_break_is_read_at_each_call() -> None:
+    def program(x: torch.Tensor) -> Any:
+        order = np.random.permutation(3)
+        return LINEAR(x[:, order]), x[order, :]
+
+    _compare(program)
+
+
+def test_an_attribute_of_an_array_is_guarded() -> None:
+    calls = [(torch.ones(2), np.ones(2)), (torch.ones(2), np.ones(2, np.float32)), (torch.ones(2), np.ones((2, 1)))]
+    program = lambda x, n: x * n.ndim * (2 if n.dtype == np.float64 else 3) + n.itemsize  # noqa: E731
+    check_calls(program, calls, backend="aten", fullgraph=True)
