@@ -31,7 +31,6 @@ from dovetail.errors import (
     UninitialisedError,
 )
 from dovetail.face.learned import Part
-from dovetail.face.loading import load_rules
 from dovetail.face.warnings import explain_break, name_of, warn_user
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.frame import Break, LockTaken
@@ -132,7 +131,6 @@ class Attempts:
 
     def run(self) -> Outcome:
         """Attempt until there is an outcome."""
-        load_rules()
         for _ in range(MOST_ATTEMPTS):
             outcome = self._attempt()
             if outcome is not None:

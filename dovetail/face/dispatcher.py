@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from dovetail.errors import (
 from dovetail.events import EventLog
 from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, capturing
 from dovetail.face.learned import Part
-from dovetail.face.loading import load_distributed_rules
+from dovetail.face.loading import load_distributed_rules, load_rules
 from dovetail.face.warnings import explain_break, name_of, warn_user
 from dovetail.frontend.code.frame import LetGo
 from dovetail.frontend.code.points import ResumePoint
@@ -37,6 +37,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=compile_lock._at_fork_reinit)  # type: ignore[attr-defined]
 Run = Callable[[], Any]
 """How a call runs, once that is decided."""
+#: Asked at each call that no entry takes, with the dispatcher and the arguments: how it runs inside of what surrounds it, or None.
+SURROUNDINGS: list[Callable[..., Run | None]] = []
 
 
 class Dispatcher:
@@ -46,8 +48,9 @@ class Dispatcher:
 
         __call__
           checker.check            of each entry, the most recent first; a hit runs the entry
-          _miss                    under the lock
-            _find                  another thread may have compiled the entry meanwhile
+          _miss                    what surrounds the call may decide (``SURROUNDINGS``)
+            decide                 under the lock
+              find                 another thread may have compiled the entry meanwhile
             _compile               attempts, see :class:`dovetail.face.attempts.Attempts`
               _run                 by the new entry
               _fall_back           eagerly, now and whenever the same guards hold
@@ -99,24 +102,26 @@ class Dispatcher:
             compile_lock.release()
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        waited = not compile_lock.acquire(blocking=False)
-        if waited:
-            compile_lock.acquire()
-        try:
-            run = (waited and self._find(args, kwargs)) or self._compile(args, kwargs)
-        finally:
-            compile_lock.release()
+        load_rules()
+        decided = (surrounding(self, args, kwargs) for surrounding in SURROUNDINGS)
+        return (next(filter(None, decided), None) or self.decide(args, kwargs))()
+
+    def decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """How a call runs that no entry took when it came; another thread may have compiled one meanwhile."""
+        with compile_lock:
+            found = self.find(args, kwargs, self.entries)
+            run = found[1] if found else self._compile(args, kwargs)
         if any(map(cleans_up, args)):
             # A capture refers to it in circles: its ``finally`` would come late.
             gc.collect()
-        return run()
+        return run
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
-        """The call with an entry that another thread has compiled meanwhile."""
-        for entry in self.entries:
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Iterable[Entry]) -> tuple[Entry, Run] | None:
+        """The first of the entries that takes the call, and the call with it."""
+        for entry in entries:
             tensors = entry.checker.check(self.original, args, kwargs)
             if tensors is not None:
-                return functools.partial(self._run, entry, args, kwargs, tensors)
+                return entry, functools.partial(self._run, entry, args, kwargs, tensors)
         return None
 
     def _run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
@@ -139,7 +144,7 @@ class Dispatcher:
                 if self._says_compiling and not was_told:
                     # The others may have been told otherwise, and one function gets one answer.
                     self.entries = []
-                self._keep(entry)
+                self.entries = [entry, *self.entries]
                 return functools.partial(self._run, entry, args, kwargs, tensors)
             case EagerOnce():
                 return functools.partial(self.original, *args, **kwargs)
@@ -157,9 +162,6 @@ class Dispatcher:
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown", **details)
         part, shared = self._part, self._part.shared
         shared.learn_part(part.point, changes=shared.part(part.point).changes.with_call(self.entries, *call))
-
-    def _keep(self, entry: Entry) -> None:
-        self.entries = [entry, *self.entries]
 
     # --- eager --------------------------------------------------------------------------------------------------------
 

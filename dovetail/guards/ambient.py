@@ -185,10 +185,8 @@ class AmbientState:
     def differences(self) -> list[str]:
         """Sentences on the parts of the state that differ now."""
         now = AmbientState.snapshot()
-        sentences: list[str] = []
-        for name in self.differing(now):
-            sentences += self._sentences(name, getattr(self, name), getattr(now, name))
-        return sentences
+        found = (self._sentences(name, getattr(self, name), getattr(now, name)) for name in self.differing(now))
+        return [sentence for sentences in found for sentence in sentences]
 
     def matcher(self) -> Callable[[], bool]:
         """A fast form of :meth:`matches`, for a check that runs at every call."""

@@ -19,6 +19,7 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
+from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
 
@@ -149,6 +150,9 @@ class DifferentiableBackward:
     def keep(self, primals: Sequence[torch.Tensor]) -> KeptInputs:
         """See the protocol."""
         leaves = self._leaves
+        if private_autograd.has_saved_tensor_hooks():
+            # They have to get the same tensors when the call is made again; and what they hand back is no leaf.
+            return KeptInputs(primals, Leaves(self.needed, primals))
         if leaves is None or not leaves.hold(primals):
             # Not under a lock: whichever is kept is checked before it is used.
             leaves = self._leaves = Leaves(self.needed, primals)

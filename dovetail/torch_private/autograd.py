@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _autograd: Any = torch._C._autograd
+_KEEPING_VALUES = ("torch.autograd.graph", "torch.utils.checkpoint", "torch.distributed.")
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -84,9 +85,9 @@ def has_saved_tensor_hooks() -> bool:
 
 
 def saved_tensor_hooks_change_values() -> bool:
-    """Whether hooks on saved tensors are set whose values need not be those that were saved; torch's own keep them."""
+    """Whether hooks on saved tensors are set whose values need not be those that were saved; those of torch's modes keep them."""
     top = saved_tensor_hooks()
-    return top is not None and not (getattr(top[0], "__module__", None) or "").startswith("torch.")
+    return top is not None and not (getattr(top[0], "__module__", None) or "").startswith(_KEEPING_VALUES)
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

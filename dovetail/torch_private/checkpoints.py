@@ -1,13 +1,82 @@
-"""Regions of ``torch.utils.checkpoint`` while something is traced. Checked on torch 2.11 to 2.13."""
+"""Hooks for saved tensors, and the regions of ``torch.utils.checkpoint``, which are made of them. Checked on torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from dovetail.torch_private.autograd import saved_tensor_hooks
+
+
+@dataclass(eq=False)
+class Region:
+    """One call of ``torch.utils.checkpoint`` without reentrant autograd; what is ``taken`` by its forward is taken again when it
+    is computed again, for which the ``positions`` of each backward tell how far that has come.
+
+    ``ends_early``: what comes after the last saved tensor is not computed again. ``keeps_random_state``: the random
+    generators are as before afterwards.
+    """
+
+    ends_early: bool
+    keeps_random_state: bool
+    taken: list[Any] = field(default_factory=list)
+    positions: dict[Any, int] = field(default_factory=dict)
+
+
+push_saved_tensor_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks
+_REGIONS: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
+
+
+def open_region() -> tuple[Region, Any] | None:
+    """The innermost region that runs now, and the number of the backward that computes it again, None in its forward."""
+    top = saved_tensor_hooks()
+    pack = None if top is None else inspect.unwrap(top[0])
+    if getattr(pack, "__module__", None) != torch.utils.checkpoint.__name__:
+        return None
+    reference = _held(pack, "target_frame_ref")
+    frame = _held(pack, "frame") if reference is None else reference()
+    if frame is None:
+        return None
+    if frame not in _REGIONS:
+        _REGIONS[frame] = Region(frame.early_stop, bool(_held(frame.recompute_fn, "preserve_rng_state")))
+    return _REGIONS[frame], _held(pack, "gid")
+
+
+def _held(function: Any, name: str) -> Any:
+    """A variable of a function's closure; None without one."""
+    names = function.__code__.co_freevars
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
+
+
+@contextlib.contextmanager
+def saved_tensor_hooks_set_aside() -> Iterator[None]:
+    """No default hooks for saved tensors in the block.
+
+    >>> with torch.autograd.graph.save_on_cpu(), saved_tensor_hooks_set_aside():
+    ...     print(saved_tensor_hooks())
+    None
+    """
+    aside = []
+    while (top := saved_tensor_hooks()) is not None:
+        aside.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(aside):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def saved_tensor_hooks_refused() -> str | None:
+    """Why hooks for saved tensors may not be set now; None where they may."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
 
 
 @contextlib.contextmanager

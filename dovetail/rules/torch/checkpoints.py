@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.rules.torch.saved_tensor_hooks import guard_hooks_allowed
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.trace.overrides import WHILE_OPEN
 from dovetail.trace.settings import RECOMPUTES
@@ -22,6 +23,7 @@ WHILE_OPEN.append(private_checkpoints.plain_checkpoints)
 def _checkpoint(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not interpreter.trace.settings.allows(RECOMPUTES):
         raise Break("a checkpoint runs its function again in the backward", 'use backend="aten"')
+    guard_hooks_allowed(interpreter)
     if kwargs.get("use_reentrant") is not True or len(args) < 2:
         return interpreter.call_torch(torch.utils.checkpoint.checkpoint, args, kwargs)
     # The reentrant kind runs a backward of its own inside of the backward, for the same gradients as the other kind.
