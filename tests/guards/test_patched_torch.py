@@ -165,3 +165,15 @@ def test_what_a_replaced_operator_does_happens_once() -> None:
         compiled(_VALUES)
         compiled(_VALUES)
     assert seen == [1, 1]
+
+
+def test_what_pickling_notes_in_a_class_is_no_method_of_the_program():
+    compiled = dovetail.compile(torch.sin, backend="aten", fullgraph=True)
+    x = torch.ones(2)
+    compiled(x)
+    torch.Tensor.__slotnames__ = []
+    try:
+        assert torch.equal(compiled(x), torch.sin(x))
+        assert len(compiled.entries) == 1
+    finally:
+        del torch.Tensor.__slotnames__

@@ -77,7 +77,8 @@ def _read() -> tuple[Patch, ...]:
         Patch(name, table.get(name))
         for table, own in zip(_TABLES, _TORCHS_OWN, strict=True)
         for name in (*table, *(own.keys() - table.keys()))
-        if table.get(name) is not own.get(name, _INHERITED.get(name, own))
+        # ``copyreg`` notes the slots of a class in the class.
+        if name != "__slotnames__" and table.get(name) is not own.get(name, _INHERITED.get(name, own))
     )
 
 
