@@ -170,3 +170,7 @@ class GraphBreakWarning(EagerFallbackWarning):
 
 class RecordingWarning(UserWarning):
     """Something that CUDA graphs cannot record, or can no longer, runs as it would without them: the reason and what to do."""
+
+
+MISTAKES = (InputError, OptionError, NotCallableError, UnsupportedVersionError, GraphInvalidError, DistributedError)
+"""What callers, passes and other processes do wrong; eager would hide it."""

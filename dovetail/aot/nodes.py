@@ -99,8 +99,7 @@ def memory_kept_by(node: torch.fx.Node, free: frozenset[int]) -> tuple[int, int]
 
     ``free`` is the memory that costs nothing (:func:`kept_anyway`).
     """
-    value = tensor_of(node)
-    key = memory_of(node)
+    value, key = tensor_of(node), memory_of(node)
     if value is None or key is None or key in free:
         return None
     return key, private_sizes.hint(value.untyped_storage().nbytes())
@@ -111,9 +110,4 @@ def saved_bytes(saved: Collection[torch.fx.Node]) -> int:
     if not saved:
         return 0
     free = kept_anyway(next(iter(saved)).graph)
-    sizes: dict[int, int] = {}
-    for node in saved:
-        found = memory_kept_by(node, free)
-        if found is not None:
-            sizes[found[0]] = max(sizes.get(found[0], 0), found[1])
-    return sum(sizes.values())
+    return sum(dict(found for node in saved if (found := memory_kept_by(node, free)) is not None).values())

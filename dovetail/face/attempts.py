@@ -20,12 +20,13 @@ from dovetail.aot.entries import make_entry
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.state import create_state
 from dovetail.errors import (
+    MISTAKES,
     BackendError,
-    CaptureError,
     DovetailError,
     EagerFallbackWarning,
     GraphBreakWarning,
     InputError,
+    Interruption,
     ModuleMadeError,
     UnbuildableError,
     UninitialisedError,
@@ -147,7 +148,7 @@ class Attempts:
         before = private_state.StateOfTorch.now()
         try:
             with capturing:
-                entry = self._compile()
+                return self._checked(self._compile())
         except Retry as retry:
             self._start_over(retry.changed(self._settings), retry)
         except Break as stop:
@@ -162,8 +163,6 @@ class Attempts:
                 before.restore()
                 raise
             return self._after_exception(error)
-        else:
-            return self._checked(entry)
         return None
 
     def _compile(self) -> Entry:
@@ -215,6 +214,7 @@ class Attempts:
         checker, call = entry.checker, (self._part.function, self._args, self._kwargs)
         tensors = checker.check(*call)
         if tensors is not None:
+            _ = entry.finish  # its code is made before anything is written
             return Compiled(entry, tensors)
         failures = checker.explain(*call)
         reason = f"the guards do not hold right after the capture: {failures[0] if failures else 'unknown'}"
@@ -282,7 +282,7 @@ class Attempts:
             return EagerOnce()
         if isinstance(error, InputError) and not self._part.refuses_inputs:
             return EagerFromNowOn(Break(error.what, error.advice, error.where), self._guards)
-        if isinstance(error, InputError) or not isinstance(error, (CaptureError, BackendError)):
+        if isinstance(error, MISTAKES):
             raise error
         if isinstance(error, ModuleMadeError) and self._is_first_preparation(str(error), error.where):
             return EagerOnce()
@@ -298,6 +298,8 @@ class Attempts:
 
     def _after_exception(self, error: BaseException) -> Outcome | None:
         settings = self._settings
+        if error is self._findings.interrupt:
+            raise Interruption(error)
         if lacks_derivative(error) and not settings.math_attention:
             self._shared.events.note("attention by its parts", reason=str(error))
             self._start_over(dataclasses.replace(settings, math_attention=True), error)

@@ -109,12 +109,9 @@ def names_made_at_break(
     >>> sorted(names_made_at_break([[1], True, 2], ["a", "b", "c"], [True, 2, (3,)], ["b", "stack[0]", "stack[1]"]))
     ['stack[0]', 'stack[1]']
     """
-    objects = {id(value) for value in before if not isinstance(value, _CONSTANTS)}
-    constants = {name: value for name, value in zip(names_before, before, strict=True) if isinstance(value, _CONSTANTS)}
 
-    def was_there(name: str, value: Any) -> bool:
-        if name in constants and type(constants[name]) is type(value) and constants[name] == value:
-            return True
-        return id(value) in objects
+    def key(name: str, value: Any) -> Any:
+        return (name, type(value), value) if isinstance(value, _CONSTANTS) else id(value)
 
-    return frozenset(name for value, name in zip(after, names_after, strict=True) if not was_there(name, value))
+    known = set(map(key, names_before, before))
+    return frozenset(name for name, value in zip(names_after, after, strict=True) if key(name, value) not in known)

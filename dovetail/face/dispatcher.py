@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -12,20 +13,22 @@ from typing import Any
 import torch
 
 from dovetail.errors import (
+    DovetailError,
     EagerFallbackWarning,
     GraphBreakError,
+    Interruption,
     RecompileLimitError,
     RecompileLimitWarning,
 )
 from dovetail.events import EventLog
-from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, capturing
+from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, Outcome, capturing
 from dovetail.face.learned import Part
 from dovetail.face.loading import load_distributed_rules, load_rules
 from dovetail.face.warnings import explain_break, name_of, warn_user
-from dovetail.frontend.code.frame import LetGo
+from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.interpreter.generator import cleans_up
-from dovetail.guards import AmbientState, are_decided_by, compile_checker
+from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace.settings import SAYS_EAGER
@@ -135,11 +138,8 @@ class Dispatcher:
         """Compile an entry for this call; returns how the call runs."""
         if len(self.entries) >= self.options.recompile_limit:
             return functools.partial(self._over_limit, args, kwargs)
-        load_distributed_rules()
-        ambient = AmbientState.snapshot()
-        self._learn(args, kwargs)
-        was_told = self._says_compiling
-        match Attempts(self._part, args, kwargs).run():
+        ambient, was_told = AmbientState.snapshot(), self._says_compiling
+        match self._attempt(args, kwargs):
             case Compiled(entry, tensors):
                 if self._says_compiling and not was_told:
                     # The others may have been told otherwise, and one function gets one answer.
@@ -150,6 +150,19 @@ class Dispatcher:
                 return functools.partial(self.original, *args, **kwargs)
             case EagerFromNowOn() as outcome:
                 return functools.partial(self._fall_back, outcome, ambient, args, kwargs)
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        try:
+            load_distributed_rules()
+            self._learn(args, kwargs)
+            return Attempts(self._part, args, kwargs).run()
+        except DovetailError:
+            raise
+        except Interruption as interruption:
+            raise interruption.args[0] from None
+        except Exception as error:  # noqa: BLE001  (not the program's: eager takes the call)
+            reason = f"Dovetail has failed with {type(error).__name__}: {error}"
+            return EagerFromNowOn(Break(reason, "report this as a bug"), GuardSet(), error)
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note why no entry takes the call, and the sizes and numbers that have changed."""
@@ -183,9 +196,11 @@ class Dispatcher:
             stop.__traceback__ = stop.__cause__ = stop.__context__ = None
             gc.collect()
         result = self.original(*args, **kwargs)
-        warn_user(text, EagerFallbackWarning)
-        checker = compile_checker(outcome.guards.freeze(), ambient=ambient)
-        with compile_lock:
+        if self._part.shared.is_news(text, None):
+            warn_user(text, EagerFallbackWarning)
+        # Where the guards fail, the next call is attempted like this one.
+        with contextlib.suppress(Exception), compile_lock:
+            checker = compile_checker(outcome.guards.freeze(), ambient=ambient)
             self.entries = [*self.entries, Entry(checker, None, None, reason=text)]
         return result
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from dovetail.fast_guards.remembered import has_plain_dict
 from dovetail.guards.container_predicate import DictKeys, HasNoKey, Length
 from dovetail.guards.guard import Guard
 from dovetail.guards.predicate import Equals, Identity, Predicate, Relation, TypeIs
-from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, has_plain_dict, instance_dict, is_heap_type
+from dovetail.guards.reading import FETCH_ERRORS, class_dict, class_order, instance_dict, is_heap_type
 from dovetail.guards.source import AttributeSource, CellSource, InstanceDictSource, ItemSource, Source
 from dovetail.guards.tree import Group, Node, Tree
 from dovetail.torch_private import guard_managers as private_guard_managers

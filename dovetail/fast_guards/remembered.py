@@ -42,7 +42,7 @@ from dovetail.guards.predicate import Equals, Identity, Predicate, TypeIs
 from dovetail.guards.reading import (
     FETCH_ERRORS,
     class_dict,
-    has_plain_dict,
+    class_order,
     instance_dict,
     is_heap_type,
     is_mutable_type,
@@ -59,6 +59,14 @@ _TABLES_WORTH_IT = 24
 #: A dictionary that changed within so many seconds gets a strike; with ``_STRIKES`` of them, it is no longer remembered.
 _SHORT_LIFE = 1.0
 _STRIKES = 3
+
+
+def has_plain_dict(kind: type) -> bool:
+    """Whether :func:`instance_dict` of an instance is the dictionary that Python keeps for it, not a property."""
+    if not is_mutable_type(kind) or issubclass(kind, torch.Tensor) or not kind.__dictoffset__:
+        return False
+    owner = next((owner for owner in class_order(kind) if "__dict__" in class_dict(owner)), None)
+    return owner is not None and type(class_dict(owner)["__dict__"]) is types.GetSetDescriptorType
 
 
 class Recorder:

@@ -281,13 +281,6 @@ def is_mutable_type(kind: type) -> bool:
     return is_heap_type(kind) and not issubclass(kind, type)
 
 
-def has_plain_dict(kind: type) -> bool:
-    """Whether :func:`instance_dict` of an instance is the dictionary that Python keeps for it, not a property."""
-    if not is_mutable_type(kind) or issubclass(kind, torch.Tensor) or not kind.__dictoffset__:
-        return False
-    return type(_in_class(kind, "__dict__")) is types.GetSetDescriptorType
-
-
 def overrides_dict(kind: type) -> bool:
     """Whether a class or one of its bases has a ``__dict__`` of the program's making, such as a property."""
     found = (class_dict(owner).get("__dict__") for owner in class_order(kind))

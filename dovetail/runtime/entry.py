@@ -70,7 +70,8 @@ class Entry:
     inputs_made_differentiable: tuple[int, ...] = ()
 
     @functools.cached_property
-    def _finish(self) -> Finish:
+    def finish(self) -> Finish:
+        """Makes the result, and applies the effects."""
         assert self.recipe is not None
         return generate(self.recipe, self.effects, [item.source for item in self.checker.guards.tensors])
 
@@ -103,7 +104,7 @@ class Entry:
             return result if self.resume_point is None else Completed(result)
         if numbers is not None:
             results = [*results, *reversed(numbers)]
-        result = self._finish(tensors, results, callee, args, kwargs)
+        result = self.finish(tensors, results, callee, args, kwargs)
         if self.ambient_change is not None:
             self.ambient_change.make()
         return result
@@ -119,14 +120,12 @@ class Entry:
             tensors[gradient] = None  # type: ignore[call-overload]
         if self.checks_assumptions:
             return self._checked_results(tensors)
-        if self.can_rerun_eagerly:
-            try:
-                return self.run(tensors)
-            except OPERATOR_ERRORS as error:
-                if isinstance(error, (DovetailError, torch.OutOfMemoryError)):
-                    raise
-                return None
-        return self.run(tensors)
+        try:
+            return self.run(tensors)
+        except OPERATOR_ERRORS as error:
+            if not self.can_rerun_eagerly or isinstance(error, (DovetailError, torch.OutOfMemoryError)):
+                raise
+            return None
 
     def _checked_results(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """What the graph returns; None, with the random state as it was, where an assumption about the data does not hold."""

@@ -84,6 +84,7 @@ class Findings:
     whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
     ``raised``: the last ``KeyboardInterrupt``, ``SystemExit`` or other ``BaseException`` that the program itself raised.
+    ``interrupt`` was raised by the handler of a signal.
     """
 
     asked_numbers: bool = False
@@ -91,6 +92,7 @@ class Findings:
     observed: dict[Hashable, Any] = field(default_factory=dict)
     changing_numbers: set[str] = field(default_factory=set)
     raised: BaseException | None = None
+    interrupt: BaseException | None = None
 
 
 class Retry(Interruption):

@@ -135,3 +135,65 @@ def test_an_interrupt_while_a_mode_is_entered_leaves_none(monkeypatch: pytest.Mo
             compiled(torch.ones(2))
     assert dispatch_mode_count() == modes
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, StopNow])
+@pytest.mark.parametrize("attribute", ["__enter__", "__torch_dispatch__"])
+def test_a_handler_of_a_signal_runs_where_no_mode_is_half_entered(
+    attribute: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch ends the process when a mode was entered that nobody leaves."""
+    log: list[str] = []
+    places: list[str] = []
+
+    def handler(number: int, frame: Any) -> None:
+        places.append("in torch" if dispatch_mode_count() else "outside")
+        raise error("a signal")
+
+    def program(x: Tensor) -> Tensor:
+        log.append("begun")
+        try:
+            return x.sin() * x
+        except error:
+            log.append("handled")
+            return x
+
+    mode = torch._subclasses.fake_tensor.FakeTensorMode
+    whole = getattr(mode, attribute)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(mode, attribute, whole)
+        return whole(*args, **kwargs)
+
+    before = signal.signal(signal.SIGTERM, handler)
+    compiled = dovetail.compile(program, backend="aten")
+    try:
+        monkeypatch.setattr(mode, attribute, interrupted)
+        with pytest.raises(error, match="a signal"):
+            compiled(torch.ones(2))
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (places, log) == (["outside"], [])
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+    assert log == ["begun"]
+
+
+def test_a_handler_that_only_takes_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    mode = torch._subclasses.fake_tensor.FakeTensorMode
+    whole = mode.__torch_dispatch__
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return whole(*args, **kwargs)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        monkeypatch.setattr(mode, "__torch_dispatch__", noted)
+        compiled = dovetail.compile(lambda x: x.sin() * x, backend="aten", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen and set(seen) == {signal.SIGTERM}

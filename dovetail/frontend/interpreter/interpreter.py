@@ -227,9 +227,6 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         """Go to the handler of an exception, or raise it out of the frame."""
         if frame.decoded.instructions[frame.position].opname == "RAISE_VARARGS":
             self.trace.findings.raised = error
-        elif isinstance(error, KeyboardInterrupt) and error is not self.trace.findings.raised:
-            # It interrupts the capture; the program has not come to its handlers.
-            raise error
         if private_sizes.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error
         if isinstance(error, private_tracing.DATA_DEPENDENT_ERRORS):
