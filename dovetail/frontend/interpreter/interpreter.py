@@ -279,10 +279,8 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
             self.effects.set_attribute(error, "__context__", context, source)
 
     def handled_exception(self, frame: Frame) -> BaseException | None:
-        for candidate in reversed(self.frames):
-            if candidate.current_exceptions:
-                return candidate.current_exceptions[-1]
-        return None
+        handled = (frame.current_exceptions[-1] for frame in reversed(self.frames) if frame.current_exceptions)
+        return next(handled, None)
 
     # --- generators ---------------------------------------------------------------------------------------------------
 
