@@ -14,6 +14,7 @@ from dovetail.errors import BackendError
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
 
 #: Where a size is read: an input, "size" or "stride", and a dimension.
@@ -220,6 +221,56 @@ _LAZY = {
 @quirk(WORKAROUNDS, example=_example(_conjugated, (4, 4), order=2))
 def compute_conjugates(job: Job) -> None:
     """Conjugates are values. A lazy one is a view with a mark, which Inductor's views of it lose."""
+    moved: set[torch.fx.Node] = set()
     for node in job.graph.graph.nodes:
+        is_lazy = node.target in _LAZY
         node.target = _LAZY.get(node.target, node.target)
+        value: Any = node.meta.get("val")
+        if private_tensors.is_fake(value) and (is_lazy or not moved.isdisjoint(node.all_input_nodes)):
+            # The value lies in memory otherwise than the view did, and so do views of it.
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: item.meta["val"])
+            with value.fake_mode:
+                node.meta["val"] = node.target(*args, **kwargs)
+            if node.meta["val"].stride() != value.stride():
+                moved.add(node)
     job.graph.recompile()
+
+
+def resolve_inputs(job: Job) -> None:
+    """Inputs with a mark (conjugated, negated) are resolved, and so are tangents: kernels read the memory as it is.
+
+    ``tests/backends/inductor/test_workarounds.py`` shows this fault.
+    """
+    marked = []
+    for index, node in enumerate(job.graph.graph.find_nodes(op="placeholder")):
+        value: Any = node.meta.get("val")
+        if private_tensors.is_fake(value) and (value.is_conj() or value.is_neg()):
+            if index in job.write_backs.values() or 0 in value.stride():
+                raise BackendError("a conjugated or negated input is written or expanded", advice='use backend="aten"')
+            with value.fake_mode:
+                node.meta["val"] = job.examples[index] = _resolved(value)
+            marked.append(index)
+        elif node.name.startswith("tangents"):
+            marked.append(index)
+    if marked:
+        job.wrappers.append(lambda call: _resolving(call, marked))
+
+
+def _resolved(value: torch.Tensor) -> torch.Tensor:
+    """The same values at the same strides, without a mark."""
+    if not value.is_conj() and not value.is_neg():
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _resolving(call: CompiledCallable, marked: Sequence[int]) -> CompiledCallable:
+    def run(inputs: list[Any]) -> list[Any]:
+        for index in marked:
+            if isinstance(inputs[index], torch.Tensor):
+                inputs[index] = _resolved(inputs[index])
+        return call(inputs)
+
+    return run
+
+
+WORKAROUNDS.append(resolve_inputs)

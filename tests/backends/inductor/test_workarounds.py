@@ -49,3 +49,23 @@ def test_derivatives_of_complex_matrices(name: str) -> None:
         gradients = torch.autograd.grad(run(x).real.square().sum(), x, create_graph=order > 1)
         found += [gradients if order == 1 else torch.autograd.grad(gradients[0].square().sum(), x)]
     torch.testing.assert_close(found[1], found[0])
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, x * 2).conj().imag
+
+
+def test_negated_inputs_parts_and_tangents() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (_part(x) @ y.t()).sin()
+
+    torch.manual_seed(0)
+    x, negated = torch.randn(3, 4), _part(torch.randn(3, 4))
+    tangent = _part(torch.randn(3, 3))
+    found = []
+    for function in (program, dovetail.compile(program, backend="inductor", fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf, negated)
+        result.backward(tangent)
+        found.append((result.detach(), leaf.grad))
+    torch.testing.assert_close(found[1], found[0])
