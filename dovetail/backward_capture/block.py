@@ -67,12 +67,6 @@ class FunctionWithBackwards(CompiledFunction):
 rule(FunctionWithBackwards.__call__)(call_original)
 
 
-class _CompiledSegment(CompiledFunction):
-    """A compiled segment of a backward. The user did not choose its inputs: unsupported ones make it run eagerly."""
-
-    _refuses_inputs = False
-
-
 def _session_for(options: Options) -> BackwardSession:
     """A new session that shares its compiled segments with all sessions of the same options."""
     chosen = dataclasses.replace(options, compiled_autograd=False)
@@ -81,4 +75,4 @@ def _session_for(options: Options) -> BackwardSession:
         if known is None:
             known = {}
             _compiled_by_options.appendleft((chosen, known))
-    return BackwardSession(lambda function: _CompiledSegment(function, chosen), known)
+    return BackwardSession(lambda function: CompiledFunction(function, chosen), known)

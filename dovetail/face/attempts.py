@@ -25,7 +25,6 @@ from dovetail.errors import (
     DovetailError,
     EagerFallbackWarning,
     GraphBreakWarning,
-    InputError,
     Interruption,
     ModuleMadeError,
     UnbuildableError,
@@ -280,8 +279,6 @@ class Attempts:
         if isinstance(error, UninitialisedError):
             self._shared.events.note("initialisation", reason=error.what)
             return EagerOnce()
-        if isinstance(error, InputError) and not self._part.refuses_inputs:
-            return EagerFromNowOn(Break(error.what, error.advice, error.where), self._guards)
         if isinstance(error, MISTAKES):
             raise error
         if isinstance(error, ModuleMadeError) and self._is_first_preparation(str(error), error.where):

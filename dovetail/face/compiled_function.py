@@ -24,13 +24,10 @@ from dovetail.options import Options
 class CompiledFunction(Dispatcher):
     """A function with its compiled entries; made by :func:`dovetail.compile`."""
 
-    #: Whether an input that cannot be captured is an error, see :class:`dovetail.face.learned.Part`.
-    _refuses_inputs = True
-
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
         shared = SharedState(backend)
-        super().__init__(Part(function, options, shared, refuses_inputs=self._refuses_inputs))
+        super().__init__(Part(function, options, shared))
         self._continuations = Continuations(options, shared)
         if not isinstance(function, torch.nn.Module):
             _look_like(self, function)

@@ -33,7 +33,7 @@ class Continuation(Dispatcher):
         # Code that is first reached after sizes have changed will see them change too.
         changed = any(part.changes.sizes for part in shared.learned.parts.values())
         for_all_sizes = shared.learned.sizes_vary or changed
-        super().__init__(Part(resumption, options, shared, resumption.point, False, for_all_sizes, made_at_break=made))
+        super().__init__(Part(resumption, options, shared, resumption.point, for_all_sizes, made_at_break=made))
 
     def __repr__(self) -> str:
         return f"<continuation {self.original.__qualname__}: {count(self.entries, 'compiled entry')}>"

@@ -79,15 +79,14 @@ class SharedState:
 class Part:
     """A function, or its code after one graph break, as an attempt sees it.
 
-    ``point`` is the resume point of code after a graph break, and ``()`` for a function from its start. ``refuses_inputs``: an
-    input that cannot be captured is an error; code after a graph break falls back to eager instead. ``is_for_all_sizes``: all sizes
-    are symbolic from the first capture on. ``made_at_break`` names arguments that the instruction at the graph break has made.
+    ``point`` is the resume point of code after a graph break, and ``()`` for a function from its start.
+    ``is_for_all_sizes``: all sizes are symbolic from the first capture on. ``made_at_break`` names arguments that the instruction
+    at the graph break has made.
     """
 
     function: Any
     options: Options
     shared: SharedState
     point: ResumePoint = ()
-    refuses_inputs: bool = True
     is_for_all_sizes: bool = False
     made_at_break: frozenset[str] = frozenset()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dovetail.errors import CaptureError, InputError, UninitialisedError, UserLocation
+from dovetail.errors import CaptureError, UninitialisedError, UserLocation
 from dovetail.guards import AmbientState
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
@@ -226,7 +226,7 @@ class Trace:
 
     def input(self, real: torch.Tensor, name: str) -> TracedInput:
         """The traced input for a real tensor, or for a fake one of the caller's own fake mode; the same tensor gives the
-        same input. Raises :class:`InputError`.
+        same input. Raises :class:`CaptureError`.
         """
         found = self._by_real.get(id(real))
         if found is not None:
@@ -427,10 +427,10 @@ class Trace:
         return private_tensors.is_fake(value) and value.fake_mode is self.fake_mode  # type: ignore[attr-defined]
 
     def check_input(self, real: torch.Tensor, name: str) -> None:
-        """Raise :class:`InputError` for a tensor that no trace can take."""
+        """Raise :class:`CaptureError` for a tensor that no trace can take."""
         where = self.locate()
         if private_tensors.is_functional(real) or private_tensors.is_fake(real):
-            raise InputError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
+            raise CaptureError(f"{name} belongs to another trace", where=where, advice="call it outside of that trace")
         if isinstance(real, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
             raise UninitialisedError(
                 f"{name} has no size before the first call of its module",
@@ -438,10 +438,10 @@ class Trace:
                 advice="call the module eagerly first",
             )
         if real.layout is not torch.strided:
-            raise InputError(f"{name} has the layout {real.layout}", where=where, advice="use a dense tensor")
+            raise CaptureError(f"{name} has the layout {real.layout}", where=where, advice="use a dense tensor")
         if real.is_quantized or real.is_nested:
-            raise InputError(f"{name} is quantized or nested", where=where, advice="use a plain dense tensor")
+            raise CaptureError(f"{name} is quantized or nested", where=where, advice="use a plain dense tensor")
         if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise InputError(
+            raise CaptureError(
                 f"{name} is a tensor subclass, {type(real).__name__}", where=where, advice="use a plain tensor"
             )

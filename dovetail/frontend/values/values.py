@@ -7,6 +7,7 @@ identity, containers and objects by their type and by what is read from them.
 
 from __future__ import annotations
 
+import operator
 import types
 import weakref
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dovetail.errors import UserLocation
+from dovetail.errors import CaptureError, UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import EffectJournal
 from dovetail.frontend.interpreter.call_tables import runs_natively
@@ -65,6 +66,7 @@ from dovetail.trace import Trace
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_FORM = operator.attrgetter("__class__.__qualname__", "layout", "is_nested", "is_quantized")
 
 
 class ReadWatcher(Protocol):
@@ -287,7 +289,13 @@ class Values:
                 f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
                 "read it in the forward, and hand it over as a closure variable or by ctx.save_for_backward",
             )
-        traced = self.trace.input(value, source.name)
+        try:
+            traced = self.trace.input(value, source.name)
+        except CaptureError:
+            # Eager takes the calls with such a tensor only.
+            form = ComputedSource(_FORM, (source,), f"the form of {source.name}")
+            self.guard(form, Equals(_FORM(value)), f"{source.name} was read")
+            raise
         index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
         if index != traced.index:
             raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")

@@ -212,9 +212,15 @@ class Unflattenable(torch.Tensor):
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is quantized or nested"),
     ],
 )
-def test_refused_by_name(value: Any, text: str) -> None:
-    with pytest.raises(dovetail.errors.InputError, match=text):
-        dovetail.compile(lambda x: x * 2, backend="aten")(value)
+def test_refused_by_name_or_left_to_eager(value: Any, text: str) -> None:
+    with pytest.raises(dovetail.errors.GraphBreakError, match=text):
+        dovetail.compile(lambda x: x * 2, backend="aten", fullgraph=True)(value)
+    compiled = dovetail.compile(lambda x: x * 2, backend="aten")
+    with pytest.warns(dovetail.errors.EagerFallbackWarning, match=text):
+        found = compiled(value)
+    assert type(found) is type(value) and found.layout is value.layout
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len([entry for entry in compiled.entries if entry.run is not None]) == 1
 
 
 @pytest.fixture
