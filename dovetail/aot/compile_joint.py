@@ -13,6 +13,7 @@ The steps are functions over :class:`dovetail.aot.steps.Lowering`; passes hook i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from dovetail.aot.state import AOTState
 from dovetail.aot.steps import BackendGraph, CompileSettings, FindReused, Lowering
 from dovetail.backends import Backend, compile_with, lookup_backend
 from dovetail.backends.protocol import Kind
-from dovetail.errors import CaptureError, OptionError
+from dovetail.errors import BackendError, CaptureError, EagerFallbackWarning, OptionError
 from dovetail.events import EventLog
 from dovetail.guards.ambient import without_autocast
 from dovetail.options import check_budget, check_numerics
@@ -209,14 +210,21 @@ def lower_backward(lowering: Lowering) -> Lowering:
 
     def lower(graph: torch.fx.GraphModule, is_sealed: bool) -> FlatCallable:
         placeholders = graph.graph.find_nodes(op="placeholder")
-        backend = lowering.backend
-        if is_sealed and has_symbolic_sizes(placeholders):
-            # The guards are installed: only a backend that assumes nothing about sizes can still be asked.
-            backend = lookup_backend("aten")
+        # Once the guards are installed, only a backend that assumes nothing about sizes can still be asked.
+        backend = lookup_backend("aten") if is_sealed and has_symbolic_sizes(placeholders) else lowering.backend
         count = sum(isinstance(node.meta.get("desc"), Tangent) for node in placeholders)
         with lowering.settings.events.span("compile backward", backend=backend.name, tangents=count) as details:
             unit = BackendGraph("backward", graph, graph, tuple(range(joint.num_primals)))
-            return _lowered(lowering.with_(backend=backend), unit, details)
+            try:
+                return _lowered(lowering.with_(backend=backend), unit, details)
+            except BackendError as error:
+                # The forward has run by now where the pattern of tangents is another one than was expected.
+                if not is_sealed or backend.name == "aten":
+                    raise
+                warnings.warn(
+                    f'a backward runs operator by operator (backend="aten"): {error}', EagerFallbackWarning, 2
+                )
+                return _lowered(lowering.with_(backend=lookup_backend("aten")), unit, details)
 
     backward = BackwardGraphs(parts.backward, joint.num_primals + len(lowering.reused), lower)
     backward.seal(expected_pattern(joint))

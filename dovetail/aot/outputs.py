@@ -7,6 +7,7 @@ function's results from them (:mod:`dovetail.runtime.spec`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,9 +78,7 @@ class _Description:
         self._input_at = {_memory(item.value): item for item in trace.inputs}
         self._base_at: dict[int, int] = {}
         #: How many returned tensors lie in each memory.
-        self._sharing: dict[int, int] = {}
-        for value in self._dense:
-            self._sharing[_memory(value)] = self._sharing.get(_memory(value), 0) + 1
+        self._sharing = Counter(map(_memory, self._dense))
 
     def _add(self, value: torch.Tensor, descriptor: Descriptor) -> int:
         """The position of a tensor among the graph's outputs."""

@@ -94,10 +94,8 @@ class Tree:
         """The class that a source is sure to give once its guards have passed."""
         if isinstance(source, PinnedSource):
             return source.pinned.value if isinstance(source.pinned.value, type) else None
-        for guard in self._guards_of(source):
-            if isinstance(guard.predicate, Identity) and isinstance(guard.predicate.read(), type):
-                return guard.predicate.read()
-        return None
+        held = (guard.predicate.read() for guard in self._guards_of(source) if isinstance(guard.predicate, Identity))
+        return next((value for value in held if isinstance(value, type)), None)
 
     def is_object_dict(self, source: Source) -> bool:
         """Whether a source is the ``__dict__`` of an object that is no class."""

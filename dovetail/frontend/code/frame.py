@@ -221,10 +221,7 @@ class Frame:
 
     def handler_of(self, position: int) -> ExceptionEntry | None:
         """The row of the exception table for an instruction, or None where an exception leaves the frame."""
-        for entry in self.decoded.exceptions:
-            if entry.start <= position < entry.end:
-                return entry
-        return None
+        return next((entry for entry in self.decoded.exceptions if entry.start <= position < entry.end), None)
 
     def catches(self, entry: ExceptionEntry) -> bool:
         """Whether a handler is an ``except`` clause; those of ``with`` and ``finally`` raise again."""

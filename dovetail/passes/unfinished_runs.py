@@ -1,0 +1,106 @@
+"""A backend's callable that raises while it runs: the graph goes on operator by operator, and does so from then on.
+
+Whether the error is the backend's or the program's (an index that is out of range) shows when ATen's operators run the same graph
+on the same inputs: they raise eager's error, or the backend was wrong. The graph is functional: nothing was written by then.
+Where that does not hold the error is raised: the backend may have written inputs itself, or have drawn random numbers in an earlier
+run, or a rank may wait for another one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.aot.backward_graphs import FlatCallable
+from dovetail.aot.nodes import writes_in_place
+from dovetail.aot.steps import BackendGraph, Lowering, before_backend
+from dovetail.backends import ATEN, compile_with
+from dovetail.errors import DovetailError, EagerFallbackWarning
+from dovetail.face.warnings import warn_user
+from dovetail.passes.recompute import exchanges_with_ranks
+from dovetail.torch_private import state as private_state
+from dovetail.trace.repeats import draws_random_numbers
+
+_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
+
+@before_backend
+def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
+    """Registered behind the other passes, so that what they do after the graph is outside of the run that is repeated."""
+    once = unit.write_backs or any(
+        writes_in_place(node) or exchanges_with_ranks(node) for node in unit.graph.graph.nodes
+    )
+    if once or lowering.backend.name == ATEN.name:
+        return unit
+    events, name = lowering.settings.events, lowering.backend.name
+    # Backends may change the graph that they are given.
+    graph = torch.fx.GraphModule(unit.graph, copy.deepcopy(unit.graph.graph))
+
+    def instead() -> FlatCallable:
+        examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        return compile_with(ATEN, graph, examples, unit.kind, {"user_visible_outputs": list(unit.visible)})
+
+    def give_up(error: Exception) -> None:
+        reason = f"backend {name!r} raised {type(error).__name__} while it ran the {unit.kind} graph: {error}"
+        events.note("backend given up", instead=ATEN.name, reason=reason)
+        warn_user(
+            f'a {unit.kind} graph goes on operator by operator (backend="aten"), because {reason}\n  what to do: report this to '
+            "the backend, or use another one",
+            EagerFallbackWarning,
+        )
+
+    draws = any(draws_random_numbers(node.target) for node in graph.graph.nodes)
+    return unit.wrapped(lambda run: _Finished(run, instead, give_up, draws, unit.kind == "backward"))
+
+
+class _Finished:
+    """``run``, and in its place ``instead()`` from the run on that fails."""
+
+    def __init__(
+        self,
+        run: FlatCallable,
+        instead: Callable[[], FlatCallable],
+        give_up: Callable[[Exception], None],
+        draws: bool,
+        frees_inputs: bool,
+    ) -> None:
+        self._run = run
+        self._instead = instead
+        self._give_up = give_up
+        self._draws = draws
+        self._frees_inputs = frees_inputs
+        self._has_run = False
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        # What a backward has saved is to be freed while it runs; its first run is the one that finds most faults.
+        given = inputs if self._frees_inputs and self._has_run else list(inputs)
+        count, states = len(given), None
+        if self._draws and not self._has_run:
+            devices = sorted({item.device.index for item in inputs if isinstance(item, torch.Tensor) and item.is_cuda})
+            states = devices, private_state.random_states(devices)
+        try:
+            results = self._run(inputs)
+        except DovetailError:
+            raise
+        except Exception as error:
+            if isinstance(error, _OUT_OF_MEMORY) or len(given) < count or (self._draws and states is None):
+                raise
+            if states is not None:
+                private_state.set_random_states(states[1], states[0])
+            failure = error
+        else:
+            self._has_run = True
+            return results
+        # Not in the handler: an error of the program's has no context of ours.
+        run = self._instead()
+        results = run(given)
+        with self._lock:
+            if self._run is not run:
+                self._give_up(failure)
+            self._run = run
+        return results
