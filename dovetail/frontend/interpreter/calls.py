@@ -79,9 +79,8 @@ class Calls(TracingInterpreter):
         check_loading(module)
         if is_user_function(function) or wraps_user_code(function):
             return self.run_function(function, args, kwargs, direct)
-        for handler in interpreted_rule:
-            if handler(function, args, kwargs):
-                return self.run_function(function, args, kwargs, direct)
+        if any(handler(function, args, kwargs) for handler in interpreted_rule):
+            return self.run_function(function, args, kwargs, direct)
         return self.call_guarded(function, args, kwargs)
 
     def call_guarded(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
