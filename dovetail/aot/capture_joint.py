@@ -154,9 +154,9 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
         )
     program = trace.program(described.values)
     roots = [value for value, is_root in zip(described.values, differentiable, strict=True) if is_root]
-    _refuse_new_leaves(
-        [value for position, value in enumerate(described.values) if position not in not_recorded], roots
-    )
+    returned = [value for position, value in enumerate(described.values) if position not in not_recorded]
+    returned += [value for value in result.outputs if trace.input_of(value) is None]
+    _refuse_new_leaves(trace, returned, roots)
     return _Forward(
         described,
         differentiable,
@@ -182,16 +182,16 @@ def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
     return freed
 
 
-def _refuse_new_leaves(values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
     """Refuse a returned leaf that another output was computed from: the graph's backward has no place for its gradient."""
     leaves = {id(value) for value in values if is_new_leaf(value)}
     if not leaves:
         return
     for node in autograd_nodes(roots):
         if id(getattr(node, "variable", None)) in leaves:
-            raise CaptureError(
+            trace.refuse_new_leaf(
                 "a tensor that the function makes with requires_grad is returned beside what is computed from it",
-                advice="make the tensor outside of the function",
+                "make the tensor outside of the function",
             )
 
 

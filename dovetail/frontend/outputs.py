@@ -105,14 +105,15 @@ class Outputs:
         if id(value) not in self._positions:
             self._positions[id(value)] = len(self.tensors)
             self.tensors.append(value)
-        return TensorItem(self._positions[id(value)])
+        found = TensorItem(self._positions[id(value)])
+        if value.is_leaf and value.grad is not None and self._trace.input_of(value) is None:
+            return CallItem(ConstantItem(_with_gradient), (found, self._tensor(value.grad)))
+        return found
 
     def _check_tensor(self, value: torch.Tensor) -> None:
         is_made = self._trace.input_of(value) is None
         if getattr(value, "_is_param", False) and is_made:
             self._refuse("a parameter is made inside and leaves the function", "make it outside of the function")
-        if value.is_leaf and value.grad is not None and is_made:
-            self._refuse("a tensor that is made inside and has a gradient leaves the function", "return its gradient")
         if value.grad_fn is not None and private_autograd.has_hooks(value):
             # In the graph they are in front of all that is seen of its gradient outside; in eager they are behind it.
             self._refuse(
@@ -122,6 +123,12 @@ class Outputs:
 
     def _refuse(self, what: str, advice: str = "") -> NoReturn:
         raise CaptureError(what, where=self._interpreter.locate(), advice=advice)
+
+
+def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """A leaf that the program has made and gone back to."""
+    leaf.grad = gradient
+    return leaf
 
 
 def number_as_tensor(value: Any) -> torch.Tensor:

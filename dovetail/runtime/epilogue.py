@@ -165,6 +165,7 @@ class Epilogue:
         base = self._result(output.base, inputs, outputs, before)
         with torch.set_grad_enabled(output.differentiable):
             view: torch.Tensor = output.replay(base, before)
-        if output.differentiable or output.requires_grad:
+        if output.requires_grad == view.requires_grad:
             return view
-        return view.detach() if view.requires_grad else view
+        view = view if output.differentiable else view.detach()
+        return view.requires_grad_() if output.requires_grad else view

@@ -16,6 +16,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import TracedInput
+from dovetail.trace.settings import NEW_LEAVES
 
 
 class GradientFlags:
@@ -63,11 +64,19 @@ class GradientFlags:
         return found
 
 
+def _make_leaf(interpreter: TracingInterpreter, target: torch.Tensor, flag: Any) -> Any:
+    """``requires_grad`` of what the program has made itself."""
+    makes_leaf = flag is True and not target.requires_grad
+    if makes_leaf and not interpreter.values.in_backward and not interpreter.trace.settings.allows(NEW_LEAVES):
+        raise Break("a leaf is made that leaves the graph", "make it outside of the function")
+    return NotImplemented
+
+
 @setter_rule("requires_grad")
 def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> Any:
     traced = interpreter.trace.input_of(target)
     if traced is None or type(value) is not bool:
-        return NotImplemented
+        return _make_leaf(interpreter, target, value)
     interpreter.state(GradientFlags).set(traced, value)
     return None
 
@@ -79,7 +88,7 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
     traced = interpreter.trace.input_of(target)
     flag = given[0] if given else kwargs.get("requires_grad", True)
     if traced is None or type(flag) is not bool or len(given) + len(kwargs) > 1:
-        return NotImplemented
+        return _make_leaf(interpreter, target, flag)
     interpreter.state(GradientFlags).set(traced, flag)
     return target
 
