@@ -25,9 +25,9 @@ from dovetail.aot.descriptors import Descriptor, Gradient, Tangent
 from dovetail.aot.joint_graph import JointGraph, PassRecord
 from dovetail.aot.nodes import checks_assumption, must_stay
 from dovetail.aot.output_dependencies import find_dependencies
-from dovetail.aot.outputs import DescribedOutputs, describe_outputs, is_new_leaf
+from dovetail.aot.outputs import DescribedOutputs, describe_outputs
 from dovetail.aot.state import AOTState
-from dovetail.aot.steps import finds_freed
+from dovetail.aot.steps import checks_outputs, finds_freed
 from dovetail.aot.tangents import overlaps_itself
 from dovetail.errors import CaptureError, DovetailError
 from dovetail.guards.ambient import without_autocast
@@ -41,7 +41,6 @@ from dovetail.trace.overrides import (
     GRAPHS,
     INPUT_GRADIENTS,
     LEAF_ORDERS,
-    autograd_nodes,
     check_differentiable,
     inexact_gradients,
     requested_gradients,
@@ -156,7 +155,8 @@ def _describe_forward(trace: Trace, result: CaptureResult) -> _Forward:
     roots = [value for value, is_root in zip(described.values, differentiable, strict=True) if is_root]
     returned = [value for position, value in enumerate(described.values) if position not in not_recorded]
     returned += [value for value in result.outputs if trace.input_of(value) is None]
-    _refuse_new_leaves(trace, returned, roots)
+    for check in checks_outputs:
+        check(trace, returned, roots)
     return _Forward(
         described,
         differentiable,
@@ -180,19 +180,6 @@ def _freed_outputs(trace: Trace, described: DescribedOutputs) -> set[int]:
             advice="pass retain_graph=True to that backward",
         )
     return freed
-
-
-def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
-    """Refuse a returned leaf that another output was computed from: the graph's backward has no place for its gradient."""
-    leaves = {id(value) for value in values if is_new_leaf(value)}
-    if not leaves:
-        return
-    for node in autograd_nodes(roots):
-        if id(getattr(node, "variable", None)) in leaves:
-            trace.refuse_new_leaf(
-                "a tensor that the function makes with requires_grad is returned beside what is computed from it",
-                "make the tensor outside of the function",
-            )
 
 
 def _add_tangents(trace: Trace, forward: _Forward) -> list[torch.Tensor]:

@@ -182,8 +182,8 @@ class _Description:
     def _refuse_unkeepable(self, value: torch.Tensor, base: torch.Tensor) -> None:
         """Raise :class:`CaptureError` for a view whose derivatives cannot be eager's."""
         if value.requires_grad and not base.requires_grad and not is_new_leaf(value):
-            self._trace.refuse_new_leaf(
-                "a returned view requires a gradient but its base does not", "return a clone of it"
+            raise CaptureError(
+                "a returned view requires a gradient but its base does not", advice="return a clone of it"
             )
         if private_tensors.is_view_of_custom_function(value):
             raise CaptureError(

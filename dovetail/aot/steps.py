@@ -28,6 +28,7 @@ from dovetail.backends.protocol import Kind
 from dovetail.events import EventLog
 from dovetail.runtime.derivatives import DifferentiableBackward
 from dovetail.runtime.function import KeepApart
+from dovetail.trace import Trace
 
 if TYPE_CHECKING:
     from dovetail.aot.compiled_graph import CompiledGraph
@@ -127,6 +128,8 @@ class BackendGraph:
         return dataclasses.replace(self, wrappers=(*self.wrappers, wrapper), **changes)
 
 
+#: In stage 1: refuses what leaves a capture, by it and the outputs with a gradient.
+checks_outputs: Place[Callable[[Trace, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]] = Place()
 #: In stage 1: for each differentiable output of several, the outputs that its backward leaves without theirs; None: all.
 finds_freed: Place[Callable[[Sequence[torch.Tensor]], tuple[frozenset[int], ...] | None]] = Place()
 #: In front of all steps: passes that a graph needs because of operators in it, each with a test whether it needs it.

@@ -19,7 +19,6 @@ from dovetail.trace.shapes import ShapePolicy
 CHANGES: Final = "changes"
 #: Strategies of the core. A rule names its own strategies.
 GRAPH_BREAKS: Final = "graph breaks"
-NEW_LEAVES: Final = "leaves that the program makes"
 SAYS_COMPILING: Final = "torch.compiler.is_compiling() is true"
 #: The program itself is told what eager tells it, so that what it keeps by the answer is the same in every part of a function.
 SAYS_EAGER: Final = "torch.compiler.is_compiling() is false for the program"

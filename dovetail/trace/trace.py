@@ -14,7 +14,7 @@ import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,7 +32,7 @@ from dovetail.trace.modes import FakeMode, FunctionalMode, SymbolicFakeMode, Tra
 from dovetail.trace.overrides import WHILE_OPEN, autograd_nodes
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators
-from dovetail.trace.settings import CHANGES, GRAPH_BREAKS, NEW_LEAVES, CaptureSettings, Findings, Retry
+from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
 from dovetail.trace.shapes import ASSUMPTION, NUMBER_SUFFIX, Bindings, RecordingShapeEnv
 
 
@@ -327,12 +327,6 @@ class Trace:
     def is_freed(self, value: torch.Tensor) -> bool:
         """Whether the graph of a value is one that eager would have freed, at least in part."""
         return bool(self.freed) and not self.freed.isdisjoint(autograd_nodes([value]))
-
-    def refuse_new_leaf(self, what: str, advice: str) -> NoReturn:
-        """A leaf that the program makes cannot leave the graph: eager makes it at a graph break, if there may be one."""
-        if self.settings.allows(NEW_LEAVES) and self.settings.allows(GRAPH_BREAKS):
-            raise Retry(what, without=NEW_LEAVES)
-        raise CaptureError(what, advice=advice)
 
     def inputs_behind(self, roots: list[torch.Tensor]) -> list[TracedInput]:
         """The inputs that a derivative of ``roots`` reaches."""

@@ -6,17 +6,25 @@ is turned off when the graph has run: results that were computed before still ha
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 
+from dovetail.aot.outputs import is_new_leaf
+from dovetail.aot.steps import checks_outputs
+from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
 from dovetail.torch_private import sizes as private_sizes
-from dovetail.trace import TracedInput
-from dovetail.trace.settings import NEW_LEAVES
+from dovetail.trace import Trace, TracedInput
+from dovetail.trace.overrides import autograd_nodes
+from dovetail.trace.settings import GRAPH_BREAKS, Retry
+
+#: The strategy to have leaves that the program makes in the graph; without it, eager makes them at a graph break.
+_NEW_LEAVES: Final = "leaves that the program makes"
 
 
 class GradientFlags:
@@ -67,7 +75,7 @@ class GradientFlags:
 def _make_leaf(interpreter: TracingInterpreter, target: torch.Tensor, flag: Any) -> Any:
     """``requires_grad`` of what the program has made itself."""
     makes_leaf = flag is True and not target.requires_grad
-    if makes_leaf and not interpreter.values.in_backward and not interpreter.trace.settings.allows(NEW_LEAVES):
+    if makes_leaf and not interpreter.values.in_backward and not interpreter.trace.settings.allows(_NEW_LEAVES):
         raise Break("a leaf is made that leaves the graph", "make it outside of the function")
     return NotImplemented
 
@@ -91,6 +99,18 @@ def _requires_grad(interpreter: TracingInterpreter, function: Any, args: Argumen
         return _make_leaf(interpreter, target, flag)
     interpreter.state(GradientFlags).set(traced, flag)
     return target
+
+
+@checks_outputs
+def _refuse_new_leaves(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+    """Refuse a returned leaf that another output was computed from: the graph's backward has no place for its gradient."""
+    leaves = {id(value) for value in values if is_new_leaf(value)}
+    if not leaves or not any(id(getattr(node, "variable", None)) in leaves for node in autograd_nodes(roots)):
+        return
+    reason = "a tensor that the function makes with requires_grad is returned beside what is computed from it"
+    if trace.settings.allows(_NEW_LEAVES) and trace.settings.allows(GRAPH_BREAKS):
+        raise Retry(reason, without=_NEW_LEAVES)
+    raise CaptureError(reason, advice="make the tensor outside of the function")
 
 
 @end_rule
