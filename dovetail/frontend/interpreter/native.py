@@ -363,13 +363,17 @@ class NativeCalls(TracingInterpreter):
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A builtin function or class."""
+        owner = getattr(function, "__self__", None)
+        known = rule.get(class_attribute(owner, function.__name__)[0]) if isinstance(owner, type) else None
+        if known is not None:
+            return known(self, (owner, *args), kwargs)
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
         if reason is not None:
             raise Break(reason, "do this outside of the compiled function")
         module = getattr(function, "__module__", None)
         if module is not None and (module == "torch" or module.startswith("torch.")):
             return self.call_guarded(function, args, kwargs)
-        is_pure = module in PURE_MODULES and not is_extension_record(getattr(function, "__self__", None))
+        is_pure = module in PURE_MODULES and not is_extension_record(owner)
         if is_pure or module is None or isinstance(function, type):
             return self.native(function, args, kwargs)
         raise Break(f"{module}.{function.__name__} is not known to be pure", "call it outside of the compiled function")
