@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress backend-tables bench-second-order bench-step bench-gpu clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress backend-tables test-matrix torch-names bench-second-order bench-step bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, backend-tables, bench-second-order, bench-step, bench-gpu, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -110,6 +110,15 @@ conformance-memory: $(VENV)/.test
 
 conformance-stress: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.stress $(CONFORMANCE_ARGS)
+
+# make test-matrix PAIRS="2.15.0:python3.12 2.13.0:python3.11" MATRIX_ARGS="--docs"
+PAIRS ?= $(TORCH):$(PYTHON)
+test-matrix: $(VENV)/.test
+	$(BIN)/python -m tests.matrix $(PAIRS) $(MATRIX_ARGS)
+
+# make torch-names NAMES_ARGS="--with other/bin/python --docs"
+torch-names: $(VENV)/.test
+	$(BIN)/python -m tests.torch_names $(NAMES_ARGS)
 
 backend-tables: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md

@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
 from dovetail.errors import ArtefactError
+
+try:
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+    from safetensors.torch import save as save_tensors
+except ModuleNotFoundError as error:
+    raise ArtefactError(
+        "artefacts need safetensors, which is not installed", advice="pip install safetensors"
+    ) from error
 
 FORMAT = "dovetail-joint-graph"
 VERSION = 4

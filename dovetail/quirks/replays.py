@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.quirks.registry import Example, quirk
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace import Program, Trace
 from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.program import ProgramCall
@@ -32,7 +32,7 @@ def replayed(trace: Trace, program: Program) -> Program:
 def _replaced(trace: Trace, call: ProgramCall) -> ProgramCall:
     if call.function is torch.autograd.grad:
         return dataclasses.replace(call, function=functools.partial(_grad, trace))
-    if private_autograd.is_function_apply(call.function):
+    if private_autograd_nodes.is_function_apply(call.function):
         return dataclasses.replace(call, function=functools.partial(_apply, trace, call.function))
     hook = REPLAYS.get(call.function) if callable(call.function) else None
     found = NotImplemented if hook is None else hook(trace, call)

@@ -15,9 +15,6 @@ import torch
 _autograd: Any = torch._C._autograd
 _KEEPING_VALUES = ("torch.autograd.graph", "torch.utils.checkpoint", "torch.distributed.")
 _ENGINE_CODE = torch.autograd.graph._engine_run_backward.__code__
-#: What ``apply`` of a custom function is before it is bound to a class: Python up to torch 2.14, native code since then.
-FUNCTION_APPLY: Any = vars(torch.autograd.Function)["apply"]
-FUNCTION_APPLY = getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY)
 
 
 def next_sequence_number() -> int:
@@ -37,18 +34,6 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
-
-
-def is_function_apply(function: Any) -> bool:
-    """Whether this is the ``apply`` of a class of ``torch.autograd.Function``.
-
-    >>> is_function_apply(torch.autograd.Function.apply), is_function_apply(len)
-    (True, False)
-    """
-    if isinstance(function, types.BuiltinFunctionType):
-        owner = function.__self__
-        return isinstance(owner, type) and function == FUNCTION_APPLY.__get__(None, owner)
-    return getattr(function, "__func__", None) is FUNCTION_APPLY
 
 
 def current_backward() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,23 @@ import torch
 
 from dovetail.torch_private.autograd import asked_for
 
+#: What ``apply`` of a custom function is before it is bound to a class: Python up to torch 2.14, native code since then.
+FUNCTION_APPLY: Any = vars(torch.autograd.Function)["apply"]
+FUNCTION_APPLY = getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY)
 #: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
 _MOST_ERRORS = 4
+
+
+def is_function_apply(function: Any) -> bool:
+    """Whether this is the ``apply`` of a class of ``torch.autograd.Function``.
+
+    >>> is_function_apply(torch.autograd.Function.apply), is_function_apply(len)
+    (True, False)
+    """
+    if isinstance(function, types.BuiltinFunctionType):
+        owner = function.__self__
+        return isinstance(owner, type) and function == FUNCTION_APPLY.__get__(None, owner)
+    return getattr(function, "__func__", None) is FUNCTION_APPLY
 
 
 def gradient_node(tensor: torch.Tensor) -> Any:

@@ -1,10 +1,16 @@
-"""The table of divergences of ``torch.distributions``. Checked on torch 2.11 to 2.13."""
+"""The table of divergences and the checks of ``torch.distributions``. Checked on torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.distributions import kl
+import torch
+from torch.distributions import distribution, kl
+
+#: Whether all values pass a check, as a tensor.
+is_all_true: Any = torch._is_all_true
+#: The function that gives the same as a plain truth, since torch 2.14 or 2.15; None before.
+all_true_or_assert: Any = getattr(distribution, "_all_true_or_runtime_assert", None)
 
 
 def registered_divergence(kind: type, other: type) -> Any:

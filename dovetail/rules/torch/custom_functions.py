@@ -16,7 +16,7 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
-from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import operators as private_operators
 from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
 from dovetail.trace.repeats import draws_random_numbers
@@ -56,7 +56,7 @@ class Interpreted:
         return staticmethod(self._interpreter.trampoline(inner))
 
 
-@rule(private_autograd.FUNCTION_APPLY)
+@rule(private_autograd_nodes.FUNCTION_APPLY)
 def _apply(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     owner, *given = args
     recorder = interpreter.trace.recorder

@@ -15,7 +15,7 @@ from dovetail.frontend.interpreter.call_tables import interpret_modules
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, rule
 from dovetail.guards import ComputedSource, Identity
-from dovetail.torch_private.distributions import registered_divergence
+from dovetail.torch_private.distributions import all_true_or_assert, is_all_true, registered_divergence
 
 interpret_modules("torch.distributions")
 
@@ -38,6 +38,15 @@ def _is_positive_definite(interpreter: TracingInterpreter, args: Arguments, kwar
         return symmetric
     factorised = torch.linalg.cholesky_ex(value).info.eq(0)
     return interpreter.values.wrap(torch.where(symmetric.all(), factorised, symmetric))
+
+
+def _all_pass(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """The branch on a check, which becomes an assertion, is the caller's."""
+    return interpreter.call_torch(is_all_true, args[:1], {})
+
+
+if all_true_or_assert is not None:
+    rule(all_true_or_assert)(_all_pass)
 
 
 @rule(kl_divergence)
