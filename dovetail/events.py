@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,6 @@ class EventLog:
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[Event], None]] = []
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -80,10 +79,6 @@ class EventLog:
     def dropped(self) -> int:
         """How many events are no longer kept."""
         return sum(self._counts.values()) - len(self._events)
-
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Call ``listener(event)`` for every event from now on."""
-        self._listeners.append(listener)
 
     def note(self, name: str, **details: Any) -> None:
         """Record a decision (an event without a duration)."""
@@ -116,9 +111,6 @@ class EventLog:
             self._events.append(event)
             self._counts[event.name] += 1
             self._seconds[event.name] += event.duration or 0.0
-            listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener(event)
 
     def title(self) -> str:
         """How many events there were, in words."""
