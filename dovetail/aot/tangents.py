@@ -115,7 +115,7 @@ class _Copy:
         value = node.meta["val"]
         sizes = [size_in_graph(self.graph, size, list(self.new.values())) for size in value.shape]
         made = self.graph.call_function(
-            torch.ops.aten.zeros.default, (sizes,), {"dtype": value.dtype, "device": value.device}
+            torch.ops.aten.full.default, (sizes, 0), {"dtype": value.dtype, "device": value.device}
         )
         made.meta = {"val": value.new_zeros(value.shape), "phase": "backward"}
         return made

@@ -43,6 +43,7 @@ from dovetail.higher_order.eager_replay import eager_backward
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.kept_inputs import NeededInputs
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
+from dovetail.passes.decompose import IN_GRADIENTS
 from dovetail.quirks.replays import replayed
 from dovetail.runtime.derivatives import refusal
 from dovetail.torch_private import calls as private_calls
@@ -69,7 +70,9 @@ def needed_inputs(joint: JointGraph) -> NeededInputs:
     primals = joint.primals
     reached = needed_for(joint.gradients)
     symbolic = has_symbolic_sizes(primals)
-    indices = tuple(index for index, node in enumerate(primals) if symbolic or node in reached)
+    indices = tuple(
+        index for index, node in enumerate(primals) if symbolic or node in reached or IN_GRADIENTS in node.meta
+    )
     draws = [node for node in joint.graph.nodes if _has_random_result(node)]
     devices = {node.meta["val"].device.index for node in draws if getattr(node.meta.get("val"), "is_cuda", False)}
     written = frozenset(mutation.input_index for mutation in joint.spec.mutations)

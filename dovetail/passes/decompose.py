@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.nodes import needed_for
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
 from dovetail.torch_private import numbers as private_numbers
@@ -25,10 +26,16 @@ _VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacke
 # What these give depends on the strides of what they are given, or they refuse other ones.
 _READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
+#: A mark in the ``meta`` of an input that operators of the gradients read; a decomposition may not read it.
+IN_GRADIENTS = "in_gradients"
+
 
 @decomposes
 def decompose_joint(lowering: Lowering, table: Table) -> torch.fx.GraphModule:
     """Apply all of the backend's table."""
+    # Its second derivative is zeros in eager, not None.
+    for node in needed_for(lowering.joint.gradients) & set(lowering.joint.primals):
+        node.meta[IN_GRADIENTS] = True
     return decompose_graph(lowering.joint.graph_module, table, lowering.joint.fake_mode)
 
 

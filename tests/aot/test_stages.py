@@ -144,6 +144,21 @@ def test_an_undefined_tangent_is_no_zero() -> None:
     assert special.graph.output_node().args[0] == [None]
 
 
+def test_zeros_for_an_undefined_tangent_are_an_operator_that_backends_know() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin().unbind(0)
+
+    x = torch.ones(3, 2, requires_grad=True)
+    part = partition(dovetail.capture(f, (x,)), saved_by("save_all"))
+    assert part.backward is not None
+    count = len(part.backward.graph.find_nodes(op="placeholder"))
+    special, _ = specialise_tangents(part.backward, range(count - 3, count), [True, False, True])
+    made = {node.target for node in special.graph.nodes}
+    assert torch.ops.aten.full.default in made
+    # Those that Inductor wants decomposed, it compiles no more.
+    assert not made & {torch.ops.aten.zeros.default, torch.ops.aten.ones.default}
+
+
 def break_shape(graph: dovetail.JointGraph) -> None:
     node = graph.gradient_of("first.weight")
     with graph.graph.inserting_after(node):

@@ -62,6 +62,11 @@ COMPILERS: dict[str, Compiler] = {
 }
 
 
+def rounds(compiler: Compiler) -> bool:
+    """Whether kernels of its own compute the results, which are eager's up to rounding."""
+    return compiler is COMPILERS["dovetail-inductor"]
+
+
 def not_compiled(compiled: Any) -> str:
     """Why the last call of something made by Dovetail did not run compiled code, or '' where it did.
 

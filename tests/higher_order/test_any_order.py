@@ -690,3 +690,26 @@ def test_four_derivatives_of_a_custom_function() -> None:
         return found
 
     both(style, lambda x: _Cube.apply(x.sin()).cos())
+
+
+def test_zeros_where_a_decomposition_does_not_read_the_input() -> None:
+    def decomposed(gradient: torch.Tensor, x: torch.Tensor, padding: list[int]) -> torch.Tensor:
+        pad = torch.nn.functional.pad
+        return gradient[..., 1:-1] + pad(gradient[..., :1], (1, 3)) + pad(gradient[..., -1:], (3, 1))
+
+    operator = torch.ops.aten.reflection_pad1d_backward.default
+
+    @dovetail.register_backend("decomposed_padding", decompositions=lambda: {operator: decomposed})
+    def run(graph: torch.fx.GraphModule, inputs: Any, *, kind: Any, options: Any) -> Any:
+        assert not graph.graph.find_nodes(op="call_function", target=operator)
+        return lambda values: list(graph(*values))
+
+    def style(f: Function) -> Any:
+        x, tangent = leaf(2, 5), leaf(2, 7, seed=1)
+        (g,) = torch.autograd.grad(f(x), x, tangent, create_graph=True)
+        return [g, *torch.autograd.grad(g.square().sum(), [x, tangent])]
+
+    try:
+        both(style, lambda x: torch.nn.functional.pad(x, (1, 1), mode="reflect"), "decomposed_padding")
+    finally:
+        dovetail.backends.registry.unregister_backend("decomposed_padding")

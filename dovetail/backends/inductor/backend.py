@@ -42,8 +42,14 @@ def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
     A decomposed random operator draws other numbers than eager's kernel does.
     """
     table = {**private_inductor.inductor_decompositions(), **fused_optimizers(), **picked_classes()}
+    table[torch.ops.aten._efficientzerotensor.default] = _zeros_in_memory
     table |= changing_numbers(table)
     return {target: rule for target, rule in table.items() if not draws_random_numbers(target)}
+
+
+def _zeros_in_memory(size: Sequence[Any], **kwargs: Any) -> torch.Tensor:
+    """Return zeros for autograd's zeros that have no memory, which generated code cannot take as an input."""
+    return torch.full(size, 0, **{"dtype": torch.get_default_dtype(), **kwargs})
 
 
 def find_fake_mode(graph: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Any:

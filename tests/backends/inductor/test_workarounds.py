@@ -69,3 +69,33 @@ def test_negated_inputs_parts_and_tangents() -> None:
         result.backward(tangent)
         found.append((result.detach(), leaf.grad))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.slow
+def test_a_backward_from_some_outputs() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*torch.linalg.eigh(x + x.mT), *x.sin().unbind(0))
+
+    compiled = dovetail.compile(program, backend="inductor", fullgraph=True)
+    for place in (1, 3):
+        found = []
+        for function in (program, compiled):
+            x = torch.arange(9.0).sin().reshape(3, 3).requires_grad_()
+            function(x)[place].abs().sum().backward()
+            found.append(x.grad)
+        torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.slow
+def test_zeros_that_have_no_memory() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.abs() + x.sgn()
+
+    compiled = dovetail.compile(program, backend="inductor", fullgraph=True)
+    found = []
+    for function in (program, compiled):
+        x = torch.arange(-2.0, 3.0).requires_grad_()
+        (gradient,) = torch.autograd.grad(function(x), x, x.detach().cos().requires_grad_(), create_graph=True)
+        found.append((gradient.detach(), *torch.autograd.grad(gradient.sum(), x)))
+    torch.testing.assert_close(found[1], found[0])
+    assert not dovetail.events_of(compiled).count("the next order runs eagerly")
