@@ -19,6 +19,7 @@ from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
 from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import operator_rule
 from dovetail.frontend.values.aliases import guard_equality, guard_key
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import AttributeSource, HasNoKey, Length
@@ -52,7 +53,7 @@ class Containers(TracingInterpreter):
             return self.values.wrap(operator.getitem(target, plain_numbers(key)))
         if isinstance(target, type):
             return target[key]  # type: ignore[index]
-        return self.native(operator.getitem, (target, key), {})
+        return self.operate(operator.getitem, target, key)
 
     def _load_dict_item(self, target: dict[Any, Any], key: Any) -> Any:
         if dict.__contains__(target, key):
@@ -102,7 +103,10 @@ class Containers(TracingInterpreter):
                 if isinstance(key, slice):
                     value = self.drain(value)
             self.effects.set_item(target, key, value)
-        else:
+        elif not any(
+            handler(self, operator.setitem, (target, key, value)) is not NotImplemented
+            for handler in operator_rule.get(operator.setitem, ())
+        ):
             raise Break(f"an item of a {type(target).__name__} is set")
 
     def delete_item(self, target: Any, key: Any) -> None:

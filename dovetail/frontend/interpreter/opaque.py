@@ -30,6 +30,8 @@ _FIXED = (
     torch.nn.Module,
     *NATIVE_CALLABLES,
 )
+# Containers that are gone through when they are handed over, and what is known by its name.
+_GUARDED = (list, tuple, dict, set, frozenset, types.ModuleType, logging.Logger)
 # All that is in these are attributes and items, which are guarded one by one.
 _OPEN = (object, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 
@@ -67,17 +69,15 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
                 check_opaque(values, function, item, True)
     is_module = isinstance(value, torch.nn.Module)
     source = values.source_of(value)
-    if (
-        kind.__module__.startswith("torch.")
-        and not is_module
-        and not isinstance(value, (torch.Tensor, type, enum.Enum))
-    ):
+    is_plain = not isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum))
+    if is_plain and kind.__module__.startswith("torch."):
         _guard_settings(values, value)
         if dataclasses.is_dataclass(value):
             # Options of a function of torch's.
             guard_deep(values, value, set())
             return
-    if is_module or (source is not None and not callable(value) and not _is_guarded(value)):
+    is_known = source is None or callable(value) or isinstance(value, _GUARDED) or is_leaf_value(value)
+    if is_module or not (is_known or content_of(value) is not None):
         name = getattr(function, "__name__", str(function))
         raise Break(
             f"a {kind.__qualname__} object is handed to {name}, which could read state that nobody guards",
@@ -86,12 +86,6 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
     is_fixed = isinstance(value, (type, types.FunctionType, types.MethodType))
     if source is not None and callable(value) and not is_fixed and instance_dict(value) is not None:
         guard_deep(values, value, set())
-
-
-def _is_guarded(value: Any) -> bool:
-    if isinstance(value, (list, tuple, dict, set, frozenset, type, types.ModuleType, logging.Logger)):
-        return True
-    return is_leaf_value(value) or content_of(value) is not None
 
 
 def _guard_settings(values: Values, value: Any) -> None:

@@ -11,15 +11,19 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, method_rule, rule
+from dovetail.rules.python.numpy_inputs import as_tensor
+from dovetail.rules.python.numpy_numbers import ARRAY
 from dovetail.rules.sizes.number_tensors import make_tensor
 
 
 @rule(torch.as_tensor)
 def _as_tensor(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> object:
     data = args[0] if len(args) == 1 else kwargs.get("data")
+    wanted = {name: value for name, value in kwargs.items() if name != "data" and value is not None}
+    if isinstance(data, ARRAY) and not wanted.keys() - {"dtype", "device"}:
+        return as_tensor(interpreter, data, wanted)
     if not isinstance(data, torch.Tensor):
         return make_tensor(interpreter, torch.tensor, args, kwargs)
-    wanted = {name: value for name, value in kwargs.items() if name != "data" and value is not None}
     if wanted.keys() - {"dtype", "device"} or len(args) > 1:
         return interpreter.call_native(torch.as_tensor, args, kwargs)
     if not wanted:

@@ -179,6 +179,170 @@ def test_a_generator_and_a_model_in_a_helper_are_not_run_for_real() -> None:
     _compare(program)
 
 
+# --- one graph --------------------------------------------------------------------------------------------------------
+
+RATES = np.linspace(0.1, 0.01, 10)
+
+
+def _grid(x: torch.Tensor, n: Any) -> Any:
+    places = np.arange(4)[:, None] * np.exp(np.arange(0, 4, 2) * -(np.log(10000.0) / 4))
+    table = np.zeros((4, 4))
+    table[:, 0::2] = np.sin(places)
+    table[1] += 1
+    return x[:1] * torch.tensor(table, dtype=torch.float32)[:, :3], torch.from_numpy(np.ones(3)) + x[0]
+
+
+def _own_arrays_leave(x: torch.Tensor, n: Any) -> Any:
+    made = np.zeros((2, 3), order="F")
+    made[1] = 2
+    part = made[1:, ::2]
+    part += 3
+    return x * 2, made, part, np.float32(3), {"a": made}, made.astype(int)
+
+
+ONE_GRAPH: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "numbers": lambda x, n: x / np.sqrt(x.shape[-1]) + np.log(2.0) * np.pi + np.clip(1.5, 0, 1) + np.maximum(3, 4),
+    "sizes": lambda x, n: x.reshape(int(np.prod(x.shape))) * np.mean([1.0, 2.0]),
+    "a branch on a number": lambda x, n: x if np.isnan(0.5) or not np.isfinite(2.0) else x * 2,
+    "a table": lambda x, n: x * RATES[2] + torch.from_numpy(np.cumprod(1.0 - RATES)).float()[:3],
+    "slices of a table": lambda x, n: (x * torch.tensor(RATES[1:4] / RATES[:3]), RATES[2:], RATES[-1]),
+    "a table as an index": lambda x, n: x[np.arange(2)] + x[:, np.array([0, 2, 1])][1:3],
+    "from_numpy": lambda x, n: torch.from_numpy(n) * x,
+    "tensor": lambda x, n: (torch.tensor(n), torch.tensor(n.T, dtype=torch.float32) @ x, torch.tensor(data=n.T[0])),
+    "as_tensor": lambda x, n: torch.as_tensor(n, dtype=torch.float32) * x + torch.as_tensor(n).sum(),
+    "an index": lambda x, n: (
+        x[:, n[0].astype(int) % 3] if type(n) is int else x[n.shape[0] - 1],
+        x[np.array([True, False, True])],
+    ),
+    "write to an array by a tensor": lambda x, n: (torch.from_numpy(n).add_(x.double()), x * 1)[1],
+    "write to a slice": lambda x, n: (torch.as_tensor(n)[1:].mul_(2), x * 1)[1],
+    "the same array": lambda x, n: (x * 1, n, [n, n[1:]]),
+    "a grid": _grid,
+    "own arrays leave": _own_arrays_leave,
+}
+
+
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_one_graph(name: str) -> None:
+    assert _compare(ONE_GRAPH[name], np.arange(9.0).reshape(3, 3).copy()) == 0
+
+
+def test_an_array_of_indices_is_an_input() -> None:
+    assert _compare(lambda x, i: (x[i] * 2, x[:, i], x[None][:, i, None]), np.array([-1, -2, -3])) == 0
+    _compare(lambda x, i: (x[i] * 2, x[i > -2], x[i[1:], :]), np.array([-1, -2, -3]))
+
+
+def test_arrays_that_leave_share_their_memory() -> None:
+    compiled = dovetail.compile(_own_arrays_leave, backend="aten")
+    for _ in range(2):
+        _, made, part, _, held, copy = compiled(torch.ones(3, 3), None)
+        part += 1
+        assert made[1, 0] == 6 and held["a"] is made and copy[1, 0] == 5 and made.strides == (8, 16)
+
+
+def test_a_result_is_the_array_or_a_view_of_it() -> None:
+    compiled = dovetail.compile(ONE_GRAPH["the same array"], backend="aten")
+    n = np.arange(9.0).reshape(3, 3)
+    for _ in range(2):
+        _, first, (second, part) = compiled(torch.ones(2), n)
+        assert first is n and second is n and np.shares_memory(part, n) and part.flags.writeable
+
+
+def test_gradients_go_through() -> None:
+    x = torch.ones(3, requires_grad=True)
+    program = lambda x, n: (x * torch.from_numpy(n)).sum() * RATES[0] * np.sqrt(2.0)  # noqa: E731
+    check_calls(program, [(x, np.arange(3.0)), (x, np.arange(4.0)[1:].copy())], backend="aten", fullgraph=True)
+
+
+SHARED: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "tensor of the array is written": lambda x, n: (torch.from_numpy(n).add_(1), x * 2)[1],
+    "tensor is written": lambda x, n: (x.add_(1), torch.from_numpy(n) * 2)[1],
+    "tensor is written after the array was read": lambda x, n: (torch.from_numpy(n) * 2, x.add_(1)),
+    "tensor is written, then the array read": lambda x, n: (x.add_(1), float(np.sum(n)))[1],
+    "read, written, read": lambda x, n: (float(np.sum(n)), x.add_(1), float(np.sum(n)), n[0]),
+    "a part": lambda x, n: (x[1:].add_(1), torch.from_numpy(n) * 2)[1],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_an_array_and_a_tensor_in_one_memory(name: str) -> None:
+    def run(function: Callable[..., Any]) -> Any:
+        found = []
+        for shared in (True, True, False):
+            n = np.arange(4.0)
+            x = torch.from_numpy(n) if shared else torch.zeros(4, dtype=torch.float64)
+            found.append((_seen(function(x, n)), n.tolist(), x.tolist()))
+        return found
+
+    assert run(dovetail.compile(SHARED[name], backend="aten")) == run(SHARED[name])
+
+
+def _held(x: torch.Tensor) -> Any:
+    made = np.arange(3.0)
+    tensor = torch.from_numpy(made)
+    tensor += 1
+    return made, tensor, float(made.sum())
+
+
+def _written_after(x: torch.Tensor) -> Any:
+    made = np.arange(3.0)
+    tensor = torch.as_tensor(made)
+    made[0] = 7
+    return tensor * x[0], made
+
+
+def _table_is_written(x: torch.Tensor) -> Any:
+    RATES[0] += 1
+    np.multiply(RATES, 2, out=RATES)
+    part = RATES[1:]
+    part -= 1
+    first = float(RATES[0])
+    RATES[:] = np.linspace(0.1, 0.01, 10)
+    return x * first, float(np.sum(RATES))
+
+
+def _warns(x: torch.Tensor) -> Any:
+    return x * (np.ones(3) / np.zeros(3))[0]
+
+
+@pytest.mark.parametrize("program", [_held, _written_after, _table_is_written], ids=lambda item: item.__name__)
+def test_writes_to_memory_of_constants(program: Callable[..., Any]) -> None:
+    _compare(program)
+
+
+def test_a_warning_is_given_at_each_call() -> None:
+    compiled = dovetail.compile(_warns, backend="aten")
+    for _ in range(3):
+        with pytest.warns(RuntimeWarning, match="divide by zero"):
+            compiled(torch.ones(2))
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        compiled(torch.ones(2))
+
+
+def test_a_table_that_changes_is_read_at_each_call() -> None:
+    table = np.arange(3.0)
+
+    def program(x: torch.Tensor) -> Any:
+        return x * float(np.sum(table * 2)) + table[1]
+
+    compiled = dovetail.compile(program, backend="aten")
+    for _ in range(4):
+        table += 1
+        assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
+    assert len(compiled.entries) < 4
+
+
+def test_an_array_of_another_kind_is_noticed() -> None:
+    program = lambda x, n: torch.from_numpy(n) + x  # noqa: E731
+    compiled = dovetail.compile(program, backend="aten")
+    x = torch.ones(2)
+    for n in (np.ones(2), np.ones(2, np.float32), np.ones((3, 2)), np.ones(4)[::2], np.asfortranarray(np.ones((2, 2)))):
+        assert _seen(compiled(x, n)) == _seen(program(x, n))
+    for wrong, error in ((np.array(["a"]), TypeError), (np.ones(2)[::-1], ValueError), (3, TypeError)):
+        with pytest.raises(error):
+            compiled(x, wrong)
+
+
 # --- what of an array is read -------------------------------------------------------------------------------------------
 
 READS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
