@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import gc
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.aot.capture_joint import capture_joint, lacks_derivative
-from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.compile_joint import choose_backend, compile_joint
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.entries import make_entry
@@ -37,7 +36,7 @@ from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.guards import GuardSet
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
-from dovetail.trace import CaptureSettings, Findings, Retry, Trace
+from dovetail.trace import CaptureSettings, Findings, Retry
 from dovetail.trace.settings import GRAPH_BREAKS, RECOMPUTES, SAYS_COMPILING, SAYS_EAGER
 
 # An attempt is begun anew at each graph break, with the place to stop known. A program that needs more is not deterministic.
@@ -126,7 +125,7 @@ class Attempts:
         self._findings = Findings()
         #: The steps of the frames that go on after the graph, outermost first; empty while no graph break is planned.
         self._plan: tuple[int, ...] = ()
-        # Graph breaks of a capture with sizes made of data: without these, the capture may come to another break.
+        # Graph breaks of a capture that may yet begin anew, and come to another one.
         self._unconfirmed: list[Break] = []
 
     def run(self) -> Outcome:
@@ -134,6 +133,8 @@ class Attempts:
         for _ in range(MOST_ATTEMPTS):
             outcome = self._attempt()
             if outcome is not None:
+                for stop in self._unconfirmed if isinstance(outcome, Compiled) else ():
+                    self._report(stop)
                 return outcome
         return EagerFromNowOn(Break("the capture takes another way each time", "report this as a bug"), self._guards)
 
@@ -176,20 +177,21 @@ class Attempts:
                 return make_entry(self._lower(joint))
 
     def _capture(self) -> JointGraph:
-        def frontend(trace: Trace, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CaptureResult:
-            return run_frontend(trace, self._guards, function, args, kwargs)
-
         shared, settings, part = self._shared, self._settings, self._part.point
         with collection_paused(), shared.events.span("capture"), contextlib.ExitStack() as stack:
-            state = create_state(
-                stack, self._part.function, self._args, self._kwargs, frontend=frontend, settings=settings
-            )
+            call = self._part.function, self._args, self._kwargs
+            frontend: Any = lambda trace, *call: run_frontend(trace, self._guards, *call)  # noqa: E731
+            state = create_state(stack, *call, frontend=frontend, settings=settings)
             self._findings = state.trace.findings
             try:
                 joint = capture_joint(state)
             finally:
                 shared.learn_findings(part, self._findings)
-        needs_data_sizes = settings.shapes.data_sizes == "keep" or self._findings.asked_numbers
+                ended = self._findings.ended
+                if ended is not None:
+                    self._plan = ended.steps
+                    self._unconfirmed.append(ended)
+        needs_data_sizes = settings.shapes.data_sizes == "keep" or (self._findings.asked_numbers and ended is None)
         shared.learn_part(part, needs_data_sizes=needs_data_sizes)
         return joint
 
@@ -208,8 +210,6 @@ class Attempts:
 
     def _checked(self, entry: Entry) -> Outcome:
         """The entry, if its guards hold for the call that it was captured for."""
-        for stop in self._unconfirmed:
-            self._report(stop)
         checker, call = entry.checker, (self._part.function, self._args, self._kwargs)
         tensors = checker.check(*call)
         if tensors is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Part, SharedState
 from dovetail.face.warnings import count
+from dovetail.frontend.code.frame import decode
 from dovetail.frontend.code.points import ResumePoint, flatten, unflatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -28,12 +29,6 @@ class _Suspended:
 
 class Continuation(Dispatcher):
     """The code of a function after a graph break, with entries of its own. Its arguments are the values that live at the break."""
-
-    def __init__(self, resumption: Resumption, options: Options, shared: SharedState, made: frozenset[str]) -> None:
-        # Code that is first reached after sizes have changed will see them change too.
-        changed = any(part.changes.sizes for part in shared.learned.parts.values())
-        for_all_sizes = shared.learned.sizes_vary or changed
-        super().__init__(Part(resumption, options, shared, resumption.point, for_all_sizes, made_at_break=made))
 
     def __repr__(self) -> str:
         return f"<continuation {self.original.__qualname__}: {count(self.entries, 'compiled entry')}>"
@@ -91,9 +86,16 @@ class Continuations:
     ) -> Continuation:
         """The continuation that is first reached from the break at ``before``, where the values were ``live``."""
         made = names_made_at_break(live, flatten(unflatten(before, live))[2], values, resumption.names)
-        continuation = Continuation(resumption, self._options, self._shared, made)
+        last = before[-1]
+        kinds = (int, float) if decode(last.code).instructions[last.position].opname == "FOR_ITER" else (float,)
+        named = zip(resumption.names, values, strict=True)
+        changing = frozenset(name for name, value in named if name in made and type(value) in kinds)
+        # Code that is first reached after sizes have changed will see them change too.
+        learned = self._shared.learned
+        for_all_sizes = learned.sizes_vary or any(part.changes.sizes for part in learned.parts.values())
+        part = Part(resumption, self._options, self._shared, resumption.point, for_all_sizes, made, changing)
         # Another thread may have come here at the same time.
-        return self._by_point.setdefault(resumption.point, continuation)
+        return self._by_point.setdefault(resumption.point, Continuation(part))
 
 
 _CONSTANTS = (int, bool, float, complex, str, bytes, type(None))

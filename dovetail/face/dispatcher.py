@@ -174,7 +174,8 @@ class Dispatcher:
             failures = by_break or misses[0]
             self.events.note("recompile", reason=str(failures[0]) if failures else "unknown", **details)
         part, shared = self._part, self._part.shared
-        shared.learn_part(part.point, changes=shared.part(part.point).changes.with_call(self.entries, *call))
+        changes = shared.part(part.point).changes.with_numbers(part.changing)
+        shared.learn_part(part.point, changes=changes.with_call(self.entries, *call))
 
     # --- eager --------------------------------------------------------------------------------------------------------
 

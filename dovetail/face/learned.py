@@ -81,7 +81,7 @@ class Part:
 
     ``point`` is the resume point of code after a graph break, and ``()`` for a function from its start.
     ``is_for_all_sizes``: all sizes are symbolic from the first capture on. ``made_at_break`` names arguments that the instruction
-    at the graph break has made.
+    at the graph break has made, ``changing`` the numbers among them that are others at every pass.
     """
 
     function: Any
@@ -90,3 +90,4 @@ class Part:
     point: ResumePoint = ()
     is_for_all_sizes: bool = False
     made_at_break: frozenset[str] = frozenset()
+    changing: frozenset[str] = frozenset()

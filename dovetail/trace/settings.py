@@ -54,6 +54,11 @@ class CaptureSettings:
         """Whether no attempt has given up this strategy."""
         return strategy not in self.without
 
+    @property
+    def ends_at_breaks(self) -> bool:
+        """Whether the graph may end at the first graph break, without another attempt."""
+        return not self.stop_before and self.shapes.data_sizes != "keep" and self.allows(GRAPH_BREAKS)
+
     def giving_up(self, strategy: str) -> CaptureSettings:
         """The same without a strategy."""
         return dataclasses.replace(self, without=self.without | {strategy})
@@ -84,7 +89,7 @@ class Findings:
     whether it is compiled.
     ``observed``: values that rules have noted, or :data:`CHANGES`. ``changing_numbers``: names of numbers that will change.
     ``raised``: the last ``KeyboardInterrupt``, ``SystemExit`` or other ``BaseException`` that the program itself raised.
-    ``interrupt`` was raised by the handler of a signal.
+    ``interrupt`` was raised by the handler of a signal. ``ended``: the graph break before which the graph ends.
     """
 
     asked_numbers: bool = False
@@ -93,6 +98,7 @@ class Findings:
     changing_numbers: set[str] = field(default_factory=set)
     raised: BaseException | None = None
     interrupt: BaseException | None = None
+    ended: Any = None
 
 
 class Retry(Interruption):

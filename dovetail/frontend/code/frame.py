@@ -28,7 +28,8 @@ class Break(Interruption):
     """The program does something that cannot be captured.
 
     Where the graph cannot be broken here, the strategy ``otherwise`` is given up. ``varies``: the code that runs from here on sees
-    sizes that vary, so that it is compiled for all sizes.
+    sizes that vary, so that it is compiled for all sizes. ``is_clean``: the instruction has done nothing yet but take its operands,
+    so that the graph may end before it without another capture.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Break(Interruption):
         resumable: bool = True,
         otherwise: str = "",
         varies: bool = False,
+        is_clean: bool = False,
     ) -> None:
         self.reason = reason
         self.advice = advice
@@ -46,6 +48,7 @@ class Break(Interruption):
         self.resumable = resumable
         self.otherwise = otherwise
         self.varies = varies
+        self.is_clean = is_clean
         # Instruction numbers of the frames that can go on after this break, outermost first; found while it is raised.
         self.steps: tuple[int, ...] | None = None
         super().__init__(reason)

@@ -194,7 +194,7 @@ class Containers(TracingInterpreter):
             ):
                 return False, self.call(types.MethodType(method, iterator), (), {})
             if self.values.source_of(iterator) is not None:
-                raise Break("an iterator that existed before is advanced", "hand over a list instead")
+                raise Break("an iterator that existed before is advanced", "hand over a list instead", is_clean=True)
             return False, self.values.wrap(next(iterator))
         except StopIteration as stop:
             return True, stop.value

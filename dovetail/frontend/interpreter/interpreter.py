@@ -170,6 +170,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                 frame.step = self._step = self._step + 1
                 if frame.step == self._stop_before:
                     raise Stop(tuple(self.frames))
+                before = frame.stack.copy(), frame.keyword_names
                 try:
                     result = handler(self, frame, instruction)
                 except (Interruption, DovetailError):
@@ -189,6 +190,10 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                 stop.where = self.locate()
             if stop.steps is None:
                 stop.steps = self._steps_of_chain()
+                if stop.is_clean and len(stop.steps) == len(self.frames) and self.trace.settings.ends_at_breaks:
+                    frame.stack[:], frame.keyword_names = before
+                    self.trace.findings.ended = stop
+                    raise Stop(tuple(self.frames)) from None
             raise
         finally:
             error = None

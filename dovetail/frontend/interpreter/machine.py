@@ -24,16 +24,6 @@ from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.shown_frames import call_within, passing_traceback, while_handling
 from dovetail.frontend.protocol import FrameRunner
 from dovetail.frontend.rules import real_rule
-from dovetail.runtime.recipe_builder import ITERATOR_TYPES
-
-TRIVIAL = frozenset(
-    {
-        *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD", "RETURN_CONST", "RETURN_VALUE", "END_FOR"),
-        *("LOAD_CONST", "LOAD_FAST", "STORE_FAST", "BUILD_TUPLE", "COPY", "SWAP", "POP_TOP", "PUSH_NULL", "NOP"),
-        "POP_EXCEPT",
-    }
-)
-"""Instructions that do nothing to the values that they move."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +63,12 @@ class Machine(FrameRunner):
         return self._advance(frames, outcome)
 
     def step_to_work(self, frames: list[Frame]) -> Any:
-        """:meth:`step`, and on through what only moves values about, and what rules say: a graph would not make it faster."""
+        """:meth:`step`, and on through what rules say: a graph would not make it faster."""
         result = self.step(frames)
-        while frames and (
-            count := self._is_trivial(frames[-1]) or max((rule(frames[-1]) for rule in real_rule), default=0)
-        ):
+        while frames and (count := max((rule(frames[-1]) for rule in real_rule), default=0)):
             for _ in range(count):
                 result = self.step(frames)
         return result
-
-    @staticmethod
-    def _is_trivial(frame: Frame) -> bool:
-        name = frame.decoded.instructions[frame.position].opname
-        if name == "GET_ITER":
-            return type(frame.stack[-1]) in (range, *ITERATOR_TYPES)
-        return name in TRIVIAL or (name == "FOR_ITER" and type(frame.stack[-1]) in ITERATOR_TYPES)
 
     def run(self, frames: list[Frame]) -> Any:
         """Run to the end."""

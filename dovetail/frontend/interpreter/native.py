@@ -123,6 +123,7 @@ class NativeCalls(TracingInterpreter):
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
+                    is_clean=True,
                 ) from error
         except RefusedOperatorError as error:
             raise Break(error.what, error.advice) from error
@@ -259,7 +260,7 @@ class NativeCalls(TracingInterpreter):
             if found is not NotImplemented:
                 return found
         if name in DATA_METHODS:
-            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function")
+            raise Break(f".{name} needs the tensor's data", "do this outside of the compiled function", is_clean=True)
         if name in IMPURE_TORCH and (module.startswith("torch") or not module):
             raise Break(
                 f"torch's {name} changes or reads state outside of the graph", "call it outside of the function"
@@ -369,7 +370,7 @@ class NativeCalls(TracingInterpreter):
             return known(self, (owner, *args), kwargs)
         reason = IMPURE_BUILTINS.get(function) if isinstance(function, types.BuiltinFunctionType) else None
         if reason is not None:
-            raise Break(reason, "do this outside of the compiled function")
+            raise Break(reason, "do this outside of the compiled function", is_clean=True)
         module = getattr(function, "__module__", None)
         if module is not None and (module == "torch" or module.startswith("torch.")):
             return self.call_guarded(function, args, kwargs)

@@ -167,7 +167,9 @@ class Operators(Containers):
         if error is None and not private_sizes.is_made_of_data_float(value):
             return bool(value)
         raise Break(
-            "a branch depends on the values of a tensor", "use torch.where, or branch outside of the function"
+            "a branch depends on the values of a tensor",
+            "use torch.where, or branch outside of the function",
+            is_clean=True,
         ) from error
 
     def _truth_of_object(self, value: Any) -> bool:
