@@ -118,8 +118,7 @@ class Attempts:
         self._part = part
         self._options = part.options
         self._shared = part.shared
-        self._args = args
-        self._kwargs = kwargs
+        self._call = part.function, args, kwargs
         self._settings = self._first_settings()
         self._guards = GuardSet()
         self._findings = Findings()
@@ -179,16 +178,14 @@ class Attempts:
     def _capture(self) -> JointGraph:
         shared, settings, part = self._shared, self._settings, self._part.point
         with collection_paused(), shared.events.span("capture"), contextlib.ExitStack() as stack:
-            call = self._part.function, self._args, self._kwargs
             frontend: Any = lambda trace, *call: run_frontend(trace, self._guards, *call)  # noqa: E731
-            state = create_state(stack, *call, frontend=frontend, settings=settings)
+            state = create_state(stack, *self._call, frontend=frontend, settings=settings)
             self._findings = state.trace.findings
             try:
                 joint = capture_joint(state)
             finally:
                 shared.learn_findings(part, self._findings)
-                ended = self._findings.ended
-                if ended is not None:
+                if (ended := self._findings.ended) is not None:
                     self._plan = ended.steps
                     self._unconfirmed.append(ended)
         needs_data_sizes = settings.shapes.data_sizes == "keep" or (self._findings.asked_numbers and ended is None)
@@ -210,7 +207,7 @@ class Attempts:
 
     def _checked(self, entry: Entry) -> Outcome:
         """The entry, if its guards hold for the call that it was captured for."""
-        checker, call = entry.checker, (self._part.function, self._args, self._kwargs)
+        checker, call = entry.checker, self._call
         tensors = checker.check(*call)
         if tensors is not None:
             _ = entry.finish  # its code is made before anything is written
@@ -227,7 +224,7 @@ class Attempts:
         dynamic = True if part.is_for_all_sizes and options.dynamic is None else options.dynamic
         # A program tape has no symbols, so a backend that runs the program gets none.
         allows_symbols = backend.takes_symbolic_shapes and not backend.takes_program
-        shapes = known.changes.shapes(dynamic, allows_symbols, self._args, self._kwargs)
+        shapes = known.changes.shapes(dynamic, allows_symbols, *self._call[1:])
         if backend.data_sizes:
             # A part that needed such sizes once most likely needs them again: a step that reads the optimizer's counts, say.
             shapes = dataclasses.replace(shapes, data_sizes="keep" if known.needs_data_sizes else "ask")

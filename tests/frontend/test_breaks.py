@@ -668,3 +668,74 @@ def test_super_after_a_break_finds_the_object() -> None:
     compiled = dovetail.compile(Printed(), backend="aten")
     for _ in range(2):
         same(torch.full((2,), 3.0), compiled(torch.ones(2)))
+
+
+# --- how many captures breaks cost ------------------------------------------------------------------------------------
+
+
+def _pairs(x: torch.Tensor) -> torch.Tensor:
+    found = []
+    for _, (left, right) in enumerate(zip(x.unbind(0), x.unbind(1), strict=True)):
+        scale = float((left * right).mean())
+        found.append(left * scale + right)
+    return torch.stack(found)
+
+
+def _branches(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(5):
+        x = x - 1 if x.sum() > 0 else x * 2
+    return x
+
+
+def _comprehension(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row * float(row.sum()) for row in x.unbind(0)])
+
+
+def _prints(x: torch.Tensor) -> torch.Tensor:
+    for name in ("a", "b", "c"):
+        x = x * len(name) + 1
+        print(end="")
+    return x
+
+
+def _in_a_block(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        with torch.no_grad():
+            y = x * 2
+            print(end="")
+            y = y + 1
+        try:
+            x = x + y.square().sum().sqrt() if y.sum() > 0 else x
+        finally:
+            x = x + 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [(_pairs, 4), (_branches, 5), (_comprehension, 4), (_prints, 4), (_in_a_block, 7)],
+)
+def test_one_capture_for_each_break(program: Any, most: int) -> None:
+    compiled = dovetail.compile(program, backend="aten")
+    events = dovetail.events_of(compiled)
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    same(program(leaf), compiled(other))
+    captures = events.count("capture")
+    assert captures <= min(most, events.count("graph break") + 1)
+    for call in (compiled, program):
+        call(leaf if call is program else other).sum().backward()
+    same(leaf.grad, other.grad)
+
+
+def test_an_operand_of_a_break_is_there_again() -> None:
+    def program(x: torch.Tensor, seen: list[float]) -> torch.Tensor:
+        seen.append(1.0 + x.sum().item() * 2)
+        text = dict(value=x.mean().item(), other=seen)
+        return x * text["value"] + len(seen)
+
+    x = torch.arange(4.0)
+    compiled, expected, found = dovetail.compile(program, backend="aten"), [], []
+    for _ in range(3):
+        same(program(x, expected), compiled(x, found))
+    assert found == expected
