@@ -376,7 +376,7 @@ class Values:
         before = self.journal.before(container)
         self._whole.add(id(container))
         if isinstance(container, (list, tuple, deque)):
-            self.read_items(container, source, before, None if but is None else but % plain_length(before))
+            self.read_items(container, source, before, None if but is None else but % max(plain_length(before), 1))
         elif isinstance(container, dict):
             keys = tuple(plain_keys(before))
             self.guard(source, DictKeys(keys), f"{source.name} was gone through")
