@@ -56,7 +56,7 @@ class StridedView:
     def __init__(self, view: torch.Tensor, base: torch.Tensor, bindings: Bindings) -> None:
         self.plain = _plain_geometry(view, base)
         self.same = _layout(view) == _layout(base)
-        self.detached = view._base is not base and not view.requires_grad
+        self.detached = view._base is not base and view.grad_fn is None
         self.counts_own_versions = self.detached and not private_tensors.share_version_counter(view, base)
         self.is_view = view._base is not None
         self._dims = view.dim()

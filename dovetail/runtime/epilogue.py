@@ -165,7 +165,6 @@ class Epilogue:
         base = self._result(output.base, inputs, outputs, before)
         with torch.set_grad_enabled(output.differentiable):
             view: torch.Tensor = output.replay(base, before)
-        if output.requires_grad == view.requires_grad:
-            return view
-        view = view if output.differentiable else view.detach()
-        return view.requires_grad_() if output.requires_grad else view
+        if output.requires_grad or output.differentiable:
+            return view if view.requires_grad or not output.requires_grad else view.requires_grad_()
+        return view.detach() if view.requires_grad else view
