@@ -26,6 +26,10 @@ CALLABLES = (
     "remember",
     "careful",
     "talker",
+    "with_module_hook",
+    "raising",
+    "caught",
+    "in_thread",
 )
 _KEYS = ("a", "b", "c", "d")
 
@@ -93,7 +97,7 @@ class Writer:
             return self._literal(kind)
         draw: Callable[[Scope, int], str] = getattr(self, f"_expression_{kind}")
         for _ in range(8):
-            text = (self.awkward(kind, scope, depth - 1) if self.chance(0.12) else None) or draw(scope, depth - 1)
+            text = (self.awkward(kind, scope, depth - 1) if self.chance(0.18) else None) or draw(scope, depth - 1)
             if not self.plain or not any(name in text for name in CALLABLES):
                 return text
         return self._literal(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.fuzz import awkward
+from tests.fuzz import awkward, effects
 from tests.fuzz.generator import Scope
 from tests.fuzz.statements import StatementWriter
 
@@ -16,9 +16,13 @@ import dataclasses
 import enum
 import functools
 import itertools
+import logging
 import math
 import operator
+import threading
 import torch
+import warnings
+import dovetail
 """
 
 
@@ -156,7 +160,7 @@ class _Program:
             "    finally:",
             "        limit -= 1",
         ]
-        return helper + make + awkward.HELPERS
+        return helper + make + awkward.HELPERS + effects.HELPERS
 
     def _classes(self) -> list[str]:
         writer = self.writer
@@ -415,13 +419,15 @@ class _Program:
         lines = [*self._global_line(scope), *lines]
         if writer.chance(0.12):
             return [*lines, "with torch.no_grad():", "    " + call]
+        if writer.chance(0.06):
+            return [*lines, call.replace("return run(", "return in_thread(lambda _: run(") + ", None)"]
         return [*lines, call]
 
     def _change(self) -> str:
         """A change of the world between two calls."""
         writer = self.writer
         if writer.chance(0.25):
-            return writer.rng.choice(awkward.CHANGES)
+            return writer.rng.choice(awkward.CHANGES + effects.CHANGES)
         return writer.rng.choice(
             [
                 "thing.count += 1",

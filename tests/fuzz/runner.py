@@ -31,6 +31,7 @@ import torch
 
 import dovetail
 from dovetail.face.compiled_function import CompiledFunction
+from dovetail.face.loading import load_rules
 from dovetail.guards import AmbientState
 from dovetail.report.explanation import compiled_function
 from dovetail.torch_private import state as private_state
@@ -39,6 +40,8 @@ from tests.fuzz.world import Comparison, Difference
 MODULE_NAME = "fuzzed_program"
 ONE_GRAPH, BREAKS, FALL_BACK, EXCEPTION = "one graph", "with graph breaks", "whole fall-back", "exceptions"
 _numbers = itertools.count()
+# Before the first look at the state of torch, to which rules add.
+load_rules()
 # Torch logs every operator that refuses its arguments; here that is an error of the program, and meant.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 # The standard library looks for the module of a class there.
@@ -128,13 +131,22 @@ def _differentiable(comparison: Comparison) -> tuple[list[torch.Tensor], list[to
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
+def _turned(value: torch.Tensor, number: int) -> torch.Tensor:
+    return value.float().transpose(0, -1) if value.dim() > 1 and number % 2 else value.float()
+
+
 def _backward(roots: list[torch.Tensor]) -> Exception | None:
     """Gradients of a scalar made from all roots, with weights that differ from element to element."""
     total = torch.zeros(())
     try:
         for number, root in enumerate(roots):
             weights = torch.linspace(0.5, 1.5 + number, max(root.numel(), 1), dtype=torch.float32)[: root.numel()]
-            total = total + (root.float() * weights.reshape(root.shape)).sum()
+            # Tangents of every layout: as the result, transposed, with strides of zero.
+            total = (
+                total
+                + (_turned(root, number) * _turned(weights.reshape(root.shape), number)).sum()
+                + root.float().mean()
+            )
         total.backward(retain_graph=True)
     except RuntimeError as error:
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.fuzz import awkward
+from tests.fuzz import awkward, effects
 from tests.fuzz.generator import CALLABLES, Scope, Writer
 
 _KINDS = ("T", "T", "T", "I", "I", "F", "B", "S", "LT", "LI", "DT", "DI", "C")
@@ -47,13 +47,13 @@ class StatementWriter(Writer):
         return "(" + ", ".join(parts) + ",)" if self.chance(0.6) else "[" + ", ".join(parts) + "]"
 
     def awkward(self, kind: str, scope: Scope, depth: int) -> str | None:
-        """An expression of :mod:`tests.fuzz.awkward`."""
-        return awkward.expression(self, kind, scope, depth)
+        """An expression of :mod:`tests.fuzz.awkward` or :mod:`tests.fuzz.effects`."""
+        return (effects if self.chance(0.5) else awkward).expression(self, kind, scope, depth)
 
     def statement(self, scope: Scope, depth: int) -> list[str]:
         """One statement."""
-        if self.chance(0.12):
-            lines = awkward.statement(self, scope)
+        if self.chance(0.2):
+            lines = (effects if self.chance(0.5) else awkward).statement(self, scope)
             if not self.plain or not any(name in line for line in lines for name in CALLABLES):
                 return lines
         simple: list[tuple[float, Callable[[Scope], list[str]]]] = [
@@ -472,7 +472,7 @@ class StatementWriter(Writer):
             "with counting():",
             "with contextlib.nullcontext():",
         )
-        heads = awkward.head(self, scope) if self.chance(0.3) else [head]
+        heads = (effects if self.chance(0.3) else awkward).head(self, scope) if self.chance(0.3) else [head]
         return [*heads, *self._inside(scope, depth)]
 
     def _match(self, scope: Scope, depth: int) -> list[str]:

@@ -24,9 +24,11 @@ _VALUES = (
     slice,
     torch.layout,
 )
-_SKIPPED_NAMES = frozenset({"__builtins__", "__name__", "__doc__", "__file__", "__warningregistry__"})
+_SKIPPED_NAMES = frozenset(
+    {"__builtins__", "__name__", "__doc__", "__file__", "__warningregistry__", "__logger__", "__inner__"}
+)
 _SKIPPED_IN_CLASSES = frozenset(
-    {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"}
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl", "_backward_cls"}
 )
 
 
