@@ -61,12 +61,29 @@ class Task:
             self.log.append("again")
             raise
 
+    def passed_by(self, x: Tensor) -> Tensor:
+        try:
+            return self.plain(x)
+        except (StopIteration, ZeroDivisionError):
+            self.log.append("of another kind")
+            return x
+        finally:
+            self.log.append("left")
+
     def after_a_graph_break(self, x: Tensor) -> Tensor:
         y = x.sum().item() + x
         return self.plain(y)
 
 
-PROGRAMS = ("plain", "in_a_called_function", "with_finally", "handled", "raised_again", "after_a_graph_break")
+PROGRAMS = (
+    "plain",
+    "in_a_called_function",
+    "with_finally",
+    "handled",
+    "raised_again",
+    "passed_by",
+    "after_a_graph_break",
+)
 
 
 def run(task: Task, call: Callable[[Tensor], Tensor]) -> list[Any]:

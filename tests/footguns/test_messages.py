@@ -260,3 +260,52 @@ def test_a_logger_that_is_replaced_is_another_one() -> None:
         Holder.log.setLevel(logging.ERROR)
         compiled(torch.ones(2))
         assert len(seen) == 2
+
+
+def _recorded(x: Tensor, n: int, seen: list[str]) -> Tensor:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn(f"number {n}", RuntimeWarning, stacklevel=1)
+        y = x * n
+    seen.extend(str(item.message) for item in caught)
+    return y * len(caught)
+
+
+def _recorded_after_a_break(x: Tensor, n: int, seen: list[str]) -> Tensor:
+    return _recorded(x * x.sum().item(), n, seen)
+
+
+def _ignored(x: Tensor, n: int, seen: list[str]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("nobody sees it", stacklevel=1)
+        y = x * n
+    warnings.warn(f"number {n}", stacklevel=1)
+    return y
+
+
+def _filtered(x: Tensor, n: int, seen: list[str]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.warn("nobody sees it", DeprecationWarning, stacklevel=1)
+        warnings.warn(f"number {n}", RuntimeWarning, stacklevel=1)
+    return x * n
+
+
+@pytest.mark.parametrize("function", [_recorded, _recorded_after_a_break, _ignored, _filtered])
+def test_warnings_in_a_block_that_records_or_filters_them(function: Callable[..., Tensor]) -> None:
+    outcomes = []
+    for call in (function, dovetail.compile(function, backend="aten")):
+        seen: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results = [call(torch.ones(2), n, seen).tolist() for n in (1, 2, 3)]
+        given = [str(item.message) for item in caught if not issubclass(item.category, EagerFallbackWarning)]
+        outcomes.append((results, seen, given))
+    assert outcomes[1] == outcomes[0]
+
+
+def test_a_block_that_ignores_warnings_breaks_no_graph() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dovetail.compile(_ignored, backend="aten", fullgraph=True)(torch.ones(2), 2, [])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tests.fuzz.generator import Scope, Writer
 
 HELPERS = """\
-messages = []
+messages, logged = [], []
 amax = torch.zeros(())
 class Halt(BaseException): pass
 class Wrong(ValueError):
@@ -17,8 +17,11 @@ class Wrong(ValueError):
 def make_logger():
     class Keep(logging.Handler):
         def emit(self, record):
-            messages.append(f'{record.levelname} {record.getMessage()}')
-            del messages[:-12]
+            try:
+                logged.append(f'{record.levelname} {record.getMessage()}')
+            except (TypeError, ValueError):
+                logged.append('unfit')
+            del logged[:-12]
     logger = logging.Logger('fuzz', logging.DEBUG)
     logger.addHandler(Keep())
     return logger

@@ -230,7 +230,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
 
     def _unwind(self, frame: Frame, error: BaseException) -> None:
         """Go to the handler of an exception, or raise it out of the frame."""
-        if frame.decoded.instructions[frame.position].opname == "RAISE_VARARGS":
+        if frame.decoded.instructions[frame.position].opname in ("RAISE_VARARGS", "RERAISE"):
             self.trace.findings.raised = error
         if private_sizes.is_unhashable_number(error):
             raise CaptureError("a number that changes from call to call is hashed", where=self.locate()) from error

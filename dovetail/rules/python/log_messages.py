@@ -248,8 +248,45 @@ def _may_raise(module: types.ModuleType) -> bool:
     return any(item[0] == "error" for item in module.filters)
 
 
+class _Blocks:
+    """How many ``with warnings.catch_warnings():`` of the program are open; they are entered for real while capturing."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.open = 0
+
+
+@rule(warnings.catch_warnings.__enter__)
+def _enter_block(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if getattr(args[0], "_record", False):
+        # What follows may read the list, and the warning about a break would land in it.
+        raise Break("warnings are recorded in a list", "record them outside of the function", resumable=False)
+    result = interpreter.native(warnings.catch_warnings.__enter__, args, kwargs)
+    interpreter.state(_Blocks).open += 1
+    return result
+
+
+@rule(warnings.catch_warnings.__exit__)
+def _leave_block(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    result = interpreter.native(warnings.catch_warnings.__exit__, args, kwargs)
+    interpreter.state(_Blocks).open -= 1
+    return result
+
+
+def _is_ignored(interpreter: TracingInterpreter) -> bool:
+    """Whether a block of the program ignores all warnings; a break where it decides otherwise."""
+    if interpreter.state(_Blocks).open:
+        if [(item[0], item[2]) for item in warnings.filters[:1]] == [("ignore", Warning)]:
+            return True
+        advice = "warn outside of warnings.catch_warnings"
+        raise Break("a warning is given in a block that filters warnings", advice, resumable=False)
+    return False
+
+
 @rule(warnings.warn)
 def _warn(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> None:
+    if _is_ignored(interpreter):
+        interpreter.state(_Marks).found_in(args)
+        return
     if _may_raise(warnings):
         raise Break("a warning may raise an error", "warn outside of the function, or do not make warnings errors")
     level = kwargs.get("stacklevel", args[2] if len(args) > 2 else 1)
