@@ -92,6 +92,24 @@ def numbers_with_gaps(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
     return target
 
 
+def _list_written_after_use(x: torch.Tensor) -> torch.Tensor:
+    doubled = x * 2
+    sine = doubled.sin()
+    torch._foreach_add_([doubled], 1.0)
+    return sine
+
+
+@quirk(WRITES, example=lambda: Example(_list_written_after_use, [(torch.ones(2),)]))
+def counted_writes_to_lists(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Count the writes of ``_foreach_add_`` and its kin as eager does: autograd counts none for wrapped tensors.
+
+    A write that is not counted is taken for one through ``.data``, which has no derivative and invalidates nothing.
+    """
+    if operator._schema.name.startswith("aten::_foreach_") and operator._schema.name.endswith("_"):
+        torch.autograd.graph.increment_version(args[0])
+    return NotImplemented
+
+
 def _strides(tensor: torch.Tensor) -> list[int]:
     return list(map(private_sizes.hint, tensor.stride()))
 

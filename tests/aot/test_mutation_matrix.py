@@ -1080,3 +1080,29 @@ def test_a_buffer_that_the_next_call_writes() -> None:
                 return weight.grad.tolist()  # type: ignore[union-attr]
 
             assert _outcome(lambda step=step: step(program)) == _outcome(lambda step=step: step(compiled))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: torch._foreach_mul_([x, y], [2.0, 3.0]),
+        lambda x, y: torch._foreach_mul_([x, y], [y * 1, x * 1]),
+        lambda x, y: torch._foreach_add_([x.view(-1)], 1.0),
+        lambda x, y: torch._foreach_add_([x.data, y], 1.0),
+    ],
+)
+def test_lists_of_inputs_are_written(write) -> None:
+    """Gradients pass through such a write to what was given, and it is counted."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        write(x, y)
+        return x.sin() + y
+
+    found = []
+    for run in (program, dovetail.compile(program, backend="aten", fullgraph=True)):
+        leaves = [torch.arange(1.0, 5, requires_grad=True) for _ in range(2)]
+        given = [item * 1.5 for item in leaves]
+        result = run(*given)
+        gradients = torch.autograd.grad((result + given[0] * given[1]).sum(), leaves)
+        found.append(([item.tolist() for item in (*given, *gradients)], [item._version for item in given]))
+    assert found[0][0] == found[1][0] and [bool(count) for count in found[0][1]] == list(map(bool, found[1][1]))
