@@ -95,7 +95,7 @@ def numbers_with_gaps(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapp
 def _list_written_after_use(x: torch.Tensor) -> torch.Tensor:
     doubled = x * 2
     sine = doubled.sin()
-    torch._foreach_add_([doubled], 1.0)
+    torch.ops.aten._foreach_add_.Scalar([doubled], 1.0)
     return sine
 
 
