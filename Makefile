@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress backend-tables test-matrix torch-names bench-second-order bench-step bench-gpu clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-gpu, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -119,6 +119,23 @@ test-matrix: $(VENV)/.test
 # make torch-names NAMES_ARGS="--with other/bin/python --docs"
 torch-names: $(VENV)/.test
 	$(BIN)/python -m tests.torch_names $(NAMES_ARGS)
+
+# Scientific packages, in an environment of their own. One that cannot be installed is named, and its programs are refused. Each
+# command pins torch; SchNetPack's own pins do not agree with the others'.
+SCIENCE := $(VENV)-science
+SCIENCE_PACKAGES := schnetpack mace-torch nequip torchmd-net pina-mathlab deepxde gpytorch torchdiffeq higher torchopt torch_geometric
+
+$(SCIENCE)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(SCIENCE)
+	$(SCIENCE)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==$(TORCH)" -e .
+	for package in $(SCIENCE_PACKAGES); do \
+	    $(SCIENCE)/bin/python -m pip install --quiet "torch==$(TORCH)" $$package || echo "$$package cannot be installed"; \
+	done
+	-$(SCIENCE)/bin/python -m pip install --quiet --no-deps --upgrade schnetpack
+	@touch $@
+
+conformance-science: $(SCIENCE)/.installed
+	OMP_NUM_THREADS=1 $(SCIENCE)/bin/python -W ignore -m tests.conformance.science_runner -j $(JOBS) $(CONFORMANCE_ARGS)
 
 backend-tables: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md
