@@ -240,7 +240,7 @@ class Attempts:
 
     def _as_exact_as_backend(self, settings: CaptureSettings) -> CaptureSettings:
         exact = self._shared.backend.numerics == "bitwise"
-        return dataclasses.replace(settings, exact=exact, one_graph=exact and self._options.fullgraph)
+        return dataclasses.replace(settings, exact=exact, one_graph=self._options.fullgraph)
 
     def _start_over(self, settings: CaptureSettings, because: BaseException) -> None:
         """The next attempt captures the call from its start, with these settings."""

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from tests.conformance.compilers import COMPILERS, Compiler, not_compiled
+from tests.conformance.compilers import COMPILERS, Compiler, not_compiled, rounds
+from tests.conformance.rounding import in_double, is_tolerable
 from tests.conformance.verdicts import (
+    ROUNDING,
     OperatorResult,
     SampleResult,
     cotangent_like,
@@ -44,12 +46,12 @@ def modules() -> dict[str, Any]:
     return {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
 
 
-def _build(info: Any, sample: Any, training: bool) -> torch.nn.Module:
+def _build(info: Any, sample: Any, training: bool, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """The module of one sample, with the same weights at every call."""
     seed_everything()
     given = sample.constructor_input
     module: torch.nn.Module = info.module_cls(*given.args, **given.kwargs)
-    return module.to("cpu", torch.float32).train(training)
+    return module.to("cpu", torch.float32).to(dtype).train(training)
 
 
 def _run(module: torch.nn.Module, call: Callable[..., Any], values: Any) -> tuple[Any, ...]:
@@ -105,12 +107,26 @@ def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, cal
     rule = "exact" if same else "close"
     module = _build(info, sample, training)
     compiled = compiler(module)
-    for expected in eager:
+    passed = SampleResult("passed")
+
+    def in_float64(compile_module: Compiler) -> Any:
+        wide = _build(info, sample, training, torch.float64)
+        return _run(wide, compile_module(wide), in_double(values))
+
+    for number, expected in enumerate(eager):
         try:
             outcome = _run(module, compiled, values)
         except Exception as error:
             return failure(error)
         found = _compare(expected, outcome, rule)
+        if found and rounds(compiler):
+            text = "; ".join(str(entry) for entry in found[:3])[:500]
+            # Float64 runs the first call; in a later one, buffers may have changed.
+            alone = number == 0 or all(entry.kind == "values, by rounding" for entry in found)
+            runs = (lambda: in_float64(lambda wide: wide), lambda: in_float64(compiler))
+            if alone and is_tolerable(found, expected, outcome, *runs):
+                passed = SampleResult("passed", ROUNDING, text)
+                continue
         if found and rule == "exact" and all(entry.kind.startswith("values") for entry in found):
             # Two equal runs do not prove determinism: kernels may choose by the alignment of fresh memory.
             runs = [eagerly() for _ in range(3)]
@@ -120,7 +136,7 @@ def check_sample(info: Any, sample: Any, training: bool, compiler: Compiler, cal
         if found:
             return SampleResult("wrong", found[0].kind, "; ".join(str(entry) for entry in found[:3])[:500])
     idle = not_compiled(compiled)
-    return SampleResult("error", "not compiled", first_line(idle)) if idle else SampleResult("passed")
+    return SampleResult("error", "not compiled", first_line(idle)) if idle else passed
 
 
 def _copied(outcome: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import GraphBreakError
+from dovetail.errors import GraphBreakError, GraphBreakWarning
 from dovetail.report.explanation import compiled_function
 from tests.differential import same
 
@@ -30,6 +30,52 @@ def test_truth_values_leave_the_graph(function) -> None:
     for y in (x.clone(), x + 1e-4, x + 1, torch.full((4,), float("nan"))):
         same(function(x, y), compiled(x, y))
     assert len(compiled_function(compiled).entries) == 1
+
+
+def _losses(x, y):
+    lengths = torch.full((4,), 4)
+    labels = torch.ones(4, 2, dtype=torch.long)
+    paths = torch.nn.functional.ctc_loss(x.log_softmax(-1), labels, lengths, lengths // 2)
+    return paths, torch.nn.functional.gaussian_nll_loss(x, y, y.exp()), torch.linalg.lstsq(x[0], y[0]).solution
+
+
+@pytest.mark.parametrize(
+    ("function", "backend"),
+    [
+        (_losses, "of_tolerance"),
+        pytest.param(_losses, "inductor", marks=pytest.mark.slow),
+        pytest.param(torch.equal, "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_backends_whose_numbers_are_not_eagers(function, backend: str) -> None:
+    dovetail.register_backend("of_tolerance", lambda graph, inputs: graph, replace=True)
+    torch.manual_seed(0)
+    values = [torch.randn(4, 4, 3) for _ in range(2)]
+    compiled = dovetail.compile(function, fullgraph=True, backend=backend)
+    found = []
+    for run in (function, compiled, function, compiled):
+        x, y = (value.clone().requires_grad_() for value in values)
+        result = run(x, y)
+        gradients = () if function is torch.equal else torch.autograd.grad(sum(part.sum() for part in result), [x, y])
+        found.append([result, *gradients])
+    for expected, actual in (found[:2], found[2:]):
+        same(expected, actual, exact=False)
+    assert len(compiled_function(compiled).entries) == 1
+
+
+@pytest.mark.parametrize("backend", ["of_tolerance", "aten"])
+def test_a_call_that_reads_a_fake_tensor_is_a_break(backend: str) -> None:
+    dovetail.register_backend("of_tolerance", lambda graph, inputs: graph, replace=True)
+
+    def function(x, places):
+        first, *rest = x.sin().tensor_split(places, 1)
+        return first.sum() + len(rest)
+
+    compiled = dovetail.compile(function, backend=backend)
+    x, places = torch.linspace(0, 1, 12).reshape(2, 6), torch.tensor([1, 4])
+    with pytest.warns(GraphBreakWarning, match="tensor_split needs the values of a tensor"):
+        same(function(x, places), compiled(x, places), exact=False)
+    same(function(x, places + 1), compiled(x, places + 1), exact=False)
 
 
 def test_a_branch_on_a_truth_value_is_refused() -> None:

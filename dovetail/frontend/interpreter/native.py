@@ -132,8 +132,10 @@ class NativeCalls(TracingInterpreter):
             is_independent = not args and not kwargs and (owner is None or isinstance(owner, types.ModuleType))
             if not is_independent:
                 native_errors.mark_native(error)
-            if is_independent or not trace.settings.one_graph or not private_tracing.needs_real_data(error):
+            if is_independent or not private_tracing.needs_real_data(error):
                 raise
+            if not trace.settings.one_graph:
+                raise Break(f"{_name(function)} needs the values of a tensor", "do this outside") from error
         except (IndexError, TypeError, ValueError) as error:
             for handler in error_rule:
                 handler(error, (*args, *kwargs.values()))
