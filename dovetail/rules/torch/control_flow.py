@@ -1,7 +1,15 @@
-"""``torch.cond``, ``while_loop``, ``scan``, ``map`` and ``flex_attention``: the graph breaks there."""
+"""``torch.cond`` on data is one node of the graph; other control flow of torch's breaks it.
+
+Both functions of a ``cond`` are interpreted once: the torch calls that they make are programs of the tensors that they use, from
+closures and modules too, and one node runs the one or the other for real, with eager's derivatives. What torch
+itself refuses (functions that write, views, results that differ) breaks the graph, so that torch says why.
+"""
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,20 +18,182 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.torch_private import libraries as private_libraries
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import trees as private_trees
+from dovetail.trace.program import NumberSlot, Program, ProgramCall, Slot
+from dovetail.whole_calls.whole import Whole, call_whole
+
+_ADVICE = "compute both sides and use torch.where, or call it outside of the compiled function"
 
 
-def _break_at(function: Any, name: str) -> None:
+# --- what a function of the program does ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """One function, interpreted once: its torch calls, the numbers of the tensors that it is given, and its results."""
+
+    calls: tuple[ProgramCall, ...]
+    given: tuple[int, ...]
+    results: list[Any]
+    spec: Any
+
+
+def _slots(value: Any) -> list[Any]:
+    """The tensors and numbers that the arguments of a call name."""
+    if isinstance(value, (Slot, NumberSlot)):
+        return [value]
+    if isinstance(value, slice):
+        return _slots((value.start, value.stop, value.step))
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [found for item in parts for found in _slots(item)]
+
+
+def _state(value: Any, depth: int = 4) -> Any:
+    """What containers and objects in a closure hold, by identity."""
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [(id(item), _state(item, depth - 1)) for item in cells] if depth else None
+    if isinstance(value, torch.Tensor) or not depth:
+        return None
+    items = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    own = getattr(value, "__dict__", None) if not isinstance(value, (type, types.ModuleType)) else None
+    held = [*items, *(own.items() if isinstance(own, dict) else ())]
+    return [
+        (id(item[1]) if type(item) is tuple and len(item) == 2 else id(item), _state(item, depth - 1)) for item in held
+    ]
+
+
+def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operands: Sequence[Any]) -> Any:
+    """The results of a function that does nothing but compute; raises :class:`Break` for others."""
+    trace = interpreter.trace
+    recorder, nodes, inputs = trace.recorder, len(trace.graph.nodes), len(trace.inputs)
+    marker = recorder.number(torch.empty(0))
+    before = [private_tensors.version_of(recorder.tensor_of(number)) for number in range(marker)]
+    writes, state, symbols = interpreter.effects.writes, _state(function), trace.data_symbols()
+    result = interpreter.call(function, tuple(operands), {})
+    after = [private_tensors.version_of(recorder.tensor_of(number)) for number in range(marker)]
+    is_written = before != after or any(private_tensors.is_written(item.value) for item in trace.inputs[inputs:])
+    if is_written or writes != interpreter.effects.writes or state != _state(function):
+        raise Break(f"a function that {name} is given writes to what exists outside of it", _ADVICE)
+    impure = any(node.is_impure() for node in list(trace.graph.nodes)[nodes:] if node.op == "call_function")
+    if impure or symbols != trace.data_symbols():
+        raise Break(f"a function that {name} is given asks for data, or draws random numbers", _ADVICE)
+    leaves = private_trees.tree_flatten(result)[0]
+    taken = {id(item) for item in operands} | {
+        recorder.tensor_of(number).untyped_storage()._cdata for number in range(marker)
+    }
+    stored = [item.untyped_storage()._cdata for item in leaves if isinstance(item, torch.Tensor)]
+    if len(stored) < len(leaves) or len({*stored}) < len(stored) or taken & {*stored}:
+        raise Break(f"a function that {name} is given returns something else than new tensors", _ADVICE)
+    if any(map(private_sizes.has_symbols, leaves)):
+        raise Break(f"{name} has results of symbolic sizes", _ADVICE)
+    return result
+
+
+def _trace_branch(interpreter: TracingInterpreter, function: Any, operands: Sequence[Any]) -> _Traced:
+    recorder = interpreter.trace.recorder
+    start = len(recorder.calls)
+    results, spec = private_trees.tree_flatten(_interpret(interpreter, "torch.cond", function, operands))
+    # Where they run for real, calls that are kept whole in the trace are plain calls.
+    calls = tuple(
+        replace(call, function=call.function.function) if isinstance(call.function, Whole) else call
+        for call in recorder.calls[start:]
+    )
+    del recorder.calls[start:]
+    made: set[int] = set()
+    given: dict[int, None] = {}
+    for call in calls:
+        slots = _slots((call.args, dict(call.kwargs)))
+        if any(isinstance(item, NumberSlot) for item in slots):
+            raise Break("a function that torch.cond is given uses a symbolic size", _ADVICE)
+        given.update(dict.fromkeys(item.number for item in slots if item.number not in made))
+        made.update(call.results)
+    if recorder.unreplayable:
+        raise Break(f"torch.cond cannot be one node: {recorder.unreplayable}", _ADVICE)
+    if not all(recorder.number(item) in made for item in results):
+        raise Break("a function that torch.cond is given returns something else than new tensors", _ADVICE)
+    return _Traced(calls, tuple(given), results, spec)
+
+
+# --- cond -------------------------------------------------------------------------------------------------------------
+
+
+def _facts(value: torch.Tensor) -> Any:
+    return value.dtype, tuple(value.shape), value.stride(), value.device, value.requires_grad
+
+
+class _Given(torch.autograd.Function):
+    """What both functions are given: gradients exist and lie as the tensors do, whichever of them has used which.
+
+    As in eager, they are constants: ``torch.cond`` has no second derivative.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :class:`torch.autograd.Function`."""
+        ctx.like = [torch.empty_like(item, device="meta") for item in tensors]
+        return tuple(item.view_as(item) for item in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """See :class:`torch.autograd.Function`."""
+        pairs = zip(gradients, ctx.like, strict=True)
+        return tuple(item.new_empty_strided(like.shape, like.stride()).copy_(item.detach()) for item, like in pairs)
+
+
+def _conditional(interpreter: TracingInterpreter, branches: Sequence[_Traced], condition: torch.Tensor) -> Any:
+    recorder = interpreter.trace.recorder
+    first, second = branches
+    if first.spec != second.spec or list(map(_facts, first.results)) != list(map(_facts, second.results)):
+        raise Break("the functions that torch.cond is given return different kinds of results", _ADVICE)
+    numbers = list(dict.fromkeys((*first.given, *second.given)))
+    tensors = [recorder.tensor_of(number) for number in numbers]
+    needs_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    if needs_gradient and not all(item.requires_grad for item in first.results if item.is_floating_point()):
+        raise Break("a result of torch.cond has no gradient", _ADVICE)
+    programs = [
+        Program(tuple(numbers), item.calls, tuple(recorder.number(result) for result in item.results))
+        for item in branches
+    ]
+
+    def cond(predicate: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        return programs[0 if predicate.item() else 1].run(list(_Given.apply(*given)))  # type: ignore[no-untyped-call]
+
+    found = call_whole(cond, (condition, *tensors), {})
+    return private_trees.tree_unflatten(list(found), first.spec)
+
+
+@rule(torch.cond)
+def _cond(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    names = ("pred", "true_fn", "false_fn", "operands")
+    given = {"operands": (), **dict(zip(names, args, strict=False)), **kwargs}
+    if given.keys() != {*names} or len(args) + len(kwargs) > len(names):
+        return interpreter.call_guarded(torch.cond, args, kwargs)
+    condition, operands = given["pred"], given["operands"]
+    if not isinstance(condition, torch.Tensor):
+        return interpreter.call_guarded(torch.cond, args, kwargs)
+    is_plain = isinstance(operands, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in operands)
+    if not is_plain or condition.numel() != 1 or not callable(given["true_fn"]) or not callable(given["false_fn"]):
+        raise Break("torch.cond is given something else than tensors and functions of them", _ADVICE)
+    branches = [_trace_branch(interpreter, given[name], operands) for name in ("true_fn", "false_fn")]
+    return interpreter.values.wrap(_conditional(interpreter, branches, condition))
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+def _break_at(function: Any, name: str) -> Callable[..., Any]:
     @rule(function)
     def refuse(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
         """Torch compiles the functions that it is given with torch.compile, which cannot read a trace of Dovetail's."""
-        condition = args[0] if args else kwargs.get("pred")
-        if function is torch.cond and not isinstance(condition, torch.Tensor):
-            return interpreter.call_guarded(function, args, kwargs)
-        advice = "compute both sides and use torch.where, or call it outside of the compiled function"
-        if function is not torch.cond:
-            advice = "write it with operators of torch, or call it outside of the compiled function"
+        advice = "write it with operators of torch, or call it outside of the compiled function"
         raise Break(f"{name} compiles the functions that it is given with torch.compile", advice)
+
+    return refuse
 
 
 for _function, _name in private_libraries.control_flow().items():
-    _break_at(_function, _name)
+    if _function is not torch.cond:
+        _break_at(_function, _name)
