@@ -18,7 +18,7 @@ from dovetail.backward_capture.printer import explain_segments
 from dovetail.backward_capture.reducers import ReducerHook
 from dovetail.backward_capture.segment_runner import SegmentRunner
 from dovetail.backward_capture.segments import Segment, cut
-from dovetail.errors import EagerFallbackWarning, GraphBreakError
+from dovetail.errors import DovetailError, EagerFallbackWarning, GraphBreakError
 from dovetail.events import EventLog
 from dovetail.rules.gradients.engine_order import BackwardCall, hook_order
 
@@ -81,10 +81,7 @@ class BackwardSession:
 
         Code of the user's is called from within the engine; ``entered`` is called there first.
         """
-        if captured not in self.captures:
-            self.captures.append(captured)
-            self._lines[captured] = forward_lines(hook_order(call))
-        runner = self._runner(captured, call, collected.hooks)
+        runner = self._prepared(captured, call, collected)
         self.runs += 1
         with torch.set_grad_enabled(call.create_graph):
             if not captured.runs_user_code:
@@ -96,6 +93,25 @@ class BackwardSession:
                     return runner(*collected)
 
             return list(call_in_backward(call.keep_graph, run_in_backward))
+
+    def _prepared(
+        self, captured: CapturedBackward, call: BackwardCall, collected: Collected
+    ) -> SegmentRunner | CapturedBackward:
+        """What runs the backward: where its segments cannot be made, the graph as it was captured, operator by operator."""
+        try:
+            runner = self._runner(captured, call, collected.hooks)
+            if captured not in self.captures:
+                self._lines[captured] = forward_lines(hook_order(call))
+                self.captures.append(captured)
+            return runner
+        except DovetailError:
+            raise
+        except Exception as error:
+            if self.fullgraph or call.create_graph or not captured.graphs:
+                # Derivatives are computed by another form of the graph; without any form of it there is nothing to run.
+                raise
+            self.leave_to_eager(f"preparing it has failed with {type(error).__name__}: {error}")
+            return captured
 
     def _runner(self, captured: CapturedBackward, call: BackwardCall, hooks: Sequence[Any]) -> SegmentRunner:
         """The callable that runs a captured backward in its present order; it is compiled at the first need."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -505,3 +506,28 @@ def test_what_a_compiled_forward_has_read_is_checked_outside_of_the_segment() ->
             with dovetail.compiled_autograd(backend="aten"):
                 compiled(y).sum().backward()
             torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("stage", ["session.cut", "session.SegmentRunner", "session.forward_lines"])
+def test_a_backward_whose_segments_cannot_be_made_runs_as_it_was_captured(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise AssertionError("a fault")
+
+    def train(block: contextlib.AbstractContextManager[object]) -> list[object]:
+        weight = torch.ones(3, requires_grad=True)
+        seen: list[object] = []
+        weight.register_hook(lambda gradient: gradient * 2)
+        weight.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.tolist()))
+        with block:
+            for number in range(2):
+                (weight.sin() * weight * number).sum().backward()
+        return [weight.grad, seen]
+
+    expected = train(contextlib.nullcontext())
+    monkeypatch.setattr(f"dovetail.backward_capture.{stage}", broken)
+    with pytest.warns(EagerFallbackWarning, match="a fault"):
+        found = train(dovetail.compiled_autograd(backend="aten"))
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1] == expected[1]
