@@ -74,3 +74,7 @@ def control_flow() -> dict[Any, str]:
 
     others = {mapped: "map", scan: "scan", while_loop: "while_loop", flex_attention: "flex_attention"}
     return {torch.cond: "torch.cond", **others}
+
+
+#: Makes an object of a subclass in the memory of a tensor.
+make_subclass: Any = torch.Tensor._make_subclass
