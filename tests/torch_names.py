@@ -6,7 +6,7 @@ missing, and where the signature of a Python function is another one than in thi
 ``docs/inside/torch_names.md``. Exit status 1: a name that is needed is missing somewhere.
 
 Names are read from the syntax of ``dovetail/torch_private``, the only room with private names; a name that is read by ``getattr``
-or ``hasattr`` with a text is optional. Attributes of objects (``tensor._base``) are not found this way: the tests use them.
+or ``hasattr`` with a text is optional, and so is one in a ``try`` that handles its absence. Attributes of objects (``tensor._base``) are not found this way: the tests use them.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class _Reader(ast.NodeVisitor):
         self._uses = uses
         self._names: dict[str, str] = {}
         self._scope: list[str] = []
+        self._handled = False
 
     def _note(self, name: str, optional: bool = False) -> None:
         if is_private(name):
             use = self._uses.setdefault(name, Use())
             use.users.add(".".join([self._module, *self._scope]))
-            use.optional &= optional
+            use.optional &= optional or self._handled
 
     def _name_of(self, node: ast.AST) -> str | None:
         if isinstance(node, ast.Name):
@@ -69,6 +70,16 @@ class _Reader(ast.NodeVisitor):
             owner = self._name_of(node.value)
             return None if owner is None else f"{owner}.{node.attr}"
         return None
+
+    def visit_Try(self, node: ast.Try) -> None:
+        """What a ``try`` reads is optional where the error of a missing name is handled."""
+        handled = {name.id for item in node.handlers for name in ast.walk(item) if isinstance(name, ast.Name)}
+        before, self._handled = self._handled, bool(handled & {"ImportError", "AttributeError", "Exception"})
+        for child in node.body:
+            self.visit(child)
+        self._handled = before
+        for child in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(child)
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
