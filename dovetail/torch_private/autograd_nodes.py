@@ -91,11 +91,12 @@ class _SavedByNode:
 
     def __init__(self, value: torch.Tensor) -> None:
         with torch.enable_grad():
-            self._node: Any = _Saving.apply(torch.empty(0, requires_grad=True), value).grad_fn
+            # The node lives as long as its result.
+            self._result: Any = _Saving.apply(torch.empty(0, requires_grad=True), value)
 
     def unpack(self) -> torch.Tensor:
         """The value, or the error of a tensor that was written to."""
-        found: torch.Tensor = self._node.saved_tensors[0]
+        found: torch.Tensor = self._result.grad_fn.saved_tensors[0]
         return found
 
 
