@@ -170,7 +170,7 @@ def _written_example() -> Example:
     return _example(_written_again, (5,))()
 
 
-@quirk(WORKAROUNDS, example=_written_example)
+@quirk(WORKAROUNDS, example=_written_example, since="2.12")
 def write_to_clones(job: Job) -> None:
     """Custom operators write to clones of what the graph still knows (see ``written_arguments_are_clones``)."""
     if job.graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
