@@ -20,6 +20,7 @@ from dovetail.aot.tangents import overlaps_itself
 from dovetail.aot.views import AutogradView, StridedView, reads_other_bits, view_of_custom_function, whole_view
 from dovetail.errors import CaptureError
 from dovetail.guards import GuardSet
+from dovetail.guards.generator import DISJOINT
 from dovetail.runtime.spec import FreshOutput, InputOutput, Mutation, OutputTensor, ViewOutput
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -242,9 +243,11 @@ def _check_mutation(trace: Trace, item: TracedInput, guards: GuardSet) -> None:
             f"{item.name} is written to, and several of its elements share one place in memory",
             advice="clone it first",
         )
-    memory = _memory(real)
+    memory, inputs = _memory(real), [other.real for other in trace.inputs]
+    is_disjoint = is_plain and not item.value.requires_grad and any(rule(inputs, item.index) for rule in DISJOINT)
     for other in trace.inputs:
-        if other is not item and any(_memory(part) == memory for part in guards.memory(other.index, other.real)):
+        parts = [part for part in guards.memory(other.index, other.real) if not is_disjoint or part is not other.real]
+        if other is not item and any(_memory(part) == memory for part in parts):
             raise CaptureError(
                 f"{item.name} is written to and shares memory with {other.name}", advice="clone one of them first"
             )

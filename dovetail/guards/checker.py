@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.guards.ambient import AmbientState
-from dovetail.guards.generator import Generator
+from dovetail.guards.generator import DISJOINT, Generator
 from dovetail.guards.guard import FrozenGuards, GuardFailure, failures_of
 from dovetail.guards.guard_set import GuardSet
 from dovetail.guards.predicate import Call
@@ -87,6 +87,7 @@ class Checker:
             for index in self.guards.separate
             for other, memory in enumerate(memories)
             if other != index and tensors[index].untyped_storage().data_ptr() in memory - {0}
+            if not any(rule(tensors, index) for rule in DISJOINT)
         ]
 
 

@@ -177,6 +177,10 @@ class Generator(Writer):
         return any(not self.frozen.tensors[index].facts.requires_grad for index in matches)
 
 
+#: ``rule(tensors, index)``: whether the others share no element with a tensor that is written to, though they share memory.
+DISJOINT: list[Callable[[Sequence[torch.Tensor], int], bool]] = []
+
+
 def separate_memory_check(frozen: FrozenGuards) -> Callable[[Sequence[torch.Tensor], tuple[int, ...]], bool]:
     """The check that some tensors share their memory with no other input."""
     standing = [
@@ -200,4 +204,5 @@ def _is_separate(tensors: Sequence[torch.Tensor], indices: tuple[int, ...]) -> b
         return True
     counts = collections.Counter(memories)
     # An empty tensor has no memory to share.
-    return all(memories[index] == 0 or counts[memories[index]] == 1 for index in indices)
+    shared = [index for index in indices if memories[index] and counts[memories[index]] > 1]
+    return all(any(rule(tensors, index) for rule in DISJOINT) for index in shared)
