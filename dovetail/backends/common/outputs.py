@@ -114,13 +114,12 @@ def guard_outputs(compiled: CompiledCallable, promised_strides: Sequence[Strides
 
 
 def same_strides(shape: Sequence[int], actual: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether two strides address the same elements; dimensions of size one and empty tensors do not count.
+    """Return whether two strides address the same elements; dimensions of size one do not count. Those of an empty tensor, which
+    Inductor makes zero, cost nothing to keep.
 
     >>> same_strides((1, 3), (7, 1), (3, 1))
     True
     """
-    if any(size == 0 for size in shape):
-        return True
     return all(size == 1 or one == other for size, one, other in zip(shape, actual, wanted, strict=True))
 
 
