@@ -7,14 +7,14 @@ backend (:mod:`dovetail.passes.memory_budget`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.descriptors import BufferInput, ParamInput
-from dovetail.aot.nodes import SAVE, must_stay, saved_bytes
+from dovetail.aot.nodes import SAVE, memory_of, must_stay, saved_bytes
 from dovetail.aot.partition import ChooseSaved, Saved, Split, as_saved
 from dovetail.aot.steps import BackendGraph, Lowering, before_backend, choose_saved
 from dovetail.passes.memory_budget import MemoryReport, choose_budget, collect_candidates, solve
@@ -26,8 +26,12 @@ _ONCE = {torch.Tag.nondeterministic_bitwise, torch.Tag.dynamic_output_shape, tor
 _EXCHANGES = ("_c10d_functional", "c10d_functional", "dovetail_distributed")
 
 
-def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> ChooseSaved:
+def saved_by(
+    strategy: Strategy, memory_budget: float | int | None = None, written: Collection[int] = ()
+) -> ChooseSaved:
     """What is saved by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
+
+    Nothing is computed again from the inputs ``written``: after the call they hold other values.
 
     The choice raises :class:`OptionError` for a budget that cannot be kept.
     """
@@ -35,6 +39,7 @@ def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> Ch
     def choose(split: Split) -> Saved:
         if not split.has_backward:
             return Saved((), None if memory_budget is None else lambda saved, again: MemoryReport(0, 0, 0, 0, 0))
+        _save_what_reads(split, {memory_of(split.primals[index]) for index in written} - {None})
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)
@@ -54,6 +59,14 @@ def saved_by(strategy: Strategy, memory_budget: float | int | None = None) -> Ch
     return choose
 
 
+def _save_what_reads(split: Split, memories: Collection[int | None]) -> None:
+    """Compute no value again that the forward computes from this memory; views of it are no values of their own."""
+    for node in split.nodes if memories else ():
+        reads = any(memory_of(argument) in memories for argument in node.all_input_nodes)
+        if reads and node not in split.of_backward and memory_of(node) not in memories:
+            node.meta[SAVE] = True
+
+
 def exchanges_with_ranks(node: torch.fx.Node) -> bool:
     """Whether a node exchanges tensors with other processes, which would have to do it again as well."""
     return getattr(node.target, "namespace", "") in _EXCHANGES
@@ -71,7 +84,8 @@ def _never_again(node: torch.fx.Node) -> bool:
 @choose_saved
 def _choose(lowering: Lowering) -> ChooseSaved:
     is_bitwise = lowering.backend.numerics == "bitwise"
-    return saved_by("save_all" if is_bitwise else "minimum_cut", lowering.settings.memory_budget)
+    written = [item.input_index for item in lowering.joint.spec.mutations]
+    return saved_by("save_all" if is_bitwise else "minimum_cut", lowering.settings.memory_budget, written)
 
 
 @before_backend

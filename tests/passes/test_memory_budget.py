@@ -8,6 +8,9 @@ import torch
 import dovetail
 from dovetail import errors
 from dovetail.aot.partition import partition
+from dovetail.backends import register_backend
+from dovetail.backends.aten import compile_aten
+from dovetail.backends.registry import unregister_backend
 from dovetail.passes.recompute import saved_by
 
 BUDGETS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
@@ -162,3 +165,38 @@ def test_under_torch_compile() -> None:
     assert all(torch.equal(left, right) for left, right in zip(expected, actual, strict=True))
     with pytest.raises(errors.OptionError):
         dovetail.torch_backend("aten", memory_budget=2.0)
+
+
+def _doubled(x):
+    x.mul_(2)
+    return x.sin()
+
+
+def _doubled_without_recording(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * x
+
+
+def _row_of_it(x):
+    x[0].mul_(2)
+    return x.t().sin() * x.view(-1)[1]
+
+
+@pytest.mark.parametrize("function", [_doubled, _doubled_without_recording, _row_of_it])
+@pytest.mark.parametrize("numerics", ["bitwise", "tolerance"])
+def test_nothing_is_computed_again_from_an_input_that_is_written(function, numerics):
+    """After the call the input holds its new value, and autograd would take a saved one for changed."""
+    name = f"written-{numerics}-{function.__name__}"
+    register_backend(name, numerics=numerics)(compile_aten)
+    try:
+        options = {"memory_budget": 0.0} if numerics == "bitwise" else {}
+        compiled = dovetail.compile(function, backend=name, fullgraph=True, **options)
+        found = []
+        for run in (function, compiled):
+            leaf = torch.linspace(0.1, 1, 6).reshape(2, 3).requires_grad_()
+            given = leaf * 1
+            found.append([*torch.autograd.grad(run(given).sum(), leaf), given.detach()])
+        assert all(map(torch.equal, *found))
+    finally:
+        unregister_backend(name)
