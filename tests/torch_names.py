@@ -6,7 +6,8 @@ missing, and where the signature of a Python function is another one than in thi
 ``docs/inside/torch_names.md``. Exit status 1: a name that is needed is missing somewhere.
 
 Names are read from the syntax of ``dovetail/torch_private``, the only room with private names; a name that is read by ``getattr``
-or ``hasattr`` with a text is optional, and so is one in a ``try`` that handles its absence. Attributes of objects (``tensor._base``) are not found this way: the tests use them.
+or ``hasattr`` with a text is optional, and so is one in a ``try`` that handles its absence. Attributes of objects
+(``tensor._base``) are not found this way: the tests use them.
 """
 
 from __future__ import annotations
