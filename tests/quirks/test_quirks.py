@@ -23,7 +23,7 @@ from dovetail.torch_private import compilers as private_compilers
 from tests.differential import same, tensors_in
 
 load_rules()
-importlib.import_module("dovetail.backends.inductor.workarounds")
+importlib.import_module("dovetail.backends.inductor.backend")
 # The first capture fills the core's own tables.
 dovetail.compile(torch.sin, backend="aten")(torch.ones(1))
 

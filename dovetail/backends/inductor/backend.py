@@ -21,7 +21,7 @@ import torch
 
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.common.write_backs import write_back
-from dovetail.backends.inductor import convolution_layouts, workarounds
+from dovetail.backends.inductor import complex_scatters, convolution_layouts, workarounds
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
@@ -96,7 +96,7 @@ def _passes(workarounds_by_name: tuple[str, ...]) -> dict[str, Any]:
 
     The files and names also keep Inductor's cache from finding code that was compiled with other workarounds.
     """
-    files = (convolution_layouts.__file__, workarounds.__file__, private_inductor.__file__)
+    files = tuple(item.__file__ for item in (complex_scatters, convolution_layouts, workarounds, private_inductor))
     layouts = private_inductor.inductor_pass(
         convolution_layouts.lay_out_convolutions, files, ", ".join(workarounds_by_name)
     )
