@@ -46,6 +46,7 @@ def test_batch_norm_statistics(training: bool) -> None:
     check_calls(Norm().train(training), [(torch.randn(2, 2, 6, 6),)] * 2)
 
 
+@pytest.mark.slow
 def test_batch_norm_under_inductor() -> None:
     check_calls(Norm(), [(torch.randn(2, 2, 6, 6),)] * 2, backend="inductor", exact=False)
 

@@ -39,7 +39,7 @@ def _observed(function: Any, call: tuple[Any, ...], order: int) -> list[Any]:
     """What can be seen of a call: results, random numbers, errors, and gradients up to an order."""
     torch.manual_seed(0)
     args = [
-        item.detach().clone().requires_grad_(order > 0 and item.is_floating_point())
+        item.detach().clone().requires_grad_(order > 0 and (item.is_floating_point() or item.is_complex()))
         if isinstance(item, torch.Tensor)
         else item
         for item in call

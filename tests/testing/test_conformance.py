@@ -20,6 +20,7 @@ def test_aten_conforms():
     assert failures(ATEN) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler")
 def test_inductor_conforms():
     assert [str(failure) for failure in failures(INDUCTOR)] == []

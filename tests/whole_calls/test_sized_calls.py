@@ -141,6 +141,7 @@ def test_a_result_without_a_gradient_has_symbolic_zeros() -> None:
         same(*gradients)
 
 
+@pytest.mark.slow
 def test_inductor_takes_a_whole_call() -> None:
     torch.manual_seed(0)
     module = NETWORKS["GRU with a state"]()

@@ -84,9 +84,9 @@ def test_a_wrong_meta_kernel_is_named():
 @pytest.mark.parametrize(
     ("fault", "category"),
     [
-        ("wrong", "differs"),
+        pytest.param("wrong", "differs", marks=pytest.mark.slow),
         ("raise", "raised"),
-        ("crash", "crashed"),
+        pytest.param("crash", "crashed", marks=pytest.mark.slow),
         pytest.param("hang", "timed out", marks=pytest.mark.slow),
     ],
 )
