@@ -96,7 +96,8 @@ def _passes(workarounds_by_name: tuple[str, ...]) -> dict[str, Any]:
 
     The files and names also keep Inductor's cache from finding code that was compiled with other workarounds.
     """
-    files = tuple(item.__file__ for item in (complex_scatters, convolution_layouts, workarounds, private_inductor))
+    modules = (complex_scatters, convolution_layouts, workarounds, private_inductor)
+    files = tuple(str(item.__file__) for item in modules)
     layouts = private_inductor.inductor_pass(
         convolution_layouts.lay_out_convolutions, files, ", ".join(workarounds_by_name)
     )
