@@ -115,11 +115,18 @@ def _copy(interpreter: TracingInterpreter, array: Any) -> Any:
     return copies[id(array)][1]
 
 
+def _byte_bounds(array: Any) -> tuple[int, int]:
+    """The first byte of an array's memory, and the one behind it; NumPy 2 has moved the function."""
+    bounds = NUMPY.lib.array_utils.byte_bounds if hasattr(NUMPY.lib, "array_utils") else NUMPY.byte_bounds
+    first, end = bounds(array)
+    return first, end
+
+
 def _is_shared(interpreter: TracingInterpreter, array: Any) -> bool:
     """Whether an input of the graph lies in the memory of an array: its writes are not seen there while it is traced."""
     with private_tracing.disable_current_modes():
         found = [item.real.untyped_storage() for item in interpreter.trace.inputs if item.real.device.type == "cpu"]
-        first, end = NUMPY.lib.array_utils.byte_bounds(array)
+        first, end = _byte_bounds(array)
         return any(item.data_ptr() < end and first < item.data_ptr() + item.nbytes() for item in found)
 
 
