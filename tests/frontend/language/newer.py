@@ -21,6 +21,7 @@ def type_parameters(x):
             bounded.__type_params__[0].__bound__, first.__type_params__[0].__constraints__, Box.__type_params__[0].__name__,
             Box[int].__args__, Box.__orig_bases__[0].__args__[0].__name__)
 """,
+    breaks="is not interpreted",
 )
 source_case(
     (3, 12),
@@ -30,6 +31,7 @@ def type_statement(x):
     type Pair[T] = tuple[T, T]
     return x * 2, Number.__name__, str(Number.__value__), Pair.__type_params__[0].__name__, isinstance(3, Number.__value__)
 """,
+    breaks="is not interpreted",
 )
 source_case(
     (3, 12),
@@ -52,6 +54,7 @@ def class_scope_with_type_parameters(x):
         values = [outer for outer in range(2)]
     return x, Box.seen, Box().method(), Box.values
 """,
+    breaks="is not interpreted",
 )
 source_case(
     (3, 13),
@@ -62,4 +65,5 @@ def type_parameter_defaults(x):
     type Rest[*Ts = *tuple[int, str]] = tuple[*Ts]
     return x * 2, [str(p.__default__) for p in (*Box.__type_params__, *Rest.__type_params__)], Box.__firstlineno__
 """,
+    breaks="is not interpreted",
 )

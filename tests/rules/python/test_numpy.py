@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,9 @@ STRETCHES: list[Callable[[torch.Tensor], Any]] = [
 
 @pytest.mark.parametrize("program", STRETCHES, ids=lambda item: item.__name__)
 def test_a_stretch_is_one_break(program: Callable[..., Any]) -> None:
-    assert _compare(program) <= 1
+    # Since Python 3.12 a comprehension is a loop of the function itself, and each loop over an array is a stretch.
+    most = 3 if program is loops_over_arrays and sys.version_info >= (3, 12) else 1
+    assert _compare(program) <= most
 
 
 def test_the_graph_goes_on_after_a_stretch() -> None:
