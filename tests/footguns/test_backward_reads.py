@@ -293,3 +293,35 @@ def test_a_tensor_that_a_hook_holds_is_written_to(program: Any, create_graph: bo
             held.mul_(3)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(loss, x, create_graph=create_graph)
+
+
+class _ByMethod(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+def _with_a_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    y.register_hook(lambda gradient: gradient * 2)
+    return y.sum()
+
+
+@pytest.mark.parametrize("name", ["cos", "__mul__"])
+@pytest.mark.parametrize("program", [lambda x: _ByMethod.apply(x).sum(), _with_a_hook])
+def test_a_method_of_tensors_that_is_replaced_before_the_backward(
+    monkeypatch: Any, program: Callable[..., Any], name: str
+) -> None:
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    x = torch.ones(2, requires_grad=True)
+    compiled(x).backward()
+    loss = compiled(x)
+    monkeypatch.setattr(torch.Tensor, name, lambda *values: torch.zeros(2))
+    with pytest.raises(ChangedReadError, match="replaced_methods"):
+        loss.backward()

@@ -27,6 +27,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, format_rule, rule
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.guards import CalleeSource, ComputedSource, Equals, Identity
+from dovetail.rules.python.message_receivers import guard_receivers, share_state
 from dovetail.runtime.shown_frames import calling_code
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Retry
@@ -45,6 +46,7 @@ _METHODS = {getattr(logging.Logger, name): level for name, level in _LEVELS.item
 _FUNCTIONS = {getattr(logging, name): level for name, level in _LEVELS.items() if hasattr(logging, name)}
 _CALLS = ("CALL", "CALL_KW")
 NUMBERS_IN_MESSAGES = "numbers in messages"
+AFTER_THE_GRAPH = "messages after the graph"
 # How many values each instruction that may come before the call takes off the stack.
 _TAKES = {
     **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
@@ -120,6 +122,21 @@ class _Marks:
         return bool(found)
 
 
+class _Given:
+    """The functions by which messages of one capture were given."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.functions: list[Callable[..., Any]] = []
+
+
+@end_rule
+def _check_receivers(interpreter: TracingInterpreter) -> None:
+    """Messages that somebody waits for are given where the program gives them."""
+    functions = interpreter.state(_Given).functions
+    if functions and share_state(interpreter, functions):
+        raise Retry("what receives a message shares state with the function", without=AFTER_THE_GRAPH)
+
+
 @end_rule
 def _check_marks(interpreter: TracingInterpreter) -> None:
     """A text with a mark was given to no message, because of a graph break or an exception in between."""
@@ -138,6 +155,9 @@ def _check(interpreter: TracingInterpreter, values: Arguments) -> None:
         raise Break("a message is given in a backward", "give it in the forward")
     if not all(map(_is_plain, values)):
         raise Break("a message with an object in it", "give it outside of the function, or put numbers into it")
+    if not interpreter.trace.settings.allows(AFTER_THE_GRAPH):
+        reason = "what receives a message (a handler, a filter) shares state with the function"
+        raise Break(reason, "give the message outside of the function, or keep that state apart")
 
 
 def _give(interpreter: TracingInterpreter, function: Callable[..., Any], args: Arguments, kwargs: Keywords) -> None:
@@ -150,6 +170,8 @@ def _give(interpreter: TracingInterpreter, function: Callable[..., Any], args: A
         if has_marks:
             raise Retry(stop.reason, without=NUMBERS_IN_MESSAGES) from stop
         raise
+    guard_receivers(interpreter, function)
+    interpreter.state(_Given).functions.append(function)
     frames = tuple((frame.code, show_place(frame), frame.globals) for frame in interpreter.frames)
     numbers = list(marks.numbers) if has_marks else []
     message = Message(function, frames, tuple(marks.formats) if has_marks else ())

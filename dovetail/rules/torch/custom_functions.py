@@ -16,6 +16,7 @@ from dovetail.frontend.interpreter.lookup import class_attribute
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import AttributeSource, Identity
+from dovetail.rules.torch.patched_tensors import note_for_backward
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import operators as private_operators
 from dovetail.trace.overrides import WRITE_CHECKS, RefusedOperatorError
@@ -53,6 +54,7 @@ class Interpreted:
         values.read(inner, source)
         if name in ("backward", "vjp"):
             values.note_backward_read(source, Identity(inner), f"{name} was called", always=True)
+            note_for_backward(values)
         return staticmethod(self._interpreter.trampoline(inner))
 
 

@@ -1,7 +1,8 @@
 """What a program puts into the classes of tensors: methods of its own, and functions in the place of torch's methods.
 
 A method that the program calls by its name is interpreted. A special method is called by native code, for an operator or a
-builtin, where nobody sees what it does: while one is replaced, nothing is captured.
+builtin, where nobody sees what it does: while one is replaced, nothing is captured. A hook or a custom backward finds what is there
+when the backward runs, so that it is asked again then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.frontend.values.values import Values
+from dovetail.guards import Answers
 from dovetail.guards.ambient import WATCHED, Watched
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private.guard_managers import dictionary_versions
@@ -93,6 +98,24 @@ def _unpatched(function: Any) -> Any:
         if one.value is function is not None:
             return _TORCHS_OWN[0].get(one.name) or _INHERITED.get(one.name, function)
     return function
+
+
+def replaced_methods(kind: type) -> tuple[tuple[str, int], ...]:
+    """The names under which the classes of tensors have something else than torch's own, each with what is there."""
+    return tuple([(one.name, id(one.value)) for one in patches()])
+
+
+def note_for_backward(values: Values) -> None:
+    """Have the classes of tensors looked at again when a hook or a custom backward of the program runs."""
+    source = values.pin(torch.Tensor, "torch.Tensor")
+    predicate = Answers(replaced_methods, (), replaced_methods(torch.Tensor))
+    values.note_backward_read(source, predicate, "a method of tensors may be called", always=True)
+
+
+@method_rule("register_hook", "register_post_accumulate_grad_hook")
+def _hook(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    note_for_backward(interpreter.values)
+    return NotImplemented
 
 
 WATCHED.append(Watched(patches, _refusal))
