@@ -25,12 +25,15 @@ _PLACES: dict[str, str] = {
     "capture": "dovetail.face.compile",
     "compile": "dovetail.face.compile",
     "compiled_autograd": "dovetail.backward_capture.block",
+    "disable": "dovetail.switches.disabled",
     "events_of": "dovetail.report.explanation",
     "explain": "dovetail.report.explanation",
     "list_backends": "dovetail.backends",
     "load": "dovetail.artefacts.load",
     "mark_dynamic": "dovetail.trace",
     "register_backend": "dovetail.backends",
+    "reset": "dovetail.switches.resets",
+    "set_stance": "dovetail.switches.stances",
     "torch_backend": "dovetail.backends.foreign.torch_compile",
 }
 #: Modules that are attributes of the package without being imported first.

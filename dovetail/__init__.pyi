@@ -14,6 +14,9 @@ from dovetail.face.compile import compile as compile
 from dovetail.options import Options as Options
 from dovetail.report.explanation import events_of as events_of
 from dovetail.report.explanation import explain as explain
+from dovetail.switches.disabled import disable as disable
+from dovetail.switches.resets import reset as reset
+from dovetail.switches.stances import set_stance as set_stance
 from dovetail.trace import mark_dynamic as mark_dynamic
 from dovetail.versions import __version__ as __version__
 

@@ -156,6 +156,10 @@ class RecompileLimitError(DovetailError, RuntimeError):
     """A function has been compiled as often as it may, and was told to raise then."""
 
 
+class RecompileError(DovetailError, RuntimeError):
+    """A call would have to be compiled where a stance or a setting of torch's forbids it."""
+
+
 class RecompileLimitWarning(UserWarning):
     """A function has been compiled so often that Dovetail runs it eagerly from now on."""
 

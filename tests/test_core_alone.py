@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Still imported by ``aot``. Only ever shortened; empty when the house is built.
 LEFT = ("dovetail.rules.sparse", "dovetail.whole_calls", "dovetail.quirks.registry", "dovetail.quirks.replays")
-PLUGS = ("dovetail.rules.", "dovetail.quirks.", "dovetail.whole_calls.", "dovetail.fast_guards.")
+PLUGS = ("dovetail.rules.", "dovetail.quirks.", "dovetail.whole_calls.", "dovetail.fast_guards.", "dovetail.switches.")
 ROOT = Path(__file__).parents[1]
 
 

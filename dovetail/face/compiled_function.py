@@ -15,7 +15,7 @@ from dovetail.aot.compile_joint import choose_backend
 from dovetail.backends import Backend
 from dovetail.face.continuation import Continuation, Continuations
 from dovetail.face.dispatcher import Dispatcher
-from dovetail.face.learned import Part, SharedState
+from dovetail.face.learned import Learned, Part, SharedState
 from dovetail.face.warnings import name_of
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.options import Options
@@ -40,6 +40,11 @@ class CompiledFunction(Dispatcher):
     def continuations(self) -> list[Continuation]:
         """The code after each graph break, with entries of its own."""
         return list(self._continuations)
+
+    def forget_entries(self) -> None:
+        """Drop all entries, and what was learned."""
+        self.entries, self._part.shared.learned, self._limit_warned = [], Learned(), False
+        self._continuations = Continuations(self.options, self._part.shared)
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
         return self._continuations.run(point, results)

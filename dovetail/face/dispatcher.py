@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import os
@@ -29,6 +30,7 @@ from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.interpreter.generator import cleans_up
 from dovetail.guards import AmbientState, GuardSet, are_decided_by, compile_checker
+from dovetail.options import Options
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import state as private_state
 from dovetail.trace.settings import SAYS_EAGER
@@ -87,6 +89,10 @@ class Dispatcher:
                     return entry.call(original, args, kwargs, tensors)
                 return self._run(entry, args, kwargs, tensors)
         return self._miss(args, kwargs)
+
+    def take_options(self, options: Options) -> None:
+        """Compile later entries with other options."""
+        self.options, self._part = options, dataclasses.replace(self._part, options=options)
 
     def _go_on(self, point: ResumePoint, results: list[Any]) -> Any:
         """Go on at a graph break with the live values, the only item of ``results``, which is taken out."""

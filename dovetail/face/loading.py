@@ -24,7 +24,7 @@ from dovetail.trace import Trace
 
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
 #: In the order in which the tables ask them; within a room by name, but a module comes after those that it imports.
-ROOMS = ("passes", "higher_order", "whole_calls", "rules", "quirks", "fast_guards")
+ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks", "fast_guards")
 
 
 @functools.cache

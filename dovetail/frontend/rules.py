@@ -114,6 +114,8 @@ native_rule: Table[FunctionRule] = Table()
 interpreted_rule: Chain[Callable[[types.FunctionType, Arguments, Keywords], bool]] = Chain()
 #: ``rule(interpreter, function, args, kwargs, result)`` guards what a function of torch, called as it is, has read.
 called_rule: Chain[Callable[[TracingInterpreter, Any, Arguments, Keywords, Any], None]] = Chain()
+#: ``rule(interpreter, wrapper, args, kwargs)`` says what is called in the place of a Python function or module, if something is.
+wrapper_rule: Chain[Callable[[TracingInterpreter, Any, Arguments, Keywords], Instead | None]] = Chain()
 #: An object of a class is about to be made: :class:`Break` may be raised.
 class_rule: Chain[Callable[[type], None]] = Chain()
 

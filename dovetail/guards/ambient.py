@@ -35,7 +35,6 @@ _OVERLOOKED: tuple[Callable[[], Any], ...] = (
     private_state.forward_ad_level,
     private_state.is_jit_tracing,
     torch.compiler.is_compiling,
-    private_state.compile_stance,
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
     private_autograd.has_saved_tensor_hooks,
@@ -146,7 +145,6 @@ class AmbientState:
     )
     watched: tuple[Any, ...] = field(metadata=_read("what is patched", lambda: tuple([one.read() for one in WATCHED])))
     jit_tracing: bool = field(metadata=_read("torch.jit.trace", private_state.is_jit_tracing))
-    stance: str = field(metadata=_read("torch.compiler.set_stance", private_state.compile_stance))
     compiling: bool = field(metadata=_read("torch.compiler.is_compiling()", _is_compiling))
 
     @staticmethod
@@ -172,8 +170,6 @@ class AmbientState:
             return "__torch_function__ is disabled"
         if self.jit_tracing:
             return "torch.jit.trace is running"
-        if self.stance != "default":
-            return f"torch.compiler.set_stance({self.stance!r}) is in force"
         if self.compiling:
             return "another compiler is tracing this program"
         return next(filter(None, (one.refusal() for one in WATCHED)), None)

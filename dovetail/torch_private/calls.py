@@ -74,22 +74,7 @@ def without_dynamo_guard(function: types.FunctionType) -> types.FunctionType:
     return function.__wrapped__ if function.__code__ is _DISABLED else function
 
 
-def without_torch_compile(function: Any) -> Any:
-    """The argument of ``torch.compile`` or ``torch.compiler.disable``, found from their result; anything else is returned as it is.
-
-    A wrapper of theirs switches torch's compiler on or off for the thread that calls it: under a trace of ours, for good.
-
-    >>> function = lambda x: x * 2
-    >>> without_torch_compile(torch.compile(function)) is function, without_torch_compile(function) is function
-    (True, True)
-    """
-    # Imported only where somebody uses it: the import takes a second.
+def is_wrapped_module(value: Any) -> bool:
+    """Whether a value is the module that ``torch.compile`` has put around another one."""
     wrappers = sys.modules.get("torch._dynamo.eval_frame")
-    if wrappers is None:
-        return function
-    if isinstance(function, wrappers.OptimizedModule):
-        return function._orig_mod
-    is_theirs = isinstance(function, types.FunctionType) and function.__module__ is not None
-    if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
-        return getattr(function, "_torchdynamo_orig_callable", function)
-    return function
+    return wrappers is not None and isinstance(value, wrappers.OptimizedModule)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,3 +118,79 @@ def compiling_questions() -> tuple[Any, ...]:
     from torch._dynamo import external_utils
 
     return torch._utils.is_compiling, external_utils.is_compiling
+
+
+def compile_stance() -> str:
+    """What ``torch.compiler.set_stance`` has set; it is kept by torch.compile, which may never have been loaded."""
+    keeper = sys.modules.get("torch._dynamo.eval_frame")
+    if keeper is None:
+        return "default"
+    stance = keeper._stance
+    return "force_eager" if stance.backend == "eager" else stance.stance  # type: ignore[no-any-return]
+
+
+def reset_with_torch(follower: Any) -> None:
+    """Have ``follower.reset()`` called by ``torch.compiler.reset``, the next time only."""
+    keeper = sys.modules.get("torch._dynamo.eval_frame")
+    if keeper is not None:
+        keeper.cached_backends.setdefault(id(follower), follower)
+
+
+def changed_settings(names: Iterable[str]) -> dict[str, Any]:
+    """Those of the settings in ``torch._dynamo.config`` that somebody has changed; other versions of torch may lack some."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    known = {} if config is None else config._config
+    return {name: getattr(config, name) for name in names if name in known and not config._is_default(name)}
+
+
+def disabled_because(function: Any) -> str | None:
+    """The reason given for ``torch.compiler.disable``, maybe empty; None where a function or module is not disabled.
+
+    Torch's own functions are, so that its compiler leaves them alone; that is no wish of the program's.
+    """
+    wrappers = sys.modules.get("torch._dynamo.eval_frame")
+    if wrappers is None:
+        return None
+    if isinstance(function, wrappers.OptimizedModule):
+        context = function.dynamo_ctx
+        return context.msg or "" if isinstance(context, wrappers.DisableContext) else None
+    found = getattr(function, "__dict__", {})
+    if not found.get("_torchdynamo_disable") or found.get("_torchdynamo_wrapper_id") not in (None, id(function)):
+        return None
+    if str(function.__module__).split(".", 1)[0] == "torch":
+        return None
+    return found.get("_torchdynamo_disable_msg") or ""
+
+
+def is_of_the_compiler(function: types.FunctionType) -> bool:
+    """Whether a function sets something of torch's compiler (``torch.compiler.reset``, ``torch._dynamo.graph_break``), or is
+    forbidden in graphs by it.
+    """
+    module, name = function.__globals__.get("__name__") or "", function.__name__
+    if "_dynamo_forbidden" in function.__dict__:
+        return True
+    if function.__module__ != module or name.startswith("is_") or name == "__getattr__":
+        return False
+    is_dynamos = module.startswith("torch._dynamo.") and module != "torch._dynamo.external_utils"
+    return is_dynamos or module in ("torch.compiler", "torch.utils._config_module")
+
+
+def without_torch_compile(function: Any) -> Any:
+    """The argument of ``torch.compile`` or ``torch.compiler.disable``, found from their result; anything else is returned as it is.
+
+    A wrapper of theirs switches torch's compiler on or off for the thread that calls it: under a trace of ours, for good.
+
+    >>> function = lambda x: x * 2
+    >>> without_torch_compile(torch.compile(function)) is function, without_torch_compile(function) is function
+    (True, True)
+    """
+    # Imported only where somebody uses it: the import takes a second.
+    wrappers = sys.modules.get("torch._dynamo.eval_frame")
+    if wrappers is None:
+        return function
+    if isinstance(function, wrappers.OptimizedModule):
+        return function._orig_mod
+    is_theirs = isinstance(function, types.FunctionType) and function.__module__ is not None
+    if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
+        return getattr(function, "_torchdynamo_orig_callable", function)
+    return function

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,12 +64,6 @@ def outside_of_transforms() -> contextlib.AbstractContextManager[Any]:
 def forward_ad_level() -> int:
     """The level of forward-mode differentiation; -1 outside of it."""
     return torch.autograd.forward_ad._current_level
-
-
-def compile_stance() -> str:
-    """What ``torch.compiler.set_stance`` has set; it is kept by torch.compile, which may never have been loaded."""
-    keeper = sys.modules.get("torch._dynamo.eval_frame")
-    return "default" if keeper is None else keeper._stance.stance  # type: ignore[no-any-return]
 
 
 def is_any_autocast_on() -> bool:

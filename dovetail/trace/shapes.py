@@ -62,8 +62,10 @@ def mark_dynamic(
 
 
 def marks_of(tensor: torch.Tensor) -> Mapping[int, SizeRange]:
-    """The sizes of a tensor that were marked, also those that torch.compile's ``mark_dynamic`` has marked."""
-    marks: dict[int, SizeRange] = dict.fromkeys(getattr(tensor, "_dynamo_dynamic_indices", ()), SizeRange())
+    """The sizes of a tensor that were marked, also those that ``torch._dynamo.mark_dynamic`` and its kin have marked."""
+    kinds = ("_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices", "_dynamo_dynamic_indices")
+    marks = {dimension: SizeRange() for kind in kinds for dimension in getattr(tensor, kind, ())}
+    marks.update({each.dim: SizeRange(each.min, each.max) for each in getattr(tensor, "_dynamo_dynamic_range", ())})
     marks.update(getattr(tensor, MARK, {}))
     return marks
 
@@ -105,7 +107,9 @@ class ShapePolicy:
             chosen.update(dict.fromkeys(range(tensor.dim()), SizeRange()))
         if self.marked:
             chosen.update(marks_of(tensor))
-        return {dim: bounds for dim, bounds in chosen.items() if dim < tensor.dim() and tensor.shape[dim] > 1}
+        static = getattr(tensor, "_dynamo_static_indices", ())
+        movable = {dim for dim, size in enumerate(tensor.shape) if size > 1 and dim not in static}
+        return {dim: bounds for dim, bounds in chosen.items() if dim in movable}
 
     def is_symbolic_number(self, value: int | float, name: str, is_argument: bool) -> bool:
         """Whether a number that was read is symbolic; of floats only those that were seen to change."""

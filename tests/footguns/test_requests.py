@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.errors import GraphBreakError, OptionError, RecompileLimitWarning
+from dovetail.errors import OptionError, RecompileLimitWarning
 from tests.differential import same
 
 
@@ -19,31 +19,6 @@ from tests.differential import same
 def test_an_option_that_the_backend_does_not_have(backend: str) -> None:
     with pytest.raises(OptionError, match="no_such_option"):
         dovetail.compile(torch.sin, backend=backend, backend_options={"no_such_option": 3})
-
-
-@pytest.mark.parametrize("stance", ("force_eager", "fail_on_recompile", "eager_on_recompile"))
-def test_the_stance_of_torch_compile(stance: str) -> None:
-    seen: list[bool] = []
-
-    class Noted(dict[str, int]):
-        """Nothing but a mapping."""
-
-    def program(values: Tensor) -> Tensor:
-        return values * 2 + len(Noted())
-
-    compiled = dovetail.compile(program, backend="aten")
-    strict = dovetail.compile(program, backend="aten", fullgraph=True)
-    for _ in range(2):
-        before = len([entry for entry in compiled.entries if entry.run is not None])
-        with torch.compiler.set_stance(stance):
-            assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
-            # Eagerly: no graph was made.
-            assert len([entry for entry in compiled.entries if entry.run is not None]) == before
-            with pytest.raises(GraphBreakError, match=stance):
-                strict(torch.ones(3))
-        assert compiled(torch.ones(3)).tolist() == strict(torch.ones(3)).tolist()
-        assert len([entry for entry in compiled.entries if entry.run is not None]) == 1
-    assert seen == []
 
 
 def test_a_marked_size_that_the_program_fixes() -> None:

@@ -28,23 +28,33 @@ class Model(torch.nn.Module):
     def part(self, x: Any) -> Any:
         return x + 5
 
+    def forward(self, x: Any) -> Any:
+        return self.wrapped(x) + self.in_place(x) + self.part(x) + self.wrapped.weight.sum()
+
+
+class Disabling(Model):
     @torch.compiler.disable
     def off(self, x: Any) -> Any:
         return x * 7
 
     def forward(self, x: Any) -> Any:
-        return self.wrapped(x) + self.in_place(x) + self.part(x) + self.off(x) + self.wrapped.weight.sum()
+        return self.off(super().forward(x))
 
 
+DISABLED = [lambda x: kept_out(x) + 1, Disabling()]
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning")
 @pytest.mark.parametrize(
     "function",
-    [lambda x: doubled(x) + 1, lambda x: kept_out(x) + 1, doubled, Model()],
-    ids=["function", "disabled", "itself", "model"],
+    [lambda x: doubled(x) + 1, doubled, Model(), *DISABLED],
+    ids=["function", "itself", "model", "disabled", "disabling model"],
 )
-def test_it_is_one_graph_and_leaves_torchs_compiler_alone(function: Callable[..., Any]) -> None:
+def test_it_is_one_graph_unless_disabled_and_leaves_torchs_compiler_alone(function: Callable[..., Any]) -> None:
     expected_x, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     twin = copy.deepcopy(function)
-    compiled = dovetail.compile(twin, backend="aten", fullgraph=True)
+    is_whole = function not in DISABLED
+    compiled = dovetail.compile(twin, backend="aten", fullgraph=is_whole)
     for _ in range(2):
         with torch.compiler.set_stance("force_eager"):
             expected = function(expected_x)

@@ -289,7 +289,7 @@ class Attributes(LookupGuards):
     def _load_missing(self, target: Any, name: str) -> Any:
         """Do the work of ``__getattr__``."""
         fallback, _ = class_attribute(type(target), "__getattr__")
-        is_wrapper = isinstance(target, torch.nn.Module) and private_calls.without_torch_compile(target) is not target
+        is_wrapper = private_calls.is_wrapped_module(target)
         attributes = instance_dict(target)
         if (is_wrapper or fallback is torch.nn.Module.__getattr__) and attributes is not None:
             part = self._load_module_part(attributes, self.source_of_owner(target, name), name)

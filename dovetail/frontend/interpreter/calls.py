@@ -22,7 +22,16 @@ from dovetail.frontend.interpreter.lookup import MISSING, class_attribute, insta
 from dovetail.frontend.interpreter.opaque import check_opaque
 from dovetail.frontend.interpreter.user_code import is_user_function, wraps_user_code
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Instead, callable_rule, called_rule, class_rule, format_rule, interpreted_rule, rule
+from dovetail.frontend.rules import (
+    Instead,
+    callable_rule,
+    called_rule,
+    class_rule,
+    format_rule,
+    interpreted_rule,
+    rule,
+    wrapper_rule,
+)
 from dovetail.guards import AttributeSource, Identity, InstanceDictSource, Length, NoHooks
 from dovetail.guards.reading import class_order
 from dovetail.runtime.recipe_builder import interpreted_of
@@ -44,6 +53,10 @@ class Calls(TracingInterpreter):
             found = known(self, args, kwargs)
             return found if type(found) is not Instead else self.call(found.function, found.args, found.kwargs, direct)
         kind = type(function)
+        if kind is types.FunctionType or isinstance(function, torch.nn.Module):
+            for wrapping in wrapper_rule:
+                if (inside := wrapping(self, function, args, kwargs)) is not None:
+                    return self.call(inside.function, inside.args, inside.kwargs, direct)
         if kind is types.FunctionType:
             return self._call_function(function, args, kwargs, direct)
         if kind is types.MethodType:
@@ -66,8 +79,6 @@ class Calls(TracingInterpreter):
     ) -> Any:
         """A Python function."""
         inside = private_calls.without_dynamo_guard(interpreted_of(function))
-        if inside is function:
-            inside = private_calls.without_torch_compile(function)
         if inside is not function:
             return self.call(inside, args, kwargs, direct)
         module = function.__globals__.get("__name__") or ""
@@ -143,15 +154,6 @@ class Calls(TracingInterpreter):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], direct: bool = False
     ) -> Any:
         """``module(*args, **kwargs)``: straight to ``forward`` where there are no hooks, which is guarded."""
-        if private_calls.without_torch_compile(module) is not module:
-            # It is compiled here as the module that torch.compile has wrapped.
-            attributes = instance_dict(module) or {}
-            if any(attributes.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
-                raise Break(
-                    "a module that torch.compile made has hooks", "register them on the module that it was made of"
-                )
-            self._guard_no_hooks(module)
-            return self.call(self.load_attribute(module, "_orig_mod"), args, kwargs, direct)
         caller, owner = class_attribute(type(module), "__call__")
         if owner is not None:
             self.guard_class_item(owner, "__call__", caller)

@@ -1,8 +1,8 @@
-"""A size that was marked as one that changes, and that the program holds to a number all the same: the user is told."""
+"""A size that was marked as one that changes, and that the program holds to a number all the same: a warning, or an error."""
 
 from __future__ import annotations
 
-from dovetail.errors import RecompileLimitWarning
+from dovetail.errors import InputError, RecompileLimitWarning
 from dovetail.face.warnings import warn_user
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import end_rule
@@ -15,8 +15,20 @@ def _held_to_a_number(interpreter: TracingInterpreter) -> None:
     if not interpreter.trace.settings.shapes.marked:
         return
     for traced in interpreter.trace.inputs:
-        for dimension in marks_of(traced.real):
+        real = traced.real
+        # torch.compile raises where mark_dynamic is not kept, and takes maybe_mark_dynamic and mark_unbacked as they come.
+        strict = getattr(real, "_dynamo_dynamic_indices", ())
+        lenient = {*getattr(real, "_dynamo_weak_dynamic_indices", ()), *getattr(real, "_dynamo_unbacked_indices", ())}
+        for dimension in marks_of(real):
             size = traced.node.meta["val"].shape[dimension]
-            if private_sizes.is_symbolic(size) and not private_sizes.expression_of(size).free_symbols:
-                text = f"dimension {dimension} of {traced.name} was marked as dynamic, and the program holds it to {int(size)}"
+            if not private_sizes.is_symbolic(size) or private_sizes.expression_of(size).free_symbols:
+                continue
+            text = (
+                f"dimension {dimension} of {traced.name} was marked as dynamic, and the program holds it to {int(size)}"
+            )
+            if dimension in strict:
+                raise InputError(
+                    text, advice="use torch._dynamo.maybe_mark_dynamic, or make the program right for every size"
+                )
+            if dimension not in lenient:
                 warn_user(f"{text}: each other size compiles another entry", RecompileLimitWarning)
