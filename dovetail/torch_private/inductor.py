@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_private.inductor_kernels import kernels_in_few_files
 from dovetail.torch_private.operators import OpOverload
 
 
@@ -47,7 +48,10 @@ def inductor_compile(
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     # Inductor keeps the strides that the fake values promise for these outputs only.
     output.meta["user_visible_output_idxs"] = user_visible_outputs
-    with config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
+    settled = contextlib.ExitStack()
+    for block in (config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
+        settled.enter_context(block)
+    with settled, kernels_in_few_files():
         return compile_fx_inner(
             graph,
             example_inputs,

@@ -13,7 +13,7 @@ The graph has been decomposed before by :func:`wanted_decompositions`.
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -90,17 +90,14 @@ def _read_after(write: torch.fx.Node) -> bool:
     return False
 
 
-@functools.cache
-def _passes(workarounds_by_name: tuple[str, ...]) -> dict[str, Any]:
+def _passes(key: str) -> dict[str, Any]:
     """Return the settings of Inductor that make it run Dovetail's passes.
 
-    The files and names also keep Inductor's cache from finding code that was compiled with other workarounds.
+    The files and the key also keep Inductor's cache from finding code that was compiled with other workarounds, or of other values.
     """
     modules = (complex_scatters, convolution_layouts, workarounds, private_inductor)
     files = tuple(str(item.__file__) for item in modules)
-    layouts = private_inductor.inductor_pass(
-        convolution_layouts.lay_out_convolutions, files, ", ".join(workarounds_by_name)
-    )
+    layouts = private_inductor.inductor_pass(convolution_layouts.lay_out_convolutions, files, key)
     order = private_inductor.inductor_schedule_pass()
     settings = {"post_grad_custom_post_pass": layouts, "_pre_fusion_custom_pass": order}
     return {name: item for name, item in settings.items() if item is not None}
@@ -113,8 +110,28 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         raise OptionError(
             f"backend 'inductor' has no option {unknown[0]!r}", advice=f"use names from {private_inductor.SETTINGS}"
         )
-    passes = _passes(tuple(work_around.__name__ for work_around in WORKAROUNDS))
-    return {**passes, "fallback_random": True, **given}
+    return {"fallback_random": True, **given}
+
+
+def _key(job: Job) -> str:
+    """What decides about the code and is not in Inductor's own key: the workarounds, and the values of all nodes.
+
+    Inductor's key has the text of the graph and the values of its inputs. What a custom operator's fake kernel said is in neither.
+    """
+    digest = hashlib.sha256()
+    for node in job.graph.graph.nodes:
+        digest.update(f"{node.name} {_facts(node.meta.get('val'))}\n".encode())
+    return ", ".join([*(work_around.__name__ for work_around in WORKAROUNDS), digest.hexdigest()])
+
+
+def _facts(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_facts, value))}]"
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    if value.layout != torch.strided:
+        return f"{value.dtype} {value.shape} {value.layout} {value.device}"
+    return f"{value.dtype} {value.shape} {value.stride()} {value.storage_offset()} {value.device}"
 
 
 def compile_inductor(
@@ -142,6 +159,7 @@ def compile_inductor(
     with job.during:
         for work_around in WORKAROUNDS:
             work_around(job)
+        job.settings = {**_passes(_key(job)), **job.settings}
         compiled = private_inductor.inductor_compile(
             own,
             job.examples,

@@ -1,0 +1,175 @@
+"""Inductor's C++ kernels: compiled many at a time, and for instructions of the CPU that are looked for one by one.
+
+Checked on torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch  # noqa: F401  (Inductor is a part of it)
+
+#: So many kernels share one file: reading the headers takes as long as compiling ten kernels, and the files of a graph are
+#: compiled on all cores.
+KERNELS_A_FILE = 16
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^>\"\n]+[>\"][ \t]*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?!pragma\b)", re.MULTILINE)
+_ENTRY = re.compile(r'extern "C"(\s+void\s+kernel\()')
+_are_joined: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail_kernels_are_joined", default=False)
+
+_BINDING = """
+static PyObject* dovetail_call_{number}(PyObject* self, PyObject* args) {{
+    try {{
+        if(!PyTuple_CheckExact(args)) [[unlikely]]
+            throw std::runtime_error("tuple args required");
+        if(PyTuple_GET_SIZE(args) != {count}) [[unlikely]]
+            throw std::runtime_error("requires {count} args");
+        dovetail_kernel_{number}::kernel({arguments});
+        Py_RETURN_NONE;
+    }} catch(std::exception const& e) {{
+        PyErr_SetString(PyExc_RuntimeError, e.what());
+        return nullptr;
+    }} catch(...) {{
+        PyErr_SetString(PyExc_RuntimeError, "unhandled error");
+        return nullptr;
+    }}
+}}
+"""
+_METHOD = '{{"kernel_{number}", dovetail_call_{number}, METH_VARARGS, ""}},'
+
+
+@contextlib.contextmanager
+def kernels_in_few_files() -> Iterator[None]:
+    """In the block, the C++ kernels of a graph are compiled in few files, and CPU features are tried out one at a time.
+
+    Inductor compiles each kernel in a file of its own, which takes 0.8 seconds of which 0.7 are the headers (precompiled), the
+    Python binding and the linker. The code of the kernels and the flags stay the same, and so do their results.
+    """
+    _install()
+    token = _are_joined.set(True)
+    try:
+        yield
+    finally:
+        _are_joined.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Stand in for two methods of ``AsyncCompile``, which do as before outside of :func:`kernels_in_few_files`."""
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.async_compile import AsyncCompile
+
+    compile_one, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        if not _are_joined.get() or _without_directives(source_code) is None:
+            return compile_one(self, argtypes, source_code)
+        waiting = self.__dict__.setdefault("dovetail_waiting", [])
+        waiting.append((argtypes, source_code))
+        return _Waiting(len(waiting) - 1)
+
+    def wait_for_all(self: Any, scope: dict[str, Any]) -> None:
+        waiting = self.__dict__.pop("dovetail_waiting", None)
+        if waiting:
+            kernels = _compile_together(waiting, lambda item: compile_one(self, *item))
+            scope.update({name: kernels[item.index] for name, item in scope.items() if type(item) is _Waiting})
+        wait(self, scope)
+
+    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign, assignment, unused-ignore]
+    AsyncCompile.wait = wait_for_all  # type: ignore[method-assign, assignment, unused-ignore]
+    find_all = cpu_vec_isa.valid_vec_isa_list
+    find_lazily = functools.cache(lambda: _LazyInstructions(cpu_vec_isa))
+    # Only this list is made of the table of x86: other processors have one entry, which is tried out once.
+    is_tried = cpu_vec_isa.platform.machine() in ("x86_64", "AMD64") and hasattr(cpu_vec_isa, "x86_isa_checker")
+    cpu_vec_isa.valid_vec_isa_list = lambda: find_lazily() if _are_joined.get() and is_tried else find_all()  # type: ignore[assignment, unused-ignore]
+
+
+class _Waiting:
+    """Stands for a kernel in the generated module until the whole module is read."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _LazyInstructions:
+    """The vector instructions that this CPU and the compiler know, the best first, each tried out when it is looked at.
+
+    Inductor tries all of them (six compilations and ten processes), and takes the first one.
+    """
+
+    def __init__(self, cpu_vec_isa: Any) -> None:
+        flags = cpu_vec_isa.x86_isa_checker()
+        known = cpu_vec_isa.supported_vec_isa_list
+        self._candidates = [isa for isa in known if all(flag in flags for flag in str(isa).split())]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (isa for isa in self._candidates if isa)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self)[index] if index else next(iter(self))
+
+
+def _without_directives(source: str) -> str | None:
+    """A kernel's source without its ``#include``s; None where it cannot be put beside another one."""
+    body, count = _ENTRY.subn(r"\1", _INCLUDE.sub("", source))
+    return body if count == 1 and 'extern "C"' not in body and _DIRECTIVE.search(body) is None else None
+
+
+def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[[Any], Any]) -> list[Any]:
+    """The kernels as callables, in files of about :data:`KERNELS_A_FILE`; those that do not compile together, one by one."""
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    # With one thread Inductor's ``submit`` compiles at once, while ``load_async`` holds the lock that compiling takes.
+    submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+    count = -(-len(kernels) // KERNELS_A_FILE)
+    groups = [kernels[len(kernels) * part // count : len(kernels) * (part + 1) // count] for part in range(count)]
+    cache = _joined_kernels()
+    loads = [cache.load_async(joined(group), "cpu", submit_fn=submit) if len(group) > 1 else None for group in groups]
+    found: list[Any] = []
+    for group, load in zip(groups, loads, strict=True):
+        try:
+            module = None if load is None else load()
+        except (RuntimeError, OSError, ImportError):  # Kernel by kernel, an error of the compiler is Inductor's again.
+            module = None
+        if module is None:
+            found += [alone(kernel) for kernel in group]
+        else:
+            found += [getattr(module, f"kernel_{number}") for number in range(len(group))]
+    return found
+
+
+def joined(kernels: Sequence[tuple[list[str], str]]) -> str:
+    """One C++ file of several kernels, each in a namespace of its own, with the Python module ``kernel`` that calls them."""
+    cache = _joined_kernels()
+    includes = dict.fromkeys(line.strip() for _, source in kernels for line in _INCLUDE.findall(source))
+    binding = cache.suffix_template.format(arg_len=0, call_entry_func="", entry_func="kernel", extra_parse_arg="")
+    head, _, rest = binding.partition("static PyObject* kernel_py(")
+    tail = rest[rest.index("static PyMethodDef py_methods") :]
+    parts = [f"{line}\n" for line in includes]
+    for number, (_, source) in enumerate(kernels):
+        parts.append(f"\nnamespace dovetail_kernel_{number} {{\n{_without_directives(source)}\n}}\n")
+    parts.append(head)
+    for number, (types, _) in enumerate(kernels):
+        arguments = ", ".join(
+            f"parse_arg<{kind.replace('const ', '')}>(args, {place})" for place, kind in enumerate(types)
+        )
+        parts.append(_BINDING.format(number=number, count=len(types), arguments=arguments))
+    methods = "".join(_METHOD.format(number=number) for number in range(len(kernels)))
+    return "".join(parts) + tail.replace('{"kernel", kernel_py, METH_VARARGS, ""},', methods)
+
+
+@functools.cache
+def _joined_kernels() -> Any:
+    """Inductor's cache of compiled kernels with Python bindings, for files of several kernels."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    made: Any = type("JoinedKernels", (CppPythonBindingsCodeCache,), {"cache": (cache := {}), "cache_clear": cache.clear})
+    return made

@@ -1,0 +1,156 @@
+"""Kernels of one graph share files, and Inductor's cache finds them in the next process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import async_compile, codecache, cpu_vec_isa
+from torch._inductor.utils import fresh_cache
+
+from dovetail.backends.inductor import backend
+from dovetail.backends.inductor.job import Job
+from dovetail.torch_private import inductor_kernels
+from dovetail.torch_private.inductor_kernels import joined, kernels_in_few_files
+
+HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
+TYPES = ["const float*", "float*", "int64_t"]
+
+
+def source(body: str, before: str = "") -> str:
+    parameters = "const float* in_ptr0,\n                       float* out_ptr0,\n   const int64_t ks0"
+    loop = f"for (int64_t i = 0; i < ks0; i++) {{ {body} }}"
+    return f'\n{HEADER}{before}extern "C"  void  kernel({parameters})\n{{\n    #pragma GCC ivdep\n    {loop}\n}}\n'
+
+
+def build(*sources: str) -> list[Callable[..., Any]]:
+    """What a generated module does: asks for kernels by name, then waits for all of them."""
+    compiler = async_compile.AsyncCompile()
+    scope: dict[str, Any] = {f"kernel{i}": compiler.cpp_pybinding(TYPES, text) for i, text in enumerate(sources)}
+    compiler.wait(scope)
+    return list(scope.values())
+
+
+def results(kernels: list[Callable[..., Any]]) -> list[list[float]]:
+    found = []
+    for kernel in kernels:
+        given, out = torch.arange(4.0), torch.empty(4)
+        kernel(given, out, 4)
+        found.append(out.tolist())
+    return found
+
+
+HELPER = "static inline float helper(float x) {{ return x {}; }}\n"
+DOUBLED = source("out_ptr0[i] = helper(in_ptr0[i]);", HELPER.format("* 2"))
+MORE = source("out_ptr0[i] = helper(in_ptr0[i]);", HELPER.format("+ 1"))
+
+
+def test_kernels_with_equal_names_share_a_file() -> None:
+    text = joined([(TYPES, DOUBLED), (TYPES, MORE)])
+    assert text.count(HEADER) == 1 and 'extern "C"  void' not in text
+    assert text.count("static inline float helper") == 2
+    assert "namespace dovetail_kernel_1 {" in text and '{"kernel_1", dovetail_call_1, METH_VARARGS, ""}' in text
+
+
+@pytest.mark.parametrize("text", ["#define N 3\n", "#if 1\n#endif\n", 'extern "C" int other();\n'])
+def test_what_would_reach_other_kernels_is_compiled_alone(text: str) -> None:
+    assert inductor_kernels._without_directives(source("out_ptr0[i] = 1;", text)) is None
+
+
+@pytest.mark.slow
+def test_joined_kernels_compute_what_they_did() -> None:
+    with fresh_cache(), kernels_in_few_files():
+        kernels = build(DOUBLED, MORE)
+    assert results(kernels) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+    assert kernels[0].__self__ is kernels[1].__self__  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="requires 3 args"):
+        kernels[1](torch.ones(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kernels_that_do_not_compile_together_are_compiled_one_by_one(threads: int) -> None:
+    special = "template <typename T> struct Only { static_assert(std::is_same_v<decltype(&::kernel), decltype(&::kernel)>); };\n"
+    alone = DOUBLED + special + "static Only<int> only;\n"
+    with torch._inductor.config.patch(compile_threads=threads), fresh_cache(), kernels_in_few_files():
+        kernels = build(alone, MORE)
+        assert results(kernels) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+        assert kernels[0].__self__ is not kernels[1].__self__  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_other_compilers_of_the_process_are_left_alone() -> None:
+    with kernels_in_few_files():
+        pass
+    with fresh_cache():
+        kernels = build(DOUBLED, MORE)
+    assert results(kernels) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+    assert kernels[0].__self__ is not kernels[1].__self__  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu_vec_isa.platform.machine() != "x86_64", reason="the list is of x86")
+def test_the_same_instructions_are_picked() -> None:
+    with kernels_in_few_files():
+        found = cpu_vec_isa.valid_vec_isa_list()
+        assert str(codecache.pick_vec_isa()) == str(found[0])
+    every = cpu_vec_isa.valid_vec_isa_list()
+    assert list(map(str, found)) == list(map(str, every)) and bool(found) == bool(every)
+
+
+def _job(size: int) -> Job:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4)
+    made = graph.call_function(torch.ops.aten.relu.default, (x,))
+    made.meta["val"] = torch.empty(size)
+    graph.output([made])
+    return Job(torch.fx.GraphModule({}, graph), [], {})
+
+
+def test_the_values_of_all_nodes_are_in_the_key() -> None:
+    """Inductor's own key has only the inputs: a custom operator whose fake kernel says something else had old code."""
+    assert backend._key(_job(4)) == backend._key(_job(4)) != backend._key(_job(5))
+
+
+PROGRAM = """
+import json, sys, torch, dovetail
+from torch._dynamo.utils import counters
+
+def grow(x, extra=int(sys.argv[1])):
+    return torch.cat([x, x.new_full((extra,), 5.0)])
+
+torch.library.define("dovetail_test::grow", "(Tensor x) -> Tensor")
+torch.library.impl("dovetail_test::grow", "default", grow)
+torch.library.register_fake("dovetail_test::grow", lambda x: x.new_empty((x.shape[0] + int(sys.argv[1]),)))
+x, y = torch.arange(4.0, requires_grad=True), torch.arange(4.0)
+step = dovetail.compile(lambda x: (x.sin() * x).sum(), backend="inductor", fullgraph=True)
+step(x).backward()
+grown = dovetail.compile(lambda x: torch.ops.dovetail_test.grow(x) + 1, backend="inductor", fullgraph=True)(y)
+kept = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
+print(json.dumps([x.grad.tolist(), grown.tolist(), kept]))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_what_is_the_same_and_nothing_else(tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def run(extra: int) -> Any:
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(extra)]
+        output = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=300
+        ).stdout
+        return json.loads(output.splitlines()[-1])
+
+    gradient, grown, counts = run(1)
+    assert grown == [1, 2, 3, 4, 6] and counts == {"hit": 0, "miss": 3, "bypass": 0}
+    assert run(1) == [gradient, grown, {"hit": 3, "miss": 0, "bypass": 0}]
+    assert run(3) == [gradient, [1, 2, 3, 4, 6, 6, 6], {"hit": 2, "miss": 1, "bypass": 0}]
