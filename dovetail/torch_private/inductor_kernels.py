@@ -171,5 +171,5 @@ def _joined_kernels() -> Any:
     """Inductor's cache of compiled kernels with Python bindings, for files of several kernels."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    made: Any = type("JoinedKernels", (CppPythonBindingsCodeCache,), {"cache": (cache := {}), "cache_clear": cache.clear})
-    return made
+    cache: dict[str, Any] = {}
+    return type("JoinedKernels", (CppPythonBindingsCodeCache,), {"cache": cache, "cache_clear": cache.clear})
