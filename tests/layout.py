@@ -20,11 +20,7 @@ LONGEST_FUNCTION = 80
 LONGEST_FILE = 500
 MOST_CORE_LINES = 20_000
 #: The aim is 42,000; until then a limit that only shrinks.
-<<<<<<< HEAD
 MOST_LINES = 49_773
-=======
-MOST_LINES = 49_459
->>>>>>> c3fe08a (Types)
 
 
 @dataclass(frozen=True)
