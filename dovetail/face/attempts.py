@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -173,6 +174,12 @@ class Attempts:
             with contextlib.nullcontext() if slow else collection_paused():
                 for graph_pass in self._options.passes:
                     joint = joint.apply(graph_pass)
+                function = joint.capture.function
+                if isinstance(function, (torch.nn.Module, types.MethodType)):
+                    # An entry is called with its module, or with an equal one, and keeps none alive.
+                    function = getattr(function, "__func__", type(function))
+                    capture = dataclasses.replace(joint.capture, function=function)
+                    joint = dataclasses.replace(joint, capture=capture)
                 return make_entry(self._lower(joint))
 
     def _capture(self) -> JointGraph:

@@ -78,8 +78,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The text that a user reads, such as ``L['x'].weight``."""
-        raise NotImplementedError
+        """The text that a user reads, such as ``L['x'].weight``; a field ``display``, where it does not follow from the others."""
+        return self.display  # type: ignore[attr-defined, no-any-return]
 
     @property
     def parent(self) -> Source | None:
@@ -128,10 +128,6 @@ class ArgumentSource(Source):
     index: int
     display: str = field(compare=False)
 
-    @property
-    def name(self) -> str:
-        return self.display
-
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return args[self.index]
 
@@ -145,10 +141,6 @@ class KeywordSource(Source):
 
     keyword: str
     display: str = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        return self.display
 
     def fetch(self, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[self.keyword]
@@ -187,11 +179,7 @@ class ComputedSource(Source):
 
     function: Any
     arguments: tuple[Any, ...]
-    text: str = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        return self.text
+    display: str = field(compare=False)
 
     @property
     def parent(self) -> Source | None:
@@ -203,7 +191,7 @@ class ComputedSource(Source):
         try:
             return self.function(*values)
         except ArithmeticError as error:
-            raise ValueError(f"{self.text} cannot be computed any more: {error}") from error
+            raise ValueError(f"{self.display} cannot be computed any more: {error}") from error
 
 
 @dataclass(frozen=True)
