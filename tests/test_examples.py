@@ -28,6 +28,7 @@ def load(name: str) -> Any:
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_example(name: str, whole: bool, backend: str) -> None:
     module = load(name)
     expected = module.train(lambda function: function, whole=whole)

@@ -64,6 +64,7 @@ def step(program: Program, x: torch.Tensor, w: torch.Tensor, forward: bool, back
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize("program", [product, without, mixed, inside, broken, broken_between])
+@pytest.mark.sampled(3)
 def test_gradients_are_those_of_eager(program: Program, forward: bool, backward: bool, order: int) -> None:
     compiled = dovetail.compile(program, backend="aten")
     for seed in range(3):
@@ -146,6 +147,7 @@ class OfSaved(Own):
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize("function", [Own, OfTangent, OfSaved])
+@pytest.mark.sampled(2)
 def test_custom_backwards(function: Any, forward: bool, backend: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return function.apply(x.sin()).cos()  # type: ignore[no-any-return]

@@ -109,6 +109,7 @@ def equal(one: list[Any], other: list[Any]) -> bool:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.sampled(2)
 def test_one_after_the_other(program: Any, order: tuple[int, ...]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     for _ in range(2):

@@ -106,6 +106,7 @@ def test_differentiated_twice(start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3000, 3006))
+@pytest.mark.sampled(2)
 def test_compiled_and_differentiated_twice(seed: int) -> None:
     expected = program(seed, higher=True)
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))
@@ -116,6 +117,7 @@ def test_compiled_and_differentiated_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("start", more(range(0, 200, 20), default=5))
+@pytest.mark.sampled(3)
 def test_captured(start: int) -> None:
     session = BackwardSession()
     for seed in range(start, start + 20):
@@ -128,6 +130,7 @@ def test_captured(start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", more(range(1000, 1012), default=6))
+@pytest.mark.sampled(2)
 def test_compiled(seed: int) -> None:
     expected = program(seed)
     session = BackwardSession(lambda function: dovetail.compile(function, backend="aten"))

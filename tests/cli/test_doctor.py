@@ -168,6 +168,7 @@ def test_bad_arguments_are_named(capsys):
     assert "positive number of seconds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_backend_on_the_command_line(register, monkeypatch, capsys):
     known = functools.cache(check_backend.check_backend)
     # The same report is shown in two ways.

@@ -15,6 +15,7 @@ QUICK = ("gpt2", "vit", "resnet")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in model_runner.CORE]
 )
+@pytest.mark.sampled(2)
 def test_model(name: str, mode: str) -> None:
     (result,) = model_runner.run_here([name], [mode], compilers.COMPILERS["dovetail"])
     assert result.verdict == "passed", result

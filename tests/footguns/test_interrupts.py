@@ -108,6 +108,8 @@ def test_what_the_program_raises_keeps_its_writes(program: str, error: type[Base
 
 def test_an_interrupt_while_capturing_goes_to_the_caller_and_to_no_handler_of_the_program() -> None:
     log: list[str] = []
+    # A process that a shell has started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -128,6 +130,7 @@ def test_an_interrupt_while_capturing_goes_to_the_caller_and_to_no_handler_of_th
             compiled(torch.ones(2))
     finally:
         torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__ = original  # type: ignore[method-assign]
+        signal.signal(signal.SIGINT, before)
     assert log == []
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin() + torch.ones(2).cos())
     assert log == ["begun"]

@@ -91,6 +91,7 @@ def close(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda item: item.__name__)
+@pytest.mark.sampled(2)
 def test_three_orders(function: Function, backend: str) -> None:
     compiled = dovetail.compile(function, backend=backend, fullgraph=True)
     for seed in range(3):
@@ -145,6 +146,7 @@ def test_what_is_freed_is_freed() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.sampled(2)
 def test_sizes_that_change(dynamic: bool | None) -> None:
     compiled = dovetail.compile(layers, backend="aten", fullgraph=True, dynamic=dynamic)
     v, w = leaf(4, 4, seed=1), leaf(4, 4, seed=2)

@@ -87,6 +87,7 @@ HOOKS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception] | None]] =
 
 
 @pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.sampled(2)
 def test_a_hook_in_the_step(name: str) -> None:
     hook, error = HOOKS[name]
 
@@ -107,6 +108,7 @@ def test_a_hook_in_the_step(name: str) -> None:
         ("register_post_accumulate_grad_hook", "writes to its gradient"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_hook_of_a_parameter(kind: str, name: str) -> None:
     hook, _ = HOOKS[name]
 
@@ -127,6 +129,7 @@ def test_a_hook_of_a_parameter(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["raises", "writes to its gradient", "returns the wrong shape"])
+@pytest.mark.sampled(2)
 def test_a_hook_of_a_module(name: str) -> None:
     hook, _ = HOOKS[name]
     handles: dict[int, Any] = {}

@@ -52,6 +52,7 @@ def derivatives(function: Callable[..., Any], order: int, holes: bool) -> list[t
 @pytest.mark.parametrize("order", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("program", [eigh, eig, scatter_prod, index_prod])
+@pytest.mark.sampled(2)
 def test_derivatives_are_eager_s(program: Any, holes: bool, order: int) -> None:
     expected = derivatives(program, order, holes)
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)

@@ -606,6 +606,7 @@ LOOPS: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.sampled(2)
 def test_memory_stays_over_many_calls(kind: str) -> None:
     """2,000 calls over all kinds with inputs of 64 KiB: a call that kept one of them would leave about 20 MiB for its kind."""
     step = LOOPS[kind]()
@@ -621,6 +622,7 @@ def test_memory_stays_over_many_calls(kind: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's numbers")
 @pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.sampled(2)
 def test_memory_does_not_grow_over_two_thousand_calls(order: int) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     x = torch.randn(32, 64, requires_grad=True)

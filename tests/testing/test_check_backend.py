@@ -33,6 +33,7 @@ def _uses(graph: torch.fx.GraphModule, target: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ["aten", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.sampled(2)
 def test_our_own_reference_backends_conform(name, capsys):
     report = check_backend(name)
     assert report.failures == ()
@@ -166,6 +167,7 @@ def test_random_numbers_of_its_own_are_seen():
     assert any("dropout" in result.case for result in report.failures)
 
 
+@pytest.mark.slow
 def test_refusing_is_no_failure_for_training_if_the_backend_says_so():
     only = Backend("only", compile_aten, numerics="bitwise", kinds=("inference",))
     report = check_backend(only, isolate=False, show=False)

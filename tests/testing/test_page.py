@@ -34,6 +34,7 @@ def test_it_has_forty_lines():
     assert len([line for line in source_on_the_page().splitlines() if line.strip()]) <= 40
 
 
+@pytest.mark.slow
 def test_it_conforms(machine):
     report = check_backend(machine, show=False)
     assert report.failures == ()

@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_sizes_that_change(name: str) -> None:
     function, calls, most = CASES[name]
     if isinstance(function, torch.nn.Module):

@@ -90,6 +90,7 @@ def test_a_wrong_meta_kernel_is_named():
         pytest.param("hang", "timed out", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled(2)
 def test_bisect_writes_a_script_that_shows_the_fault(fault, category, tmp_path):
     path = tmp_path / "shown.py"
     # A hang costs its whole time limit at every trial that hangs.
@@ -205,6 +206,7 @@ def test_float64_says_what_it_cannot_do():
 
 
 @pytest.mark.parametrize("name", ["check_operators", "float64", "bisect"])
+@pytest.mark.sampled(3)
 def test_debugging_backends_conform(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = check_backend(

@@ -69,6 +69,7 @@ def train(compile_):
 
 @pytest.mark.parametrize("only", ["forward", "backward"])
 @pytest.mark.parametrize("fault", [*FAULTS_WHILE_COMPILING, *FAULTS_IN_OUTPUTS])
+@pytest.mark.sampled(2)
 def test_training_goes_on_with_one_warning(fault, only):
     wanted = train(lambda model: model)
     with warnings.catch_warnings(record=True) as caught:
@@ -92,6 +93,7 @@ def test_training_goes_on_with_one_warning(fault, only):
         (None, ""),
     ],
 )
+@pytest.mark.sampled(2)
 def test_where_nothing_can_be_forked_a_new_interpreter_tries(fault, said, monkeypatch):
     """As in a process that uses CUDA."""
     monkeypatch.setattr(processes, "can_fork", lambda: False)

@@ -62,6 +62,7 @@ def trained(between: str, backend: str | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("between", ["pooled", "returned", "by strides"])
+@pytest.mark.sampled(3)
 def test_a_step_is_that_of_eager(between: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
 
@@ -117,6 +118,7 @@ def test_only_what_is_read_by_elements_is_moved(user: Any, arguments: tuple[Any,
     assert inner.meta["val"].stride() == expected
 
 
+@pytest.mark.slow
 def test_pooling_is_decomposed_in_a_process_that_has_compiled_nothing() -> None:
     program = """
 import torch

@@ -46,6 +46,7 @@ def _written(x: torch.Tensor) -> Tensors:
         (_written, 4),
     ],
 )
+@pytest.mark.sampled(2)
 def test_where_it_is_cut_off_makes_no_graph_of_its_own(program: object, entries: int) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     for length in (12, 9, 7, 6, 5, 8, 3, 4, 2):

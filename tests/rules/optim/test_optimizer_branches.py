@@ -22,6 +22,7 @@ mse_loss = torch.nn.functional.mse_loss
     ("name", "most"),
     [("radam", 3), ("radam-foreach", 3), ("asgd", 4), ("asgd-foreach", 3), ("adafactor-tensor-lr", 3)],
 )
+@pytest.mark.sampled(3)
 def test_entries_are_as_many_as_ways(name: str, most: int) -> None:
     compiled = train(OPTIMIZERS[name], steps=12)
     assert len(compiled.entries) <= most
@@ -60,6 +61,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.sampled(2)
 def test_averaged_models_take_two_entries(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         model.add_module("normed", torch.nn.BatchNorm1d(2))

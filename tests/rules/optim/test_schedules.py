@@ -79,6 +79,7 @@ def step_with(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.sampled(2)
 def test_twenty_steps_in_few_captures(name: str) -> None:
     schedule_of, most = SCHEDULES[name]
 
@@ -128,6 +129,7 @@ READS: dict[str, Callable[[Optimizer, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS)
+@pytest.mark.sampled(3)
 def test_what_a_schedule_has_written_is_read(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -177,6 +179,7 @@ def test_two_schedules_and_one_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["step", "sequence", "cyclic", "plateau", "swa"])
+@pytest.mark.sampled(2)
 def test_a_rate_in_a_tensor(name: str) -> None:
     """Schedules fill it; each phase of the schedule was an entry of its own."""
 
@@ -198,6 +201,7 @@ READS_OF_TENSORS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS_OF_TENSORS)
+@pytest.mark.sampled(2)
 def test_a_rate_in_a_tensor_is_read_after_the_schedule(name: str) -> None:
     def make(model: torch.nn.Module) -> Parts:
         rate = torch.tensor(0.1)

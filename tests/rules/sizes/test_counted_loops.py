@@ -101,6 +101,7 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", KEYS)
+@pytest.mark.sampled(2)
 def test_a_number_that_changes_selects(name: str) -> None:
     key = KEYS[name]
 

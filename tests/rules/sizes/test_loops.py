@@ -87,6 +87,7 @@ def a_state_without_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Ten
     "program",
     [gated, from_the_second_on, through_views, state_is_changed_in_place, in_float64, a_state_without_gradient],
 )
+@pytest.mark.sampled(2)
 def test_values_and_gradients_at_each_length(program: Callable[..., Any]) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     weight = leaf(4, 4)
@@ -190,6 +191,7 @@ def a_state_that_is_a_view(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     ],
 )
 @pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.sampled(2)
 def test_other_loops_are_eagers_too(program: Callable[..., Any], fullgraph: bool) -> None:
     compiled = dovetail.compile(program, backend="aten", fullgraph=fullgraph)
     weight = leaf(4, 4)

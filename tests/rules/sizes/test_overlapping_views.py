@@ -84,6 +84,7 @@ def test_the_gradient_of_a_result_whose_places_share_memory() -> None:
     check_calls(lambda x: _Neighbours.apply(x * 2), [(randn(length, grad=True),) for length in (5, 6, 8)], entries=2)
 
 
+@pytest.mark.slow
 def test_second_derivative() -> None:
     def penalty(x: Any) -> Any:
         (slope,) = torch.autograd.grad((_windows(x) ** 3).sum(), x, create_graph=True)

@@ -79,6 +79,7 @@ CALLS: dict[str, tuple[Make, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sampled(3)
 def test_one_graph_for_all_sizes(name: str) -> None:
     make, function = CALLS[name]
     torch.manual_seed(0)
@@ -124,6 +125,7 @@ class Steps(torch.nn.Module):
         lambda: torch.nn.LSTMCell(4, 5, bias=False),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.nn.Module]) -> None:
     torch.manual_seed(0)
     module = Steps(make())
@@ -149,6 +151,7 @@ def test_a_recurrent_cell_has_one_graph_for_all_sizes(make: Callable[[], torch.n
         (table, lambda x: x.take_along_dim(x.detach().argmax(0))),
     ],
 )
+@pytest.mark.sampled(2)
 def test_functions_with_a_graph_for_each_size(make: Make, function: Callable[..., Any]) -> None:
     def program(*tensors: torch.Tensor) -> Any:
         return function(*tensors)

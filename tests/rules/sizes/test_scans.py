@@ -109,6 +109,7 @@ def test_a_combining_function_that_writes_outside() -> None:
         same(*counts)
 
 
+@pytest.mark.slow
 def test_a_second_derivative_through_a_scan() -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found = associative_scan(recurrence, (a.sigmoid(), b), 1, combine_mode="generic")[1]

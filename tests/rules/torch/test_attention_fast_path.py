@@ -28,6 +28,7 @@ def padding(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("pads", "backend"), ((False, "aten"), (True, "aten"), (False, "eager")))
+@pytest.mark.sampled(2)
 def test_attention(variant: str, pads: bool, backend: str) -> None:
     torch.manual_seed(0)
     module = nn.MultiheadAttention(8, 4, batch_first=True).eval()
@@ -45,6 +46,7 @@ def test_attention(variant: str, pads: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("frozen", (False, True))
+@pytest.mark.sampled(2)
 def test_an_encoder_that_packs_padded_sequences(frozen: bool) -> None:
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), 2)
