@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+# What is measured is what was asked for, from the first call on; the benchmark of tiers asks for them.
+os.environ.setdefault("DOVETAIL_TIERS", "wait")
 RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

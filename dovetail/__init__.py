@@ -35,6 +35,7 @@ _PLACES: dict[str, str] = {
     "reset": "dovetail.switches.resets",
     "set_stance": "dovetail.switches.stances",
     "torch_backend": "dovetail.backends.foreign.torch_compile",
+    "wait": "dovetail.tiers.swap",
 }
 #: Modules that are attributes of the package without being imported first.
 _MODULES = ("aot", "backends", "distributed", "errors", "testing")

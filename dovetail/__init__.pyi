@@ -17,6 +17,7 @@ from dovetail.report.explanation import explain as explain
 from dovetail.switches.disabled import disable as disable
 from dovetail.switches.resets import reset as reset
 from dovetail.switches.stances import set_stance as set_stance
+from dovetail.tiers.swap import wait as wait
 from dovetail.trace import mark_dynamic as mark_dynamic
 from dovetail.versions import __version__ as __version__
 

@@ -9,6 +9,16 @@ from typing import Any
 
 from dovetail.errors import OptionError
 
+#: What options may be that are one of a few values.
+CHOICES: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("fullgraph", "compiled_autograd", "check_swap"), (True, False)),
+    "dynamic": (True, False, None),
+    "at_recompile_limit": ("eager", "error"),
+    "entry_order": ("recent", "newest"),
+    "numerics": ("exact", "fast"),
+    "tiers": ("auto", "wait", "never"),
+}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -26,6 +36,9 @@ class Options:
     ``numerics``: "exact" runs the captured ATen operators as they are: a backend that decomposes them is refused, and the
     default one is "aten". "fast" leaves the choice to the backend.
     ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
+    ``tiers``: where the backend is slow to compile: "auto" runs ATen operators until a process in the background has compiled the
+    kernels, "wait" has the first call wait for them, "never" stays on the operators. ``DOVETAIL_TIERS`` in the environment wins.
+    ``check_swap``: the first call by kernels from the background is compared with the operators.
     ``backend_options``: handed to the backend as they are.
 
     >>> Options(backend="aten").fullgraph
@@ -42,6 +55,8 @@ class Options:
     memory_budget: float | int | None = None
     numerics: str = "fast"
     compiled_autograd: bool = False
+    tiers: str = "auto"
+    check_swap: bool = False
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,28 +66,18 @@ def make_options(**given: Any) -> Options:
     >>> make_options(fullgraph=True).fullgraph
     True
     """
-    known = {entry.name: entry for entry in fields(Options)}
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            raise OptionError(
-                f"dovetail.compile has no option {name!r}",
-                advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(known)}",
-            )
+    known = [entry.name for entry in fields(Options)]
+    for name in sorted(given.keys() - set(known)):
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise OptionError(
+            f"dovetail.compile has no option {name!r}",
+            advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(known)}",
+        )
     options = Options(**given)
-    if not isinstance(options.fullgraph, bool):
-        raise OptionError(f"fullgraph must be True or False, not {options.fullgraph!r}")
-    if not isinstance(options.compiled_autograd, bool):
-        raise OptionError(f"compiled_autograd must be True or False, not {options.compiled_autograd!r}")
-    if options.dynamic not in (None, True, False):
-        raise OptionError(f"dynamic must be True, False or None, not {options.dynamic!r}")
-    limit = options.recompile_limit
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise OptionError(f"recompile_limit must be a whole number of at least 1, not {limit!r}")
-    for name, choices in (("at_recompile_limit", ("eager", "error")), ("entry_order", ("recent", "newest"))):
-        if getattr(options, name) not in choices:
-            raise OptionError(f"{name} must be {' or '.join(map(repr, choices))}, not {getattr(options, name)!r}")
-    check_numerics(options.numerics)
+    for name in CHOICES:
+        check_choice(name, getattr(options, name))
+    if type(options.recompile_limit) is not int or options.recompile_limit < 1:
+        raise OptionError(f"recompile_limit must be a whole number of at least 1, not {options.recompile_limit!r}")
     check_budget(options.memory_budget)
     if not isinstance(options.backend_options, Mapping):
         raise OptionError(f"backend_options must be a mapping, not {type(options.backend_options).__name__}")
@@ -93,7 +98,8 @@ def check_budget(budget: object) -> None:
         )
 
 
-def check_numerics(numerics: object) -> None:
-    """Raise :class:`OptionError` for anything but "exact" and "fast"."""
-    if numerics not in ("exact", "fast"):
-        raise OptionError(f"numerics must be 'exact' or 'fast', not {numerics!r}")
+def check_choice(name: str, value: object) -> None:
+    """Raise :class:`OptionError` for a value that the option ``name`` does not have."""
+    *others, last = map(repr, CHOICES[name])
+    if not any(type(value) is type(choice) and value == choice for choice in CHOICES[name]):
+        raise OptionError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")

@@ -33,7 +33,7 @@ from dovetail.backends.protocol import Kind
 from dovetail.errors import BackendError, CaptureError, EagerFallbackWarning, OptionError
 from dovetail.events import EventLog
 from dovetail.guards.ambient import without_autocast
-from dovetail.options import check_budget, check_numerics
+from dovetail.options import check_budget, check_choice
 from dovetail.runtime.function import RuntimeFunction, make_runtime_function
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec, ViewOutput
 
@@ -63,7 +63,7 @@ def compile_joint(
     for a budget that cannot be kept.
     """
     check_budget(memory_budget)
-    check_numerics(numerics)
+    check_choice("numerics", numerics)
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     log = events if events is not None else EventLog()
     settings = CompileSettings(dict(options or {}), log, memory_budget, numerics, may_run_once, find_reused)

@@ -45,7 +45,7 @@ _WINGS: dict[str, str] = {
     "onnxruntime": "dovetail.backends.foreign.inference_only:ONNXRUNTIME",
     "openvino": "dovetail.backends.foreign.inference_only:OPENVINO",
 }
-_TORCH = "dovetail.backends.foreign.torch_registered"
+_FOREIGN = "dovetail.backends.foreign"
 _lock = threading.Lock()
 _registered: dict[str, Backend] = {}
 _warned_no_compiler = False
@@ -101,7 +101,7 @@ def register_backend(
             return function
 
         return decorate
-    made = backend if isinstance(backend, Backend) else _from_callable(name, backend)
+    made = backend if isinstance(backend, Backend) else backend_around(name, backend)
     given: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
     made = dataclasses.replace(made, name=name, **given)
     with _lock:
@@ -152,7 +152,7 @@ def lookup_backend(backend: str | Backend | Callable[..., Any] | None) -> Backen
     if isinstance(backend, str):
         return _by_name(backend)
     if callable(backend):
-        return _from_callable(getattr(backend, "__name__", type(backend).__name__), backend)
+        return backend_around(getattr(backend, "__name__", type(backend).__name__), backend)
     raise UnknownBackendError(
         f"a backend is a name or a callable, not {type(backend).__name__}",
         advice=f"the names are: {', '.join(list_backends(torch_backends=False))}",
@@ -175,9 +175,11 @@ def default_backend() -> Backend:
 
 
 def _by_name(name: str) -> Backend:
-    found = _CORE.get(name) or _wing(name) or _registered.get(name) or _from_entry_point(name)
+    found = _CORE.get(name) or _wing(name) or _registered.get(name)
+    if found is None and (point := _entry_points().get(name)) is not None:
+        found = _load(f"{_FOREIGN}.entry_points:backend_at")(name, point)
     if found is None and name in torch.compiler.list_backends(None):
-        found = _load(f"{_TORCH}:torch_registered_backend")(name)
+        found = _load(f"{_FOREIGN}.torch_registered:torch_registered_backend")(name)
     if found is not None:
         return found
     near = difflib.get_close_matches(name, list_backends(), n=3, cutoff=0.5)
@@ -187,11 +189,12 @@ def _by_name(name: str) -> Backend:
     raise UnknownBackendError(f"there is no backend named {name!r}", advice=advice)
 
 
-def _from_callable(name: str, function: Callable[..., Any]) -> Backend:
+def backend_around(name: str, function: Callable[..., Any]) -> Backend:
+    """A backend around a callable of this protocol, or of torch's."""
     description = inspect.getdoc(function) or ""
     if _takes_kind(function):
         return Backend(name, function, description=description)
-    adapted: Backend = _load(f"{_TORCH}:adapt_torch_backend")(name, function, description)
+    adapted: Backend = _load(f"{_FOREIGN}.torch_registered:adapt_torch_backend")(name, function, description)
     return adapted
 
 
@@ -217,22 +220,3 @@ def _wing(name: str) -> Backend | None:
 
 def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def _from_entry_point(name: str) -> Backend | None:
-    point = _entry_points().get(name)
-    if point is None:
-        return None
-    subject = f"the entry point {point.value!r} of backend {name!r}"
-    try:
-        loaded = point.load()
-    except Exception as error:
-        raise BackendError(
-            f"{subject} cannot be loaded: {type(error).__name__}: {error}",
-            advice="repair or uninstall the package that declares it",
-        ) from error
-    if isinstance(loaded, Backend):
-        return loaded
-    if not callable(loaded):
-        raise BackendError(f"{subject} gives {type(loaded).__name__}", advice="it must give a Backend or a callable")
-    return _from_callable(name, loaded)

@@ -72,7 +72,9 @@ def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -
         return Engine(step, private_dynamo.dynamo_capture_seconds, private_dynamo.dynamo_graph_breaks)
     import dovetail
 
-    compiled = dovetail.compile(make_step(model, model, optimizer), backend=name.removeprefix("dovetail-"))
+    compiled = dovetail.compile(
+        make_step(model, model, optimizer), backend=name.removeprefix("dovetail-"), tiers="wait"
+    )
     log: EventLog = dovetail.events_of(compiled)
     return Engine(
         compiled,

@@ -16,6 +16,7 @@ from dovetail.backends import Backend
 from dovetail.face.continuation import Continuation, Continuations
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.face.learned import Learned, Part, SharedState
+from dovetail.face.loading import in_tiers
 from dovetail.face.warnings import name_of
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.options import Options
@@ -26,7 +27,7 @@ class CompiledFunction(Dispatcher):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
-        shared = SharedState(backend)
+        shared = SharedState(in_tiers(backend, options))
         super().__init__(Part(function, options, shared))
         self._continuations = Continuations(options, shared)
         if not isinstance(function, torch.nn.Module):

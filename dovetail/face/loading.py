@@ -18,13 +18,15 @@ import torch
 
 from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.state import Frontend
+from dovetail.backends import Backend
 from dovetail.frontend.capture import capture
 from dovetail.guards import GuardSet
+from dovetail.options import Options
 from dovetail.trace import Trace
 
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
 #: In the order in which the tables ask them; within a room by name, but a module comes after those that it imports.
-ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks", "fast_guards")
+ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks", "fast_guards", "tiers")
 
 
 @functools.cache
@@ -53,6 +55,12 @@ def compile_joint(*args: Any, **kwargs: Any) -> Any:
     """:func:`dovetail.aot.compile_joint`, with its hooks loaded."""
     load_rules()
     return importlib.import_module("dovetail.aot.compile_joint").compile_joint(*args, **kwargs)
+
+
+def in_tiers(backend: Backend, options: Options) -> Backend:
+    """The backend as the options ``tiers`` and ``check_swap`` want it."""
+    wing = importlib.import_module("dovetail.tiers.choice") if backend.slow_to_compile else None
+    return wing.in_tiers(backend, options) if wing else backend
 
 
 def load_distributed_rules() -> None:

@@ -61,10 +61,12 @@ _TAKING_ANY = frozenset(
 @after_partition
 def take_any_layout(lowering: Lowering) -> Lowering:
     """Mark the tangents that the backward may be given as they are, and reshape where it takes views of them."""
-    parts = lowering.parts
+    parts, tangents = lowering.parts, lowering.joint.tangents
+    for node in tangents:
+        # The graph may have been compiled for another backend before.
+        node.meta.pop(ANY_LAYOUT, None)
     if lowering.backend.name != "aten" or parts is None or parts.backward is None:
         return lowering
-    tangents = lowering.joint.tangents
     copied = copy_graph(parts.backward)
     placeholders = copied.graph.find_nodes(op="placeholder")
     reached = depending_on(copied.graph.nodes, placeholders[len(placeholders) - len(tangents) :])

@@ -88,6 +88,9 @@ def _explain_entry(entry: Entry, callee: Any, args: tuple[Any, ...], kwargs: dic
     failures = entry.checker.explain(callee, args, kwargs)
     if failures:
         return "miss: " + "; ".join(map(str, failures))
+    tier = getattr(entry.run, "tier", None)
+    if tier is not None:
+        return f"hit, tier {tier}: {entry.run.state}"  # type: ignore[union-attr]
     return f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
 
 

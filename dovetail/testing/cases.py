@@ -103,7 +103,9 @@ def program_case(group: Group, name: str, program: Program, *, may_refuse: bool 
 
 def check_program(program: Program, fullgraph: bool, backend: Backend, options: Mapping[str, Any], device: str) -> str:
     """Run a program eagerly and with a backend; say in words how the results, or the random numbers drawn, differ."""
-    compiler = functools.partial(dovetail.compile, backend=backend, fullgraph=fullgraph, backend_options=dict(options))
+    compiler = functools.partial(
+        dovetail.compile, backend=backend, fullgraph=fullgraph, tiers="wait", backend_options=dict(options)
+    )
     with torch.device(device) if device != "cpu" else contextlib.nullcontext():
         torch.manual_seed(0)
         wanted = [program(lambda function=None, **_settings: function), private_state.random_states(used_gpus())]

@@ -134,3 +134,22 @@ def test_symbolic_sizes_retained_graphs_and_second_derivatives(sizes: tuple[int,
             found.append([*gradients, *torch.autograd.grad(slope.sum(), linear.weight)])
         for one, other in zip(*found, strict=True):
             assert torch.equal(one, other)
+
+
+def test_another_backend_after_aten_gets_tangents_in_the_promised_layout() -> None:
+    given: list[tuple[int, ...]] = []
+
+    def strict(graph: torch.fx.GraphModule, inputs: Any, *, kind: str, options: Any) -> Any:
+        def run(values: list[Any]) -> list[Any]:
+            if kind == "backward":
+                given.extend(value.stride() for value in values)
+            return list(graph(*values))
+
+        return run
+
+    x = torch.randn(4, 3, requires_grad=True)
+    joint = dovetail.capture(lambda x: x.sin(), (x,))
+    joint.compile("aten")
+    joint.compile(strict)(x).sum().backward()
+    assert (0, 0) not in given
+    assert (3, 1) in given

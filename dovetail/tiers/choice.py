@@ -1,0 +1,104 @@
+"""Which graphs run in tiers, and the marks by which a compiled function asks for them.
+
+A backend that is slow to compile goes through the pipeline as :func:`in_tiers` returns it: the same facts, and a compile function
+that carries the option. So every graph of the function sees it: the code after a graph break, and each next order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.nodes import has_symbolic_sizes
+from dovetail.aot.steps import Lowering
+from dovetail.backends import ATEN, Backend, lookup_backend
+from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.errors import UnknownBackendError
+from dovetail.options import Options, check_choice
+from dovetail.tiers.later import Collector
+from dovetail.tiers.progress import stage
+from dovetail.torch_private import inductor_cache
+from dovetail.torch_private import operators as private_operators
+
+#: In the environment, over the option: a run that must give the same bits as another one waits, say.
+SWITCH = "DOVETAIL_TIERS"
+#: Tier 0. Its numbers are eager's, but nobody has promised them: the backend that was asked for may compute gradients otherwise.
+OPERATORS = dataclasses.replace(ATEN, numerics="tolerance", has_options=True)
+#: What knows the cache on disk of a backend, from which one process takes the graphs that another one has compiled.
+CACHES: dict[str, Any] = {"inductor": inductor_cache}
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The option, in the place of the compile function of ``backend``; called, it compiles at once."""
+
+    backend: Backend
+    mode: str
+    check_swap: bool = False
+
+    def __call__(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
+    ) -> CompiledCallable:
+        """See :class:`dovetail.backends.protocol.CompileFunction`."""
+        with stage(f"{self.backend.name} compiles a {kind} graph of {len(graph.graph.nodes)} nodes"):
+            return self.backend.compile(graph, example_inputs, kind=kind, options=options)
+
+
+def in_tiers(backend: Backend, options: Options) -> Backend:
+    """The backend with the option; tier 0 itself where nothing is ever to be swapped."""
+    mode = os.environ.get(SWITCH) or options.tiers
+    check_choice("tiers", mode)
+    return (
+        OPERATORS if mode == "never" else dataclasses.replace(backend, compile=Tiers(backend, mode, options.check_swap))
+    )
+
+
+def tiers_of(lowering: Lowering) -> Tiers | None:
+    """The option that a graph is to be compiled with; None where it does not ask for tiers."""
+    compile: Any = lowering.backend.compile
+    if isinstance(compile, Collector) and compile.is_done:
+        # The next order of a graph that has been swapped.
+        compile = compile.asked
+    return compile if isinstance(compile, Tiers) else None
+
+
+def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
+    """Why a graph waits for its kernels, in words; None where it can run in tiers."""
+    joint = lowering.joint
+    if tiers.mode == "wait":
+        return 'tiers="wait"'
+    if torch.are_deterministic_algorithms_enabled():
+        return "torch.use_deterministic_algorithms is on, and a swap changes the rounding"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "several processes train together, and would not swap at the same step"
+    if lowering.settings.memory_budget is not None:
+        return "a memory budget is given, which is kept from the first step on"
+    if not any(node.op == "call_function" for node in joint.graph.nodes):
+        return "nothing is computed"
+    if has_symbolic_sizes(joint.graph.nodes):
+        return "sizes are symbolic, and what the kernels assume of them must be known at once"
+    return _why_not_elsewhere(joint, tiers.backend)
+
+
+def _why_not_elsewhere(joint: JointGraph, backend: Backend) -> str | None:
+    """Why another process cannot compile a graph."""
+    try:
+        is_known = lookup_backend(backend.name) == backend
+    except UnknownBackendError:
+        is_known = False
+    if backend.name not in CACHES or not is_known:
+        return f"another process cannot compile for the backend {backend.name}"
+    for node in joint.graph.nodes:
+        is_operator = node.op == "call_function" and isinstance(node.target, private_operators.OpOverload)
+        if is_operator and node.target.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
+            return f"another process does not know the operator {node.target}"
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return f"a value is on {value.device.type}"
+    return None

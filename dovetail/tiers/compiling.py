@@ -1,0 +1,59 @@
+"""What a job of the background process is, on both sides: made from graphs here, compiled there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.backends import lookup_backend
+from dovetail.face.loading import load_rules
+from dovetail.guards.ambient import without_autocast
+from dovetail.tiers.choice import CACHES
+from dovetail.tiers.flat_graph import DecodedGraph, encode
+from dovetail.tiers.later import LaterGraph
+from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import inductor_cache
+from dovetail.torch_private import state as private_state
+
+_PLACE = f"{__name__}:compile_job"
+
+
+def make_job(backend: str, graphs: Sequence[LaterGraph]) -> dict[str, Any]:
+    """The graphs, and the state of torch that decides what the backend makes of them; raises :class:`UnportableError`."""
+    cache = CACHES[backend]
+    return {
+        "place": _PLACE,
+        "backend": backend,
+        "graphs": [encode(item.graph, item.kind, item.options) for item in graphs],
+        "cache": cache.cache_folder(),
+        "settings": cache.settings_as_data(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(torch.get_default_dtype()),
+        "switches": repr(private_state.kernel_flags()),
+    }
+
+
+def prepare() -> None:
+    """Import what the first job needs."""
+    load_rules()
+    inductor_cache.load_compiler()
+
+
+def compile_job(job: dict[str, Any], said: Callable[[str], None]) -> None:
+    """Compile every graph of a job, in the state of torch that the parent was in."""
+    load_rules()
+    # Not of the environment, which was the parent's when this process began: a program may change it.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = job["cache"]
+    torch.set_num_threads(job["threads"])
+    torch.set_default_dtype(getattr(torch, job["dtype"].removeprefix("torch.")))
+    if repr(private_state.kernel_flags()) != job["switches"]:
+        raise UnportableError("switches of torch are not as they are in a new process")
+    backend = lookup_backend(job["backend"])
+    with CACHES[job["backend"]].settings_from_data(job["settings"]), without_autocast():
+        for number, data in enumerate(job["graphs"]):
+            said(f"graph {number + 1} of {len(job['graphs'])}")
+            decoded = DecodedGraph(data)
+            backend.compile(decoded.graph, decoded.examples, kind=decoded.kind, options=decoded.options)

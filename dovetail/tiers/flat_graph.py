@@ -1,0 +1,191 @@
+"""A flat graph on its way to a backend as data, so that another process can compile it: JSON, no pickle.
+
+It holds the nodes with the fake values that they have here, what the backend is called with besides, and the settings of torch
+that decide what the backend makes of it. Operators and arguments have the form of an artefact (:mod:`dovetail.artefacts`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.artefacts.allow_list import check_arguments, name_of_operator, operator_by_name
+from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
+from dovetail.backends.protocol import Kind, output_arguments
+from dovetail.errors import ArtefactError
+from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.trace.shapes import RecordingShapeEnv
+
+#: Constants in a graph are a few numbers; a graph with larger ones is compiled where it is.
+MOST_CONSTANT_BYTES = 1 << 20
+
+
+def encode(graph: torch.fx.GraphModule, kind: Kind, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The graph as data; raises :class:`UnportableError`."""
+    try:
+        nodes = [_encode_node(graph, node) for node in graph.graph.nodes if node.op != "output"]
+        outputs = [encode_argument(item) for item in output_arguments(graph)]
+    except ArtefactError as error:
+        raise UnportableError(error.what) from error
+    given = {name: value for name, value in options.items() if name != "write_backs"}
+    if not _is_plain(given):
+        raise UnportableError("an option of the backend is no plain value")
+    write_backs = None if "write_backs" not in options else sorted(map(list, options["write_backs"].items()))
+    return {"kind": kind, "nodes": nodes, "outputs": outputs, "options": given, "write_backs": write_backs}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(type(name) is str and _is_plain(item) for name, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node) -> dict[str, Any]:
+    entry: dict[str, Any] = {"op": node.op, "name": node.name}
+    if "val" in node.meta:
+        entry["value"] = _encode_value(node.meta["val"])
+    if node.op == "placeholder":
+        return entry
+    if node.op == "get_attr":
+        return entry | {
+            "target": str(node.target),
+            "constant": _encode_constant(getattr(graph, str(node.target), None)),
+        }
+    if node.op != "call_function":
+        raise UnportableError(f"{node.name} is a node of kind {node.op}")
+    args = [encode_argument(item) for item in node.args]
+    kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
+    return entry | {"target": name_of_operator(node.target), "args": args, "kwargs": kwargs}
+
+
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_encode_value(item) for item in value]
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if not isinstance(value, torch.Tensor) or private_sizes.has_symbols(value):
+        raise UnportableError(f"a value is a {type(value).__name__} that has no fixed sizes")
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_conj() or value.is_neg():
+        raise UnportableError("a value is no plain tensor of the CPU")
+    return {
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+        "offset": value.storage_offset(),
+        "bytes": value.untyped_storage().nbytes(),
+        "dtype": str(value.dtype),
+        "requires_grad": value.requires_grad,
+        "inference": value.is_inference(),
+    }
+
+
+def _encode_constant(value: Any) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise UnportableError("a constant is no plain tensor")
+    _encode_value(value)
+    if value.numel() * value.element_size() > MOST_CONSTANT_BYTES or not value.is_contiguous():
+        raise UnportableError("a constant is too large")
+    with private_tracing.disable_current_modes(), torch.no_grad():
+        content = bytes(value.detach().reshape(-1).view(torch.uint8).tolist()) if value.numel() else b""
+    return {
+        "data": base64.b64encode(content).decode(),
+        "shape": list(value.shape),
+        "dtype": str(value.dtype),
+        "parameter": isinstance(value, torch.nn.Parameter),
+    }
+
+
+class DecodedGraph:
+    """The graph that :func:`encode` has written, with its fake values, and what a backend is called with."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.kind: Kind = data["kind"]
+        self.options: dict[str, Any] = dict(data["options"])
+        if data["write_backs"] is not None:
+            self.options["write_backs"] = dict(data["write_backs"])
+        self.fake_mode: Any = private_tracing.FakeTensorMode(
+            shape_env=RecordingShapeEnv(), allow_fallback_kernels=False
+        )
+        self._graph = torch.fx.Graph()
+        self._root = torch.nn.Module()
+        self._known: dict[str, torch.fx.Node] = {}
+        self._values: dict[torch.fx.Node, Any] = {}
+        for entry in data["nodes"]:
+            self._add(entry)
+        self._graph.output([decode_argument(item, self._known.__getitem__) for item in data["outputs"]])
+        self.graph = torch.fx.GraphModule(self._root, self._graph)
+
+    @property
+    def examples(self) -> list[Any]:
+        """The values of the inputs."""
+        return [node.meta["val"] for node in self._graph.find_nodes(op="placeholder")]
+
+    def _add(self, entry: Mapping[str, Any]) -> None:
+        name, op = entry["name"], entry["op"]
+        if op == "placeholder":
+            node = self._graph.create_node("placeholder", name, (), {}, name=name)
+            value = self._declared(entry.get("value"))
+        elif op == "get_attr":
+            constant = _decode_constant(entry["constant"])
+            self._root.register_buffer(entry["target"], constant)
+            node = self._graph.create_node("get_attr", entry["target"], (), {}, name=name)
+            value = self.fake_mode.from_tensor(constant, static_shapes=True)
+        else:
+            node, value = self._call(entry)
+        if node.name != name:
+            raise UnportableError(f"{name!r} is not a name that a node can have")
+        if "value" in entry:
+            node.meta["val"] = value
+        self._known[name], self._values[node] = node, value
+
+    def _call(self, entry: Mapping[str, Any]) -> tuple[torch.fx.Node, Any]:
+        target = operator_by_name(entry["target"])
+        args = tuple(decode_argument(item, self._known.__getitem__) for item in entry["args"])
+        kwargs = {name: decode_argument(item, self._known.__getitem__) for name, item in entry["kwargs"]}
+        check_arguments(target, len(args), list(kwargs))
+        node = self._graph.create_node("call_function", target, args, kwargs, name=entry["name"])
+        values: Any = torch.fx.node.map_arg((args, kwargs), self._values.__getitem__)
+        with private_tracing.disable_current_modes(), self.fake_mode, torch.no_grad():
+            value = target(*values[0], **values[1])
+        return node, self._as_declared(value, entry.get("value"))
+
+    def _as_declared(self, value: Any, declared: Any) -> Any:
+        """The value that the operator's fake kernel gives here; where the other process had another one, that."""
+        if isinstance(declared, list):
+            return type(value)(map(self._as_declared, value, declared)) if len(value) == len(declared) else None
+        if not isinstance(declared, dict):
+            return value
+        wanted = {**declared, "requires_grad": False, "inference": False, "bytes": 0}
+        found = {**_encode_value(value), "requires_grad": False, "inference": False, "bytes": 0}
+        return value if found == wanted else self._declared(declared)
+
+    def _declared(self, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        dtype = value_named("dtype", data["dtype"])
+        shape, stride, offset = data["shape"], data["stride"], data["offset"]
+        inference = torch.inference_mode(data["inference"])
+        with private_tracing.disable_current_modes(), inference, self.fake_mode, torch.no_grad():
+            value = torch.empty_strided(shape, stride, dtype=dtype)
+            if offset or data["bytes"] != value.untyped_storage().nbytes():
+                whole = torch.empty(data["bytes"] // dtype.itemsize, dtype=dtype)
+                value = whole.as_strided(shape, stride, offset)
+        return value.requires_grad_() if data["requires_grad"] else value
+
+
+def _decode_constant(data: Mapping[str, Any]) -> torch.Tensor:
+    content, dtype = bytearray(base64.b64decode(data["data"])), value_named("dtype", data["dtype"])
+    value = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    value = value.reshape(data["shape"]).clone()
+    return torch.nn.Parameter(value, requires_grad=False) if data["parameter"] else value
+
+
+def encode_all(graphs: Sequence[tuple[torch.fx.GraphModule, Kind, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Several graphs as data; raises :class:`UnportableError`."""
+    return [encode(graph, kind, options) for graph, kind, options in graphs]

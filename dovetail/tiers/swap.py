@@ -1,0 +1,314 @@
+"""The runtime function of a graph in tiers: operators first, and from some call on kernels.
+
+::
+
+    run_operators_first         the hook in place of the steps of a compilation
+      SwappingRun               called like a runtime function
+        _ask_for_kernels        at the second call: graphs for the backend; the background compiles them
+        _look                   at later calls: are they there?
+          _swap                 takes them from the cache; from this call on they run
+          _stay                 anything wrong: tier 0 goes on, with one warning
+
+Forward and backward swap together, as what is saved between them differs: a call that ran on tier 0 has its backward there. The
+next order of a graph is a graph of its own, with tiers of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.aot.backward_graphs import taking
+from dovetail.aot.compile_joint import run_steps
+from dovetail.aot.compiled_graph import CompiledGraph
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.steps import Lowering, instead_of_steps
+from dovetail.errors import EagerFallbackWarning
+from dovetail.events import EventLog
+from dovetail.face.dispatcher import compile_lock
+from dovetail.guards.ambient import without_autocast
+from dovetail.runtime.function import RuntimeFunction
+from dovetail.tiers import process
+from dovetail.tiers.check import difference_of_tiers
+from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, tiers_of, why_not
+from dovetail.tiers.compiling import make_job
+from dovetail.tiers.later import Collector
+from dovetail.tiers.progress import Progress, stage
+from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import state as private_state
+
+#: The graphs of each compiled function that have not ended up on a tier, by the function's log.
+_UNSETTLED: weakref.WeakKeyDictionary[EventLog, weakref.WeakSet[SwappingRun]] = weakref.WeakKeyDictionary()
+
+
+@instead_of_steps
+def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
+    """Tier 0 at once, where the backend is to compile in the background."""
+    tiers = tiers_of(lowering)
+    if tiers is None:
+        return None
+    events, reason = lowering.settings.events, why_not(lowering, tiers)
+    if reason is None:
+        try:
+            process.worker().start()
+        except OSError as error:
+            reason = f"no background process can be started ({error})"
+    if reason is not None:
+        if tiers.mode == "auto":
+            events.note("waits for kernels", reason=reason)
+        return None
+    settings = dataclasses.replace(lowering.settings, options={})
+    first = run_steps(lowering.with_(backend=OPERATORS, settings=settings))
+    events.note("tier 0", reason=f"runs by ATen operators until {tiers.backend.name} has compiled it")
+    run = SwappingRun(first, lowering, tiers)
+    _UNSETTLED.setdefault(events, weakref.WeakSet()).add(run)
+    return dataclasses.replace(first, run=run, backend=lowering.backend)
+
+
+class SwappingRun:
+    """The runtime function of one graph. ``tier`` is what it runs on; ``state`` says in words what comes."""
+
+    def __init__(self, first: CompiledGraph, lowering: Lowering, tiers: Tiers) -> None:
+        self.tier = 0
+        self.state = "kernels are asked for at the second call"
+        self._first = first
+        self._lowering: Lowering | None = lowering
+        self._tiers = tiers
+        self._run: RuntimeFunction = first.run
+        self._collector = Collector(tiers.backend, tiers)
+        self._second: CompiledGraph | None = None
+        self._job: process.Job | None = None
+        self._asked = 0.0
+        self._progress: Progress | None = None
+        self._calls = 0
+        self._lock = threading.RLock()
+        #: What is done before a call; None once nothing is to come.
+        self._before: Callable[[], object] | None = self._count_calls
+        self._check_next = False
+        self._details: Mapping[str, float] = {}
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the graph on the tier of the moment."""
+        if self._before is not None:
+            self._take_turn(inputs)
+        return self._run(inputs)
+
+    @property
+    def is_to_check(self) -> bool:
+        """Whether the kernels are there, and the next call compares them with tier 0."""
+        return self._check_next
+
+    def __repr__(self) -> str:
+        return f"<tier {self.tier}: {self.state}>"
+
+    # --- between two calls --------------------------------------------------------------------------------------------
+
+    def _take_turn(self, inputs: list[torch.Tensor]) -> None:
+        """One step towards the next tier. Another thread's step, or another compilation, is not waited for."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._before is None or not compile_lock.acquire(blocking=False):
+                return
+            try:
+                self._before()
+                if self._check_next:
+                    self._check(inputs)
+            finally:
+                compile_lock.release()
+        finally:
+            self._lock.release()
+
+    def _count_calls(self) -> None:
+        self._calls += 1
+        if self._calls >= 2:
+            self._ask_for_kernels()
+
+    def _ask_for_kernels(self) -> None:
+        """Make the graphs for the backend, and have the background process compile them."""
+        lowering, self._lowering = self._lowering, None
+        assert lowering is not None
+        backend, events = self._tiers.backend, lowering.settings.events
+        self._before = self._look
+        self._asked = time.monotonic()
+        try:
+            with private_state.preserved_rng_state(), stage("making graphs for the backend"):
+                self._second = run_steps(self._for_backend(lowering))
+            job = make_job(backend.name, self._collector.graphs)
+        except UnportableError as error:
+            self._compile_here(str(error))
+            return
+        except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
+            self._stay(f"{type(error).__name__}: {error}")
+            return
+        if self._second.gradients_dropped_first != self._first.gradients_dropped_first:
+            # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
+            self._stay("its kernels would need other gradients to be dropped first", is_news=False)
+            return
+        try:
+            self._job = process.worker().submit(job)
+        except OSError as error:
+            self._stay(f"the background process cannot be given the graph ({error})")
+            return
+        weakref.finalize(self, self._job.cancel).atexit = False
+        count = len(job["graphs"])
+        self.state = f"{backend.name} compiles {count} graph{'s' * (count > 1)} in the background"
+        self._progress = Progress(self.state, lambda job=self._job: job.stage)  # type: ignore[misc]
+        events.note("tier 1 asked for", backend=backend.name, graphs=count)
+
+    def _for_backend(self, lowering: Lowering) -> Lowering:
+        """The compilation with a backend that puts off compiling, for the further inputs that tier 0 takes."""
+        settings, offered = lowering.settings, set(self._first.reused)
+        find = settings.find_reused
+        if find is not None:
+
+            def find_offered(joint: JointGraph) -> Mapping[torch.fx.Node, int]:
+                return {node: number for node, number in find(joint).items() if number in offered}
+
+            settings = dataclasses.replace(settings, find_reused=find_offered)
+        return lowering.with_(backend=self._collector.backend, settings=settings)
+
+    def _look(self) -> None:
+        """Are the kernels there?"""
+        assert self._job is not None
+        answer = self._job.answer()
+        if self._progress is not None:
+            self._progress.look()
+        if answer is None or torch.are_deterministic_algorithms_enabled():
+            return
+        if answer.status == "compiled":
+            self._swap(answer.seconds)
+        elif answer.status == "unfit":
+            self._compile_here(answer.reason)
+        else:
+            self._stay(answer.reason, is_news=answer.status != "left")
+
+    def _compile_here(self, reason: str) -> None:
+        """The background cannot do it: compile the graphs in this process, as without tiers."""
+        self._events.note("compiled in this process", reason=reason)
+        self._take_kernels(contextlib.nullcontext(), 0.0)
+
+    def _swap(self, seconds: float) -> None:
+        """Take the compiled graphs from the cache."""
+        self._take_kernels(CACHES[self._tiers.backend.name].only_from_cache(), seconds)
+
+    def _take_kernels(self, how: contextlib.AbstractContextManager[None], seconds: float) -> None:
+        start = time.monotonic()
+        assert self._second is not None
+        try:
+            with private_state.preserved_rng_state(), without_autocast(), how:
+                self._collector.compile_all()
+        except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
+            self._stay(f"{type(error).__name__}: {error}")
+            return
+        details = {"compiled": seconds, "loaded": time.monotonic() - start}
+        if self._tiers.check_swap:
+            self._check_next, self._details, self._before = True, details, dict
+            self.state = "the next call compares the kernels with ATen operators"
+        else:
+            self._go_over(details)
+
+    def _go_over(self, details: Mapping[str, float]) -> None:
+        """From the next line on, the kernels run."""
+        second = self._second
+        assert second is not None
+        waited = time.monotonic() - self._asked
+        self._events.note("tier 1", backend=self._tiers.backend.name, after=waited, **details)
+        order = self._places_of_reused(second)
+        self._run = second.run if order is None else taking(second.run, order)
+        self.tier = 1
+        self._settle(f"runs by the kernels of {self._tiers.backend.name}", "done")
+
+    def _places_of_reused(self, second: CompiledGraph) -> list[int] | None:
+        """Which of the values that tier 0 takes tier 1 takes; None: all of them."""
+        if second.reused == self._first.reused:
+            return None
+        count = len(second.joint.spec.input_requires_grad)
+        return [*range(count), *(count + self._first.reused.index(number) for number in second.reused)]
+
+    def _check(self, inputs: list[torch.Tensor]) -> None:
+        """Compare both tiers on copies of these inputs, before the new one runs for the first time."""
+        assert self._second is not None
+        self._check_next = False
+        if self._second.reused or self._first.reused:
+            self._events.note("swap not checked", reason="the graph takes values that another one has saved")
+        else:
+            found = difference_of_tiers(self._first, self._second, inputs, self._tiers.backend)
+            if found:
+                self._stay(f"its kernels give other results than ATen operators: {found}")
+                return
+            self._events.note("swap checked")
+        self._go_over(self._details)
+
+    def _stay(self, reason: str, *, is_news: bool = True) -> None:
+        """Tier 0 goes on for good."""
+        self._events.note("stays on tier 0", reason=reason)
+        self._settle(f"stays on ATen operators: {reason}", "given up")
+        if is_news:
+            warnings.warn(
+                f"a compiled graph goes on by ATen operators, as {self._tiers.backend.name} has compiled no kernels for it in the "
+                f'background: {reason}\n  what to do: run `dovetail doctor`, or compile with tiers="wait" to see the whole error',
+                EagerFallbackWarning,
+                stacklevel=5,
+            )
+
+    def _settle(self, state: str, how: str) -> None:
+        """Nothing more is to come."""
+        self.state, self._before, self._job = state, None, None
+        if self._progress is not None:
+            self._progress.end(how)
+        _UNSETTLED.get(self._events, weakref.WeakSet()).discard(self)
+
+    @property
+    def _events(self) -> EventLog:
+        return self._first.events
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, deadline: float) -> None:
+        """Go on until nothing more is to come, or to the deadline."""
+        while self._before is not None and time.monotonic() < deadline:
+            with self._lock, compile_lock:
+                if self._lowering is not None:
+                    self._ask_for_kernels()
+                elif self._before is not None and not self._check_next:
+                    self._before()
+            if self._check_next or torch.are_deterministic_algorithms_enabled():
+                return
+            if self._before is not None:
+                time.sleep(0.01)
+
+
+def unsettled(events: EventLog) -> list[SwappingRun]:
+    """The graphs of a compiled function that have not ended up on a tier."""
+    return list(_UNSETTLED.get(events, ()))
+
+
+def wait(compiled: Any, seconds: float | None = None) -> bool:
+    """Block until the kernels of all graphs of ``compiled`` so far are in place, at most so many seconds.
+
+    Returns whether nothing is left to come. A graph that was called once is compiled too. With ``check_swap=True``, the next call
+    compares the tiers, and swaps.
+
+    >>> import torch, dovetail
+    >>> dovetail.wait(dovetail.compile(torch.sin, backend="aten"))
+    True
+    """
+    from dovetail.report.explanation import events_of
+
+    deadline = float("inf") if seconds is None else time.monotonic() + seconds
+    events = events_of(compiled)
+    while pending := [item for item in unsettled(events) if not item.is_to_check]:
+        for run in pending:
+            run.wait(deadline)
+        if time.monotonic() >= deadline or torch.are_deterministic_algorithms_enabled():
+            break
+    return not unsettled(events)

@@ -1,0 +1,65 @@
+"""Inductor's caches on disk: where they are, what their keys depend on, and how to take from them without compiling.
+
+Checked on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+
+class NotCachedError(Exception):
+    """The code of a graph is not in Inductor's cache."""
+
+
+def cache_folder() -> str:
+    """The folder of Inductor's caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def settings_as_data() -> dict[str, Any]:
+    """Inductor's settings that are plain values, by name, as they are after a way through JSON."""
+    from torch._inductor import config
+
+    found = {}
+    for name, value in config.save_config_portable().items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[name] = json.loads(json.dumps(value))
+    return found
+
+
+@contextlib.contextmanager
+def settings_from_data(data: dict[str, Any]) -> Iterator[None]:
+    """In the block, Inductor's settings are those of another process, as :func:`settings_as_data` gave them."""
+    from torch._inductor import config
+
+    own = settings_as_data()
+    with config.patch({name: value for name, value in data.items() if name in own and own[name] != value}):
+        yield
+
+
+@contextlib.contextmanager
+def only_from_cache() -> Iterator[None]:
+    """In the block, Inductor takes code from its cache, and raises :class:`NotCachedError` for a graph that is not there."""
+    from torch._inductor import compile_fx
+
+    original = compile_fx.fx_codegen_and_compile
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotCachedError("the compiled graph is not in Inductor's cache")
+
+    compile_fx.fx_codegen_and_compile = refuse  # type: ignore[assignment, unused-ignore]
+    try:
+        yield
+    finally:
+        compile_fx.fx_codegen_and_compile = original
+
+
+def load_compiler() -> None:
+    """Import what compiling needs, before the first graph comes."""
+    from torch._inductor import compile_fx, lowering  # noqa: F401

@@ -1,0 +1,96 @@
+"""A backend that is slow to compile, and a background process that answers when a test says so."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.backends import Backend
+from dovetail.backends.aten import compile_aten
+from dovetail.tiers.process import Answer
+
+COMPILED = Answer("compiled", seconds=1.0)
+
+
+class FakeJob:
+    """A job of the fake process; ``given`` is what it will answer."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.given: Answer | None = None
+        self.is_cancelled = False
+        self.stage = "graph 1 of 2"
+
+    def answer(self) -> Answer | None:
+        return self.given
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeWorker:
+    """Takes jobs, and does nothing with them."""
+
+    def __init__(self) -> None:
+        self.jobs: list[FakeJob] = []
+        self.fails: type[OSError] | None = None
+        self.fails_to_start = False
+
+    def start(self) -> None:
+        if self.fails_to_start:
+            raise OSError("no process")
+
+    def submit(self, data: dict[str, Any]) -> FakeJob:
+        if self.fails is not None:
+            raise self.fails(28, "No space left on device")
+        self.jobs.append(FakeJob(data))
+        return self.jobs[-1]
+
+    def answer_all(self, answer: Answer = COMPILED) -> None:
+        for job in self.jobs:
+            job.given = job.given or answer
+
+
+#: Stands for what knows the cache on disk.
+CACHE = types.SimpleNamespace(
+    cache_folder=lambda: "nowhere", settings_as_data=dict, only_from_cache=contextlib.nullcontext
+)
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+class SlowBackend:
+    """Its kernels are operators; ``ran`` says which of them ran, ``change`` makes them wrong."""
+
+    def __init__(self, name: str) -> None:
+        self.compiled: list[str] = []
+        self.ran: list[str] = []
+        self.change: Callable[[list[Any]], list[Any]] = list
+        self.error: Exception | None = None
+        self.backend = Backend(
+            name,
+            self._compile,
+            decompositions=lambda: {torch.ops.aten.silu.default: _silu},
+            writes_back=False,
+            slow_to_compile=True,
+        )
+
+    def _compile(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Any, options: Mapping[str, Any]
+    ) -> Callable[[list[Any]], list[Any]]:
+        if self.error is not None:
+            raise self.error
+        self.compiled.append(kind)
+        run = compile_aten(graph, example_inputs, kind=kind, options=options)
+
+        def kernels(inputs: list[Any]) -> list[Any]:
+            self.ran.append(kind)
+            return self.change(run(inputs))
+
+        return kernels
