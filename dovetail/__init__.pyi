@@ -5,15 +5,15 @@ from dovetail import errors as errors
 from dovetail import testing as testing
 from dovetail.aot.joint_graph import JointGraph as JointGraph
 from dovetail.artefacts.load import load as load
-from dovetail.backends import list_backends as list_backends
 from dovetail.backends import register_backend as register_backend
 from dovetail.backends.foreign.torch_compile import torch_backend as torch_backend
 from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
-from dovetail.face.compile import compile as compile
 from dovetail.options import Options as Options
 from dovetail.report.explanation import events_of as events_of
 from dovetail.report.explanation import explain as explain
+from dovetail.surface.backends import list_backends as list_backends
+from dovetail.surface.compile import compile as compile
 from dovetail.switches.disabled import disable as disable
 from dovetail.switches.resets import reset as reset
 from dovetail.switches.stances import set_stance as set_stance

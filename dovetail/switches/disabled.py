@@ -63,7 +63,7 @@ class _Disabled:
     def __exit__(self, *error: Any) -> None:
         self._blocks.pop().__exit__(*error)
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Callee) -> Callee:
         if isinstance(function, torch.nn.Module):
             setattr(function, _MARK, self.reason)
             return function

@@ -13,6 +13,7 @@ The graph has been decomposed before by :func:`wanted_decompositions`.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -107,9 +108,9 @@ def _make_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if name not in PIPELINE_OPTIONS}
     unknown = sorted(given.keys() - private_inductor.inductor_setting_names())
     if unknown:
-        raise OptionError(
-            f"backend 'inductor' has no option {unknown[0]!r}", advice=f"use names from {private_inductor.SETTINGS}"
-        )
+        near = difflib.get_close_matches(unknown[0], private_inductor.inductor_setting_names(), n=3)
+        advice = f"did you mean {', '.join(near)}?" if near else f"use names from {private_inductor.SETTINGS}"
+        raise OptionError(f"backend 'inductor' has no option {unknown[0]!r}", advice=advice)
     return {"fallback_random": True, **given}
 
 
@@ -177,9 +178,15 @@ def compile_inductor(
     return guard_outputs(call, promised_strides(outputs, visible))
 
 
+def _for_options(options: Mapping[str, Any]) -> Backend:
+    _make_settings(options)
+    return INDUCTOR
+
+
 INDUCTOR = Backend(
     "inductor",
     compile_inductor,
+    for_options=_for_options,
     decompositions=wanted_decompositions,
     data_sizes=True,
     writes_back=True,

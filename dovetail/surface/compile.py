@@ -1,0 +1,172 @@
+"""``dovetail.compile``: every option typed and described, those of torch.compile included."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+import torch
+
+from dovetail.backends import Backend
+from dovetail.errors import OptionError
+from dovetail.events import EventLog
+from dovetail.face import compile as face
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.options import Options
+from dovetail.runtime.entry import Entry
+from dovetail.surface.modes import without_modes
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+Parameters = ParamSpec("Parameters")
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+ResultOf = TypeVar("ResultOf", covariant=True)
+
+
+class CompileOptions(TypedDict, total=False):
+    """The options of :func:`compile`, whose docstring describes them."""
+
+    backend: str | Backend | Callable[..., Any] | None
+    fullgraph: bool
+    dynamic: bool | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+    disable: bool
+    recompile_limit: int
+    at_recompile_limit: str
+    entry_order: str
+    passes: tuple[Callable[[Any], Any], ...]
+    memory_budget: float | int | None
+    numerics: str
+    compiled_autograd: bool
+    backend_options: Mapping[str, Any]
+
+
+class Compiled(Protocol[Parameters, ResultOf]):
+    """A compiled function: called like the original, with what was compiled to look at."""
+
+    original: Callable[..., Any]
+    options: Options
+    entries: list[Entry]
+
+    @property
+    def events(self) -> EventLog:
+        """What was decided, why, and how long it took."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend in use."""
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultOf:
+        """Call it like the original."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Compiled[Parameters, ResultOf]: ...
+
+    @overload
+    def __get__(
+        self: Compiled[Concatenate[Any, Rest], ResultOf], instance: object, owner: type | None = None
+    ) -> Callable[Rest, ResultOf]: ...
+
+
+class Compiler(Protocol):
+    """What ``compile(**options)`` returns: a decorator."""
+
+    @overload
+    def __call__(self, function: Module) -> Module: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, function: Callable[Parameters, Result]) -> Compiled[Parameters, Result]: ...
+
+
+@overload
+def compile(function: Module, **options: Unpack[CompileOptions]) -> Module: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def compile(
+    function: Callable[Parameters, Result], **options: Unpack[CompileOptions]
+) -> Compiled[Parameters, Result]: ...
+
+
+@overload
+def compile(function: None = None, **options: Unpack[CompileOptions]) -> Compiler: ...
+
+
+def compile(function: Any = None, **given: Any) -> Any:
+    """Compile a function or a module; use it like the original. Without ``function``, a decorator.
+
+    A module gives a module with the same parameters and the same ``state_dict``. What cannot be captured breaks the graph and
+    runs for real, with one warning at each place. Raises :class:`NotCallableError`, :class:`OptionError` or
+    :class:`UnknownBackendError` at once.
+
+    Options that torch.compile has too:
+
+    ``backend``: the name of a backend (:func:`list_backends` shows them) or a callable; "inductor" where a compiler is found.
+    ``fullgraph``: what cannot be captured is a :class:`GraphBreakError`.
+    ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
+    ``mode``: "default", "reduce-overhead" (CUDA graphs around generated kernels), "max-autotune" (kernels are tried out, then
+    CUDA graphs) or "max-autotune-no-cudagraphs".
+    ``options``: settings of Inductor by name, or those of another backend; the same as ``backend_options``.
+    ``disable``: return the function as it is.
+
+    Dovetail's own:
+
+    ``recompile_limit``: how many entries one function may have.
+    ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
+    ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
+    ``passes``: functions ``JointGraph -> JointGraph``, run in order on the graph of forward and backward.
+    ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 to 1.0, or a number of bytes; the rest is
+    computed again.
+    ``numerics``: "exact" runs the captured operators as they are, bitwise equal to eager; "fast" leaves the choice to the backend.
+    ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
+    ``backend_options``: handed to the backend as they are.
+
+    >>> import torch, dovetail
+    >>> double = dovetail.compile(lambda x: x * 2, backend="aten")
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    for name in given:
+        if name not in _DEFAULTS:
+            near = difflib.get_close_matches(name, _DEFAULTS, n=3, cutoff=0.5)
+            raise OptionError(
+                f"dovetail.compile has no option {name!r}",
+                advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(_DEFAULTS)}",
+            )
+    if not isinstance(given.get("disable", False), bool):
+        raise OptionError(f"disable must be True or False, not {given['disable']!r}")
+    options = without_modes({name: value for name, value in given.items() if name != "disable"})
+    if given.get("disable"):
+        return (lambda wrapped: wrapped) if function is None else function
+    return face.compile(function, **options)
+
+
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(CompileOptions.__annotations__),
+    **{name: parameter.default for name, parameter in inspect.signature(Options).parameters.items()},
+    "disable": False,
+    "backend_options": {},
+}
+#: What ``help()`` and editors show.
+compile.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("function", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in _DEFAULTS.items()
+        ),
+    ]
+)
+
+
+@rule(compile)
+def _inside(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    raise Break(
+        "dovetail.compile is called inside of a compiled function",
+        "call it outside: what a compiled function calls is compiled along with it",
+    )

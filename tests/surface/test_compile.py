@@ -1,0 +1,122 @@
+"""``dovetail.compile`` as people call it: torch.compile's options, messages for wrong ones, types."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.errors import OptionError, UnknownBackendError
+from dovetail.surface.compile import CompileOptions
+from dovetail.surface.modes import MODES, without_modes
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"full_graph": True}, "did you mean fullgraph"),
+        ({"modee": "default"}, "did you mean mode"),
+        ({"nonsense": 1}, "the options are: backend, fullgraph, dynamic, mode"),
+        ({"mode": "max_autotune"}, "no mode 'max_autotune'(.|\n)*did you mean 'max-autotune'"),
+        ({"mode": "fast"}, "the modes are: default, reduce-overhead"),
+        ({"mode": "max-autotune", "options": {"max_autotune": True}}, "mode and options are given together"),
+        ({"mode": "reduce-overhead", "backend": "aten"}, "mode='reduce-overhead' is for generated kernels"),
+        ({"options": 3}, "options must be a mapping"),
+        ({"disable": "no"}, "disable must be True or False"),
+        ({"backend": "inductor", "options": {"max_autotun": True}}, "did you mean .*max_autotune"),
+    ],
+)
+def test_wrong_options_are_told_at_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        dovetail.compile(torch.sin, **given)
+    with pytest.raises(UnknownBackendError, match="did you mean 'inductor'"):
+        dovetail.compile(torch.sin, backend="inductr")
+
+
+def test_what_the_modes_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs = torch._inductor.list_mode_options()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for mode in MODES:
+        made = without_modes({"mode": mode, "fullgraph": True})
+        assert made.pop("fullgraph") is True
+        records = made.get("backend") == "cudagraphs"
+        settings = {name: value for name, value in made.get("backend_options", {}).items() if name != "kernels"}
+        expected = dict(torchs.get(mode, {}))
+        assert records == expected.pop("triton.cudagraphs", False)
+        assert settings == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert without_modes({"mode": "reduce-overhead"}) == {"backend": "inductor", "backend_options": {}}
+
+
+def test_options_reach_the_backend() -> None:
+    seen: list[Any] = []
+
+    def backend(graph: Any, example_inputs: Any, *, kind: str, options: Any) -> Any:
+        seen.append(options["level"])
+        return lambda inputs: list(graph(*inputs))
+
+    assert dovetail.compile(torch.sin, backend=backend, options={"level": 3})(torch.zeros(1)).item() == 0
+    assert seen == [3]
+
+
+def test_disabled_is_the_function_itself() -> None:
+    model = torch.nn.Linear(1, 1)
+    assert dovetail.compile(model, disable=True) is model
+    assert dovetail.compile(disable=True)(model) is model
+    with pytest.raises(OptionError):
+        dovetail.compile(model, disable=True, dynmic=True)
+
+
+def test_each_option_is_named_and_described() -> None:
+    names = {*CompileOptions.__annotations__}
+    assert {item.name for item in fields(dovetail.Options)} | {"mode", "options", "disable"} == names
+    assert {*inspect.signature(dovetail.compile).parameters} == names | {"function"}
+    text = inspect.getdoc(dovetail.compile) or ""
+    assert [name for name in names if f"``{name}``:" not in text] == []
+
+
+def test_the_list_of_backends_says_a_word_on_each() -> None:
+    names = dovetail.list_backends()
+    text = repr(names)
+    assert [name for name in names if name not in text] == []
+    assert text.index("inductor  ") < text.index("aten  ") < text.index("dovetail  ")
+    assert "<td>aten</td>" in names._repr_html_()
+    assert (ROOT / "dovetail" / "py.typed").exists()
+
+
+@pytest.mark.slow
+def test_mypy_finds_what_is_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = Path(__file__).with_name("user_program.py")
+    expected = {number for number, line in enumerate(program.read_text().splitlines(), 1) if line.endswith("# error")}
+    options = (
+        "--no-error-summary",
+        "--config-file",
+        os.devnull,
+        "--cache-dir",
+        str(tmp_path),
+        "--python-version",
+        "3.11",
+    )
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    copy = tmp_path / "program.py"
+    copy.write_text(program.read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "--follow-imports=silent", str(copy)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
+    assert found == expected, done.stdout + done.stderr

@@ -1,0 +1,71 @@
+"""A program that mypy checks: each line with an error in it ends in ``# error``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import dovetail
+
+
+def plain(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale
+
+
+compiled = dovetail.compile(plain, backend="aten", mode="default", dynamic=None)
+result: Tensor = compiled(torch.ones(2), scale=2.0)
+compiled(torch.ones(2), "three")  # error
+compiled(torch.ones(2), scales=2.0)  # error
+number: int = compiled(torch.ones(2))  # error
+dovetail.compile(plain, full_graph=True)  # error
+dovetail.compile(plain, fullgraph="yes")  # error
+dovetail.compile(plain, options={"max_autotune": True}, disable=True)
+print(compiled.entries, compiled.events.count("compile"), compiled.original)
+
+
+@dovetail.compile(backend="aten", fullgraph=True)
+def decorated(x: Tensor) -> int:
+    return len(x)
+
+
+length: int = decorated(torch.ones(1))
+decorated(3)  # error
+
+
+@dovetail.compile
+def bare(x: Tensor) -> Tensor:
+    return x
+
+
+bare()  # error
+
+
+class Model(nn.Module):
+    @dovetail.compile
+    def part(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+model: Model = dovetail.compile(Model(), backend="aten")
+model.part(torch.ones(1))
+model.part("x")  # error
+
+
+@dovetail.disable(reason="it logs")
+def logged(x: Tensor) -> Tensor:
+    return x
+
+
+@dovetail.disable
+def silent(x: Tensor) -> Tensor:
+    return x
+
+
+logged(3)  # error
+silent(3)  # error
+with dovetail.set_stance("force_eager"), dovetail.disable():
+    model(torch.ones(1))
+names: list[str] = dovetail.list_backends()
