@@ -43,6 +43,8 @@ class CompileOptions(TypedDict, total=False):
     memory_budget: float | int | None
     numerics: str
     compiled_autograd: bool
+    tiers: str
+    check_swap: bool
     backend_options: Mapping[str, Any]
 
 
@@ -124,6 +126,9 @@ def compile(function: Any = None, **given: Any) -> Any:
     computed again.
     ``numerics``: "exact" runs the captured operators as they are, bitwise equal to eager; "fast" leaves the choice to the backend.
     ``compiled_autograd``: a backward that runs in a call, and is no part of its graph, is captured and compiled by itself.
+    ``tiers``: where the backend is slow to compile: "auto" runs ATen operators until a process in the background has compiled the
+    kernels, "wait" has the first call wait for them, "never" stays on the operators. ``DOVETAIL_TIERS`` in the environment wins.
+    ``check_swap``: the first call by kernels from the background is compared with the operators.
     ``backend_options``: handed to the backend as they are.
 
     >>> import torch, dovetail
