@@ -1,4 +1,4 @@
-# Two commands set everything up on a machine with Python 3.11 to 3.13 and a C++ compiler:
+# Two commands set everything up on a machine with Python 3.11 to 3.15 and a C++ compiler:
 #
 #   make demo    train a small GPT with eager, torch.compile and Dovetail side by side
 #   make test    run the default test suite
@@ -36,8 +36,8 @@ define install
 endef
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else \
-	    "Dovetail needs Python 3.11 to 3.13; pick one with make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 16) else \
+	    "Dovetail needs Python 3.11 to 3.15; pick one with make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python

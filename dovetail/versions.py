@@ -8,7 +8,7 @@ import sys
 from dovetail.errors import UnsupportedVersionError
 
 __version__ = "0.1.0"
-PYTHON_RANGE = ((3, 11), (3, 14))
+PYTHON_RANGE = ((3, 11), (3, 16))
 TORCH_RANGE = ((2, 11), (2, 16))
 
 
@@ -25,9 +25,11 @@ def parse(version: str) -> tuple[int, int]:
 def check_versions(python: tuple[int, int] | None = None, torch_version: str | None = None) -> None:
     """Raise :class:`UnsupportedVersionError` unless both versions are in range; the defaults are those that run."""
     running = python if python is not None else sys.version_info[:2]
-    if not PYTHON_RANGE[0] <= running < PYTHON_RANGE[1]:
+    flags = getattr(sys, "abiflags", "")
+    if not PYTHON_RANGE[0] <= running < PYTHON_RANGE[1] or "t" in flags:
         raise UnsupportedVersionError(
-            f"Dovetail {__version__} does not run on Python {running[0]}.{running[1]}", advice="use Python 3.11 to 3.13"
+            f"Dovetail {__version__} does not run on Python {running[0]}.{running[1]}{flags}",
+            advice="use Python 3.11 to 3.15, and a build with the global interpreter lock",
         )
     if torch_version is None:
         try:

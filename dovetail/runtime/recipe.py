@@ -98,6 +98,7 @@ class FunctionItem(Recipe):
     globals: dict[str, Any]
     closure: tuple[CellItem | SharedItem | SourceItem, ...] | None
     parts: tuple[Recipe, ...]
+    annotations: str
     number: int
 
 

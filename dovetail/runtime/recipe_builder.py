@@ -250,10 +250,12 @@ class RecipeBuilder:
         if kind is types.FunctionType:
             # The cells first, as when it is built again: they may lead back to the function.
             closure: Any = None if value.__closure__ is None else tuple(self.build(cell) for cell in value.__closure__)
-            parts = (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__annotations__)
+            # From Python 3.14 on, annotations may not have been computed yet.
+            where = "__annotations__" if getattr(value, "__annotate__", None) is None else "__annotate__"
+            parts = (value.__defaults__, value.__kwdefaults__, value.__dict__, getattr(value, where))
             names = (value.__name__, value.__qualname__, value.__doc__, value.__module__)
             made = tuple(self.build(item) for item in (*parts, names))
-            return FunctionItem(value.__code__, value.__globals__, closure, made, number)
+            return FunctionItem(value.__code__, value.__globals__, closure, made, where, number)
         return self._exception(value, kind, number) if isinstance(value, BaseException) else None
 
     def _exception(self, value: BaseException, kind: type, number: int) -> CallItem:

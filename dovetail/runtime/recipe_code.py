@@ -204,7 +204,7 @@ class _Writer:
         self.lines += [
             f"{made}.__defaults__, {made}.__kwdefaults__ = {defaults}, {kwdefaults}",
             f"{made}.__dict__.update({attributes})",
-            f"{made}.__annotations__ = {annotations}",
+            f"{made}.{item.annotations} = {annotations}",
             f"{made}.__name__, {made}.__qualname__, {made}.__doc__, {made}.__module__ = {names}",
         ]
         return made

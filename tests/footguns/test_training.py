@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -248,10 +249,19 @@ def test_recompile_limit_runs_eagerly_with_one_warning() -> None:
 def test_unsupported_versions() -> None:
     from dovetail.versions import check_versions
 
-    for python, torch_version in (((3, 10), "2.13.0"), ((3, 14), "2.13.0"), ((3, 11), "2.10.1"), ((3, 11), "2.16.0")):
+    for python, torch_version in (((3, 10), "2.13.0"), ((3, 16), "2.13.0"), ((3, 11), "2.10.1"), ((3, 11), "2.16.0")):
         with pytest.raises(errors.UnsupportedVersionError):
             check_versions(python, torch_version)
-    check_versions((3, 13), "2.15.0+cu130")
+    for minor in (11, 12, 13, 14, 15):
+        check_versions((3, minor), "2.15.0+cu130")
+
+
+def test_a_build_without_the_global_interpreter_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.versions import check_versions
+
+    monkeypatch.setattr(sys, "abiflags", "t")
+    with pytest.raises(errors.UnsupportedVersionError, match=r"3\.\d+t(?s:.*)global interpreter lock"):
+        check_versions()
 
 
 def test_dropout_of_a_transposed_tensor_draws_eagers_mask() -> None:

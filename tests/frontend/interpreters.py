@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSIONS = ((3, 11), (3, 12), (3, 13))
+VERSIONS = ((3, 11), (3, 12), (3, 13), (3, 14), (3, 15))
 
 
 def _candidates(version: tuple[int, int]) -> list[str]:

@@ -16,7 +16,7 @@ from dovetail.frontend.code.bind import bind
 from dovetail.frontend.code.frame import Break, Frame, decode
 from dovetail.frontend.instructions import Return, handlers_of
 from dovetail.frontend.interpreter.machine import Machine
-from dovetail.rules.python import match_statements  # noqa: F401  (its instructions)
+from dovetail.rules.python import match_statements, python315  # noqa: F401  (their instructions)
 from tests.frontend.language import CASES, plain
 
 ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

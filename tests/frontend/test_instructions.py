@@ -31,7 +31,7 @@ REFUSED = {
         "LOAD_NAME",
     ),
     *("SETUP_ANNOTATIONS", "STORE_NAME", "IMPORT_STAR", "PRINT_EXPR"),
-    *("ENTER_EXECUTOR", "EXIT_INIT_CHECK", "INTERPRETER_EXIT", "RESERVED"),
+    *("ENTER_EXECUTOR", "EXIT_INIT_CHECK", "INTERPRETER_EXIT", "RESERVED", "TRACE_RECORD"),
 }
 
 
@@ -69,8 +69,8 @@ def test_code_with_a_refused_instruction_is_not_interpreted() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(UnsupportedVersionError, match=r"3\.14"):
-        instruction_set((3, 14))
+    with pytest.raises(UnsupportedVersionError, match=r"3\.16"):
+        instruction_set((3, 16))
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")

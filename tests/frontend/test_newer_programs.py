@@ -129,6 +129,80 @@ def function(x):
     return x
 """,
 }
+#: Each from its version of Python on.
+NEWER = {
+    "template strings": (
+        (3, 14),
+        r"""
+def html(t): return "|".join(p if isinstance(p, str) else f"{p.expression}={p.value}:{p.conversion}:{p.format_spec}" for p in t)
+state = {"n": 1}
+def function(x):
+    y = x * state["n"]
+    w = 3
+    t = t"a {y.shape[0]!r:>{w}} b {state['n']}" t" {t"in {w}".strings[0]}"
+    z = y + t.interpolations[1].value
+    v = t"{z}".values[0]
+    try: u = t"{missing}"
+    except NameError: y = v * 7
+    return v * z + y + len(t.strings), html(t)
+def change(i): state["n"] = i
+""",
+    ),
+    "annotations that are computed when they are asked for": (
+        (3, 14),
+        r"""
+import annotationlib, inspect
+state = {"n": 1}
+def function(x):
+    k = x * state["n"]
+    def g(a: Missing, b: Known = 3) -> "str": return a + k * b
+    def h(a: int): return g(a)
+    return g, h, g(x) + len(h.__annotations__)
+def change(i):
+    global Known
+    state["n"] = i
+    Known = [int, float][i % 2]
+    g, h, y = function(torch.ones(2))
+    print(annotationlib.get_annotations(g, format=annotationlib.Format.STRING), h.__annotations__)
+Known = str
+""",
+    ),
+    "lazy imports": (
+        (3, 15),
+        r"""
+lazy import colorsys
+lazy from fractions import Fraction as F
+state = {"n": 1}
+def function(x):
+    y = x * colorsys.ONE_THIRD
+    if state["n"] > 1: return y + float(F(1, state["n"]))
+    return y
+def change(i): state["n"] = i
+""",
+    ),
+    "comprehensions with stars": (
+        (3, 15),
+        r"""
+state = {"n": [[1], [2, 3]]}
+def function(x):
+    a = [*row for row in state["n"]]
+    b = {*row for row in state["n"]}
+    c = {**{n: x * n} for n in a}
+    return x * sum(a) + len(b) + sum(c.values()), sum((*row for row in state["n"]))
+def change(i): state["n"] = [[i], [i, 4]]
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_syntax_is_as_in_eager(name: str) -> None:
+    since, text = NEWER[name]
+    if sys.version_info < since:
+        pytest.skip(f"needs the syntax of Python {since[0]}.{since[1]}")
+    outcome = run_program("import torch\n" + text + CALLS)
+    assert outcome.has_begun and outcome.raised == 0
+    assert not outcome.failure, outcome.failure
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

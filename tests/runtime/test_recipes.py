@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -131,6 +132,8 @@ def shown(value: Any, depth: int = 0) -> Any:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_is_built_again(name: str) -> None:
+    if name == "a counter" and sys.version_info >= (3, 14):
+        pytest.skip("iterators of itertools cannot be copied from Python 3.14 on")
     value = VALUES[name]()
     assert shown(again(value)) == shown(value)
     assert again(value) is not value

@@ -7,33 +7,32 @@ handler (of an ``except*``, of async code, of a class body) is never interpreted
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 
 from dovetail.errors import UnsupportedVersionError
 from dovetail.frontend.code.frame import Decoded, Return, Yield, unknown_instruction
-from dovetail.frontend.instructions import control, exceptions, functions, operations  # noqa: F401  (their handlers)
+from dovetail.frontend.instructions import control, exceptions, functions, operations, python311, python312, python313  # noqa: F401
 from dovetail.frontend.instructions.functions import is_known
 from dovetail.frontend.instructions.shared import TABLE, Handler
 
-_SETS: dict[tuple[int, int], dict[str, Handler]] = {}
-SUPPORTED = ((3, 11), (3, 12), (3, 13))
+_WHOLE: dict[tuple[int, int], dict[str, Handler]] = {}
+#: What each Python encodes in its own way; rules add those of newer Pythons.
+SETS = {(3, 11): python311.TABLE, (3, 12): python312.TABLE, (3, 13): python313.TABLE}
 
-__all__ = ["Handler", "Return", "Yield", "handlers_of", "instruction_set"]
+__all__ = ["SETS", "Handler", "Return", "Yield", "handlers_of", "instruction_set"]
 
 
 def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str, Handler]:
     """The table for a Python version; raises :class:`UnsupportedVersionError` where there is none yet."""
-    if version not in SUPPORTED:
+    if version not in SETS:
         raise UnsupportedVersionError(
             f"there is no instruction set for Python {version[0]}.{version[1]} yet",
-            advice="run Dovetail on Python 3.11, 3.12 or 3.13",
+            advice="run Dovetail on Python 3.11 to 3.15",
         )
-    own: dict[str, Handler] = importlib.import_module(f"{__name__}.python{version[0]}{version[1]}").TABLE
-    known = _SETS.get(version)
+    known = _WHOLE.get(version)
     if known is None or not TABLE.keys() <= known.keys():
-        known = _SETS[version] = {**TABLE, **own}
+        known = _WHOLE[version] = {**TABLE, **SETS[version]}
     return known
 
 

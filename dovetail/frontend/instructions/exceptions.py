@@ -100,7 +100,7 @@ def reraise(interpreter: FrameRunner, frame: Frame, instruction: Instruction) ->
 # --- with -------------------------------------------------------------------------------------------------------------
 
 
-def _special(manager: Any, name: str) -> Any:
+def special_method(manager: Any, name: str) -> Any:
     """A special method, looked up on the class."""
     for owner in type(manager).__mro__:
         if name in owner.__dict__:
@@ -113,8 +113,8 @@ def _special(manager: Any, name: str) -> Any:
 @handles("BEFORE_WITH")
 def before_with(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
-    enter = _special(manager, "__enter__")
-    leave = _special(manager, "__exit__")
+    enter = special_method(manager, "__enter__")
+    leave = special_method(manager, "__exit__")
     frame.stack.append(leave)
     frame.stack.append(interpreter.call(enter, (), {}))
 

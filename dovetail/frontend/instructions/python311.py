@@ -13,7 +13,7 @@ from dovetail.frontend.protocol import FrameRunner
 TABLE: dict[str, Handler] = {}
 
 
-def load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _load_global(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A global name, with NULL below it where it is about to be called."""
     value = interpreter.load_global(frame, instruction.argval)
     frame.stack += [NULL, value] if instruction.arg & 1 else [value]
@@ -28,12 +28,12 @@ def _load_method(interpreter: FrameRunner, frame: Frame, instruction: Instructio
     frame.stack += [NULL, method]
 
 
-def keyword_names(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _keyword_names(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """The names of the next call's last arguments."""
     frame.keyword_names = frame.code.co_consts[instruction.arg]
 
 
-def call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A call: NULL, function and arguments are on the stack, or method, self and arguments."""
     names = frame.keyword_names
     frame.keyword_names = ()
@@ -47,14 +47,14 @@ def call(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> No
     frame.stack.append(functions.call_with_names(interpreter, function, values, names))
 
 
-def call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _call_function_ex(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """``function(*args, **kwargs)``, with NULL below the function."""
     kwargs = frame.stack.pop() if instruction.arg & 1 else {}
     _, function, args = pop_many(frame, 3)
     frame.stack.append(functions.call_with_star(interpreter, function, args, kwargs))
 
 
-def make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
+def _make_function(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> None:
     """A new function, with the parts that the argument's bits announce."""
     code = frame.stack.pop()
     parts: dict[int, Any] = {bit: frame.stack.pop() for bit in (8, 4, 2, 1) if instruction.arg & bit}
@@ -86,20 +86,20 @@ def _jump_or_pop(wanted: bool) -> Handler:
 
 TABLE |= {
     "PRECALL": shared.no_operation,
-    "LOAD_GLOBAL": load_global,
+    "LOAD_GLOBAL": _load_global,
     "LOAD_ATTR": _load_attr,
     "LOAD_METHOD": _load_method,
-    "KW_NAMES": keyword_names,
-    "CALL": call,
-    "CALL_FUNCTION_EX": call_function_ex,
-    "MAKE_FUNCTION": make_function,
+    "KW_NAMES": _keyword_names,
+    "CALL": _call,
+    "CALL_FUNCTION_EX": _call_function_ex,
+    "MAKE_FUNCTION": _make_function,
     "FOR_ITER": for_iter(0),
     "SEND": _send,
     "JUMP_IF_TRUE_OR_POP": _jump_or_pop(True),
     "JUMP_IF_FALSE_OR_POP": _jump_or_pop(False),
 }
-for _direction in ("FORWARD", "BACKWARD"):
-    TABLE[f"POP_JUMP_{_direction}_IF_TRUE"] = jump_if(True)
-    TABLE[f"POP_JUMP_{_direction}_IF_FALSE"] = jump_if(False)
-    TABLE[f"POP_JUMP_{_direction}_IF_NONE"] = jump_if_none(True)
-    TABLE[f"POP_JUMP_{_direction}_IF_NOT_NONE"] = jump_if_none(False)
+for _direction in ("FORWARD_", "BACKWARD_", ""):  # without one from 3.12 on
+    TABLE[f"POP_JUMP_{_direction}IF_TRUE"] = jump_if(True)
+    TABLE[f"POP_JUMP_{_direction}IF_FALSE"] = jump_if(False)
+    TABLE[f"POP_JUMP_{_direction}IF_NONE"] = jump_if_none(True)
+    TABLE[f"POP_JUMP_{_direction}IF_NOT_NONE"] = jump_if_none(False)

@@ -6,11 +6,11 @@ from typing import Any
 
 from dovetail.frontend.code.frame import NULL, Frame, Instruction, Return
 from dovetail.frontend.instructions import python311, shared
-from dovetail.frontend.instructions.control import for_iter, jump_if, jump_if_none, target_of
+from dovetail.frontend.instructions.control import for_iter, target_of
 from dovetail.frontend.instructions.shared import Handler, pop_many, pushes
 from dovetail.frontend.protocol import FrameRunner
 
-TABLE: dict[str, Handler] = {}
+TABLE: dict[str, Handler] = dict(python311.TABLE)
 
 
 def load_attribute(interpreter: FrameRunner, frame: Frame, instruction: Instruction) -> Any:
@@ -71,14 +71,9 @@ def _cleanup_throw(interpreter: FrameRunner, frame: Frame, instruction: Instruct
 
 
 TABLE |= {
-    "LOAD_GLOBAL": python311.load_global,
     "LOAD_ATTR": _below_null(load_attribute),
     "LOAD_SUPER_ATTR": _below_null(super_attribute),
     "LOAD_FAST_AND_CLEAR": _load_fast_and_clear,
-    "KW_NAMES": python311.keyword_names,
-    "CALL": python311.call,
-    "CALL_FUNCTION_EX": python311.call_function_ex,
-    "MAKE_FUNCTION": python311.make_function,
     "RETURN_CONST": lambda interpreter, frame, item: Return(item.argval),
     "BINARY_SLICE": pushes(_load_slice),
     "STORE_SLICE": _store_slice,
@@ -88,8 +83,4 @@ TABLE |= {
     "SEND": _send,
     "END_SEND": lambda interpreter, frame, item: frame.stack.__delitem__(-2),
     "CLEANUP_THROW": _cleanup_throw,
-    "POP_JUMP_IF_TRUE": jump_if(True),
-    "POP_JUMP_IF_FALSE": jump_if(False),
-    "POP_JUMP_IF_NONE": jump_if_none(True),
-    "POP_JUMP_IF_NOT_NONE": jump_if_none(False),
 }

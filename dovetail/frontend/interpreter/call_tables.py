@@ -23,7 +23,7 @@ OWN_MODULES = ("dovetail.frontend.", "dovetail.rules.")
 # Python code of the standard library that runs natively: it is pure, or (warnings, logging) kept once.
 NATIVE_PYTHON = (
     *("re", "inspect", "typing", "warnings", "logging", "abc", "copyreg", "importlib", "weakref", "textwrap"),
-    *("enum", "numbers"),
+    *("enum", "numbers", "_py_warnings", "annotationlib"),
 )
 PURE_MODULES = frozenset(
     {

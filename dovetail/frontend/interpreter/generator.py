@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 from dovetail.errors import Interruption
-from dovetail.frontend.code.frame import Frame, Yield
+from dovetail.frontend.code.frame import NULL, Frame, Yield
 from dovetail.frontend.code.points import frame_values, is_bound
 from dovetail.frontend.protocol import FrameRunner
 
@@ -25,8 +25,6 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         self._frame: Frame | None = frame
         self._started = started
         self._running = False
-        if frame is not None and not started and not frame.stack:
-            frame.stack.append(None)
 
     def send(self, value: Any) -> Any:
         """Go on with ``value`` as the result of the yield."""
@@ -71,7 +69,8 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
     def _delegate(frame: Frame) -> Any:
         """The iterator of the ``yield from`` at which the frame stands, or None."""
         instruction = frame.decoded.instructions[frame.position]
-        return frame.stack[-1] if instruction.opname == "RESUME" and instruction.arg & 3 == 2 else None
+        is_delegating = instruction.opname == "RESUME" and instruction.arg & 3 == 2
+        return next(item for item in reversed(frame.stack) if item is not NULL) if is_delegating else None
 
     def _call_if_there(self, target: Any, name: str, *args: Any) -> tuple[bool, Any]:
         try:
@@ -99,6 +98,8 @@ class InterpretedGenerator(collections.abc.Generator[Any, Any, Any]):
         if self._running:
             raise ValueError("generator already executing")
         self._running = True
+        # Where an exception is thrown in, Python has sent a None first: handlers of a ``yield from`` count on it.
+        frame.stack += [] if error is None else [None]
         try:
             result = self._interpreter.run_frame(frame, error)
         except StopIteration as stop:

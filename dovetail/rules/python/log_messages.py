@@ -50,6 +50,7 @@ AFTER_THE_GRAPH = "messages after the graph"
 # How many values each instruction that may come before the call takes off the stack.
 _TAKES = {
     **dict.fromkeys(("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_LOAD_FAST", "PUSH_NULL"), 0),
+    **dict.fromkeys(("LOAD_FAST_BORROW", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_SMALL_INT"), 0),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
     **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC"), 2),
 }

@@ -87,7 +87,8 @@ def _is_numeric(function: types.FunctionType, seen: set[types.CodeType]) -> bool
 
 def _goes_through_arrays(value: Any) -> bool:
     """Whether this is an iterator over arrays, or one over such iterators."""
-    if type(value) not in _ITERATORS:
+    if type(value) not in _ITERATORS or getattr(type(value), "__reduce__", None) is object.__reduce__:
+        # From Python 3.14 on, iterators of itertools do not say what they go through.
         return False
     return any(_holds(ARRAY, item) or _goes_through_arrays(item) for item in value.__reduce__()[1])
 
@@ -238,8 +239,9 @@ def _to_the_next_array(frame: Frame) -> int:
     if not ARRAY:
         return 0
     known = _ELSEWHERE.setdefault(frame.code, set())
-    # Names, which keep no class of the program's alive.
-    place = frame.position, *(type(item).__qualname__ for item in (*frame.locals.values(), *frame.stack))
+    # Names, which keep no class of the program's alive. A bool decides about the way: from Python 3.13 on a comparison gives one.
+    held = (item if item is True or item is False else type(item).__qualname__ for item in frame.stack)
+    place = frame.position, *(type(item).__qualname__ for item in frame.locals.values()), *held
     if place in known:
         return 0
     count = _Ahead(frame).count()

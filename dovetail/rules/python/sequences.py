@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from dovetail.rules.python.iterators import called_for_items
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 
+# From Python 3.14 on a tuple is made without asking how many items there will be.
+_ASK_FOR_THE_LENGTH = (list, tuple) if sys.version_info < (3, 14) else (list,)
+
 
 def _sequence(kind: Any) -> Any:
     def handler(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-        items = interpreter.drain(args[0], is_hinted=kind in (list, tuple)) if args else []
+        items = interpreter.drain(args[0], is_hinted=kind in _ASK_FOR_THE_LENGTH) if args else []
         return kind(map(interpreter.as_key, items)) if issubclass(kind, (set, frozenset)) else kind(items)
 
     return handler

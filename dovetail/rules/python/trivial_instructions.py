@@ -10,7 +10,7 @@ _MOVING = frozenset(
     {
         *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD", "RETURN_CONST", "RETURN_VALUE", "END_FOR"),
         *("LOAD_CONST", "LOAD_FAST", "STORE_FAST", "BUILD_TUPLE", "COPY", "SWAP", "POP_TOP", "PUSH_NULL", "NOP"),
-        "POP_EXCEPT",
+        *("POP_EXCEPT", "LOAD_FAST_BORROW", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT", "NOT_TAKEN", "POP_ITER"),
     }
 )
 #: By instruction: the types of what lies on top of the stack for which Python itself goes through the items.

@@ -17,12 +17,16 @@ from dovetail.frontend.rules import rule
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.settings import GRAPH_BREAKS
 
+#: What an inlined comprehension prepares before it takes the iterator, from Python 3.15 on.
+_SET_UP = ("LOAD_FAST_AND_CLEAR", "SWAP", "MAKE_CELL", "BUILD_LIST", "BUILD_MAP", "BUILD_SET")
+
 
 @rule(range)
 def _range(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     frame = interpreter.frames[-1]
     is_plain = 0 < len(args) < 4 and not kwargs and all(type(item) in (int, torch.SymInt) for item in args)
-    is_loop = frame.decoded.instructions[frame.position + 1].opname == "GET_ITER"
+    following = (item.opname for item in frame.decoded.instructions[frame.position + 1 :])
+    is_loop = next((name for name in following if name not in _SET_UP), "") == "GET_ITER"
     if not is_plain or not is_loop or any(map(private_sizes.is_data_number, args)):
         return interpreter.call_native(range, args, kwargs)
     start, stop = (0, args[0]) if len(args) == 1 else args[:2]

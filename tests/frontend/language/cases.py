@@ -35,7 +35,8 @@ def source_case(since: tuple[int, int], text: str, breaks: str | None = None) ->
     if sys.version_info[:2] < since:
         return
     namespace: dict[str, Any] = {"__name__": "tests.frontend.language.newer"}
-    exec(text, namespace)
+    # Without the ``from __future__`` of this module: it would turn annotations into texts.
+    exec(compile(text, "<string>", "exec", dont_inherit=True), namespace)
     function = [value for value in namespace.values() if isinstance(value, types.FunctionType)][-1]
     case(function, breaks=breaks)
 

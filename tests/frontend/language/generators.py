@@ -103,6 +103,22 @@ def yield_from_throw(x: Any) -> Any:
 
 
 @case
+def yield_from_throw_amid_an_expression(x: Any) -> Any:
+    def inner(v: Any) -> Iterator[Any]:
+        try:
+            yield v
+        except KeyError:
+            return v * 5
+
+    def outer(v: Any) -> Iterator[Any]:
+        yield [10, v, (yield from inner(v)), (yield 3)]
+
+    it = outer(x)
+    next(it)
+    return it.throw(KeyError("k")), it.send(4)
+
+
+@case
 def yield_from_throw_ends_inner(x: Any) -> Any:
     def inner() -> Any:
         try:
