@@ -33,6 +33,7 @@ _PLACES: dict[str, str] = {
     "mark_dynamic": "dovetail.trace",
     "register_backend": "dovetail.backends",
     "reset": "dovetail.switches.resets",
+    "set_logs": "dovetail.switches.logs",
     "set_stance": "dovetail.switches.stances",
     "torch_backend": "dovetail.backends.foreign.torch_compile",
     "wait": "dovetail.tiers.swap",

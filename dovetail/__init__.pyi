@@ -15,6 +15,7 @@ from dovetail.report.explanation import explain as explain
 from dovetail.surface.backends import list_backends as list_backends
 from dovetail.surface.compile import compile as compile
 from dovetail.switches.disabled import disable as disable
+from dovetail.switches.logs import set_logs as set_logs
 from dovetail.switches.resets import reset as reset
 from dovetail.switches.stances import set_stance as set_stance
 from dovetail.tiers.swap import wait as wait

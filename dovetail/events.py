@@ -17,10 +17,10 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,10 @@ class EventLog:
     3
     """
 
-    def __init__(self, limit: int = 4096) -> None:
+    listeners: ClassVar[list[Callable[[EventLog, Event], None]]] = []  # called with the log and each event
+
+    def __init__(self, limit: int = 4096, owner: str = "") -> None:
+        self.owner = owner
         self._events: deque[Event] = deque(maxlen=limit)
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -111,12 +114,13 @@ class EventLog:
             self._events.append(event)
             self._counts[event.name] += 1
             self._seconds[event.name] += event.duration or 0.0
+        for listener in self.listeners:
+            listener(self, event)
 
     def title(self) -> str:
         """How many events there were, in words."""
-        dropped = self.dropped
-        text = f"{len(self._events) + dropped} events"
-        return text + (f" ({dropped} earlier one{'s' * (dropped > 1)} dropped)" if dropped else "")
+        text = f"{sum(self._counts.values())} events"
+        return text + (f" ({self.dropped} earlier one{'s' * (self.dropped > 1)} dropped)" if self.dropped else "")
 
     def __repr__(self) -> str:
         events = self.events

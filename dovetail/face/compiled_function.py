@@ -27,7 +27,7 @@ class CompiledFunction(Dispatcher):
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         backend = choose_backend(options.backend, options.numerics).with_options(options.backend_options)
-        shared = SharedState(in_tiers(backend, options))
+        shared = SharedState(in_tiers(backend, options), name_of(function))
         super().__init__(Part(function, options, shared))
         self._continuations = Continuations(options, shared)
         if not isinstance(function, torch.nn.Module):

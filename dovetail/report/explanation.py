@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.errors import NotCallableError
+from dovetail.errors import DovetailError, NotCallableError
 from dovetail.events import EventLog
 from dovetail.face.attempts import capturing
+from dovetail.face.compile import capture
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.module import CompiledModule
 from dovetail.face.warnings import count
@@ -25,7 +26,7 @@ class Explanation:
     """What Dovetail would do with a call, and why.
 
     ``entries`` says of each compiled entry whether its guards hold, ``breaks`` where a graph ends before the function does, with
-    the number of entries that go on there, ``events`` what was decided so far.
+    the number of entries that go on there, ``events`` what was decided so far, ``expected`` what a first call would find.
 
     >>> Explanation(("hit",), ("capture 3.1 ms",), ("f (going on at line 3): 2 entries after it",))
     1 compiled entry
@@ -39,9 +40,12 @@ class Explanation:
     entries: tuple[str, ...]
     events: tuple[str, ...]
     breaks: tuple[str, ...] = ()
+    expected: str = ""
 
     def __str__(self) -> str:
         lines = [count(self.entries, "compiled entry")]
+        if self.expected:
+            lines.append(f"expected at the first call: {self.expected}")
         lines += [f"  entry {number}: {text}" for number, text in enumerate(self.entries)]
         for items, one in ((self.breaks, "graph break"), (self.events, "event")):
             if items:
@@ -54,7 +58,8 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same for a notebook: entries and graph breaks as lists, events to be opened."""
-        parts = [_list("compiled entry", self.entries), _list("graph break", self.breaks)]
+        expected = f"<pre>expected at the first call: {html.escape(self.expected)}</pre>" if self.expected else ""
+        parts = [expected, _list("compiled entry", self.entries), _list("graph break", self.breaks)]
         events = _list("event", self.events)
         return "".join(parts) + (f"<details><summary>events</summary>{events}</details>" if events else "")
 
@@ -67,7 +72,8 @@ def _list(one: str, items: Sequence[str]) -> str:
 def explain(compiled: Any) -> Callable[..., Explanation]:
     """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
 
-    Nothing is run and nothing compiled.
+    Before the first call it captures the call, and says what the graph would be, or where it would break. Nothing is run and
+    nothing compiled, and the compiled function stays as it is.
     """
     if capturing.active:
         raise Break("dovetail.explain is called inside of a compiled function", "call it outside")
@@ -79,9 +85,20 @@ def explain(compiled: Any) -> Callable[..., Explanation]:
             f"{item.original.__qualname__}: {count(item.entries, 'compiled entry')} after it"
             for item in function.continuations()
         )
-        return Explanation(entries, tuple(map(str, function.events.events)), breaks)
+        expected = "" if entries else _expected(function, args, kwargs)
+        return Explanation(entries, tuple(map(str, function.events.events)), breaks, expected)
 
     return report
+
+
+def _expected(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What the first call would find: one graph, its first graph break, or an error of the program's."""
+    try:
+        return f"one graph, {capture(function.original, args, kwargs)!r}"
+    except DovetailError as error:
+        return f"a graph break: {error}"
+    except Exception as error:  # noqa: BLE001  (the program's own error)
+        return f"the program raises {type(error).__name__}: {error}"
 
 
 def _explain_entry(entry: Entry, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -194,3 +195,15 @@ def without_torch_compile(function: Any) -> Any:
     if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
         return getattr(function, "_torchdynamo_orig_callable", function)
     return function
+
+
+def shows_artifact(name: str) -> bool:
+    """Whether ``TORCH_LOGS`` or ``torch._logging.set_logs`` asks for a kind of message, such as "graph_breaks"."""
+    state = torch._logging._internal.log_state
+    return bool(state.is_artifact_enabled(name))
+
+
+def show_generated_code() -> None:
+    """Have Inductor's code shown, as by ``TORCH_LOGS=output_code``, which is left alone where it is set."""
+    if "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(output_code=True)
