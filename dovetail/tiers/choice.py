@@ -54,9 +54,10 @@ def in_tiers(backend: Backend, options: Options) -> Backend:
     """The backend with the option; tier 0 itself where nothing is ever to be swapped."""
     mode = os.environ.get(SWITCH) or options.tiers
     check_choice("tiers", mode)
-    return (
-        OPERATORS if mode == "never" else dataclasses.replace(backend, compile=Tiers(backend, mode, options.check_swap))
-    )
+    if mode == "never":
+        return OPERATORS
+    # The options have been looked at: the backend itself would come without the tiers.
+    return dataclasses.replace(backend, compile=Tiers(backend, mode, options.check_swap), for_options=None)
 
 
 def tiers_of(lowering: Lowering) -> Tiers | None:

@@ -9,7 +9,8 @@
           _swap                 takes them from the cache; from this call on they run
           _stay                 anything wrong: tier 0 goes on, with one warning
 
-Forward and backward swap together, as what is saved between them differs: a call that ran on tier 0 has its backward there. The
+Forward and backward swap together, as what is saved between them differs: a call that ran on tier 0 has its backward there, and so
+has a region of ``torch.utils.checkpoint``, which is computed again by what has computed it first. The
 next order of a graph is a graph of its own, with tiers of its own.
 """
 
@@ -43,6 +44,8 @@ from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
 from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
@@ -96,9 +99,14 @@ class SwappingRun:
         self._details: Mapping[str, float] = {}
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the graph on the tier of the moment."""
+        """Run the graph on the tier of the moment; in a region that is computed again, on that of its forward."""
+        region = private_checkpoints.open_region() if private_autograd.has_saved_tensor_hooks() else None
+        if region is not None and self in region[0].runs:
+            return region[0].runs[self](inputs)  # type: ignore[no-any-return]
         if self._before is not None:
             self._take_turn(inputs)
+        if region is not None:
+            region[0].runs[self] = self._run
         return self._run(inputs)
 
     @property

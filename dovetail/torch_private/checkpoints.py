@@ -18,7 +18,8 @@ from dovetail.torch_private.autograd import saved_tensor_hooks
 @dataclass(eq=False)
 class Region:
     """One call of ``torch.utils.checkpoint`` without reentrant autograd; what is ``taken`` by its forward is taken again when it
-    is computed again, for which the ``positions`` of each backward tell how far that has come.
+    is computed again, for which the ``positions`` of each backward tell how far that has come. ``runs`` are the runtime functions
+    that were chosen for graphs of which there are several.
 
     ``ends_early``: what comes after the last saved tensor is not computed again. ``keeps_random_state``: the random
     generators are as before afterwards.
@@ -28,6 +29,7 @@ class Region:
     keeps_random_state: bool
     taken: list[Any] = field(default_factory=list)
     positions: dict[Any, int] = field(default_factory=dict)
+    runs: dict[Any, Any] = field(default_factory=dict)
 
 
 push_saved_tensor_hooks: Any = torch._C._autograd._push_saved_tensors_default_hooks

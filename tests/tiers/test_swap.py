@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
-from dovetail.backends import register_backend
+from dovetail.backends import lookup_backend, register_backend
 from dovetail.backends.registry import unregister_backend
 from dovetail.errors import EagerFallbackWarning, OptionError
+from dovetail.options import make_options
 from dovetail.tiers import choice, process
 from dovetail.tiers.process import Answer
 from tests.differential import check_calls, compare_call, compare_modules, same
@@ -406,3 +408,34 @@ def test_threads_swap_once(background: FakeWorker, slow: SlowBackend) -> None:
     for result in results:
         same(silu(x) * 3, result, exact=False)
     assert notes(compiled).count("tier 1") == 1
+
+
+def test_a_region_of_checkpoint_is_computed_again_by_what_computed_it(
+    background: FakeWorker, slow: SlowBackend
+) -> None:
+    # Tier 0 may save other tensors than the kernels do, and checkpoint counts them.
+    eager = nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Dropout(0.4), nn.Linear(8, 6))
+    model = copy.deepcopy(eager)
+    compiled = dovetail.compile(model, backend=NAME)
+    ran = []
+    for step in range(4):
+        results = []
+        for block in (eager, compiled):
+            torch.manual_seed(step)
+            x = torch.randn(5, 6, requires_grad=True)
+            y = checkpoint(block, x, use_reentrant=False)
+            if step == 2 and block is compiled:
+                background.answer_all()
+            checkpoint(block, y, use_reentrant=False).square().sum().backward()
+            results.append((x.grad, y.detach()))
+        same(results[0], results[1], exact=False)
+        ran.append(list(slow.ran))
+        slow.ran.clear()
+    again = ["forward", "backward"]
+    assert ran == [[], [], ["forward", *again], ["forward", "forward", *again, *again]]
+    compare_modules(eager, model, "model", exact=False)
+
+
+def test_options_of_the_backend_keep_the_tiers() -> None:
+    backend = choice.in_tiers(lookup_backend("inductor"), make_options(tiers="auto"))
+    assert isinstance(backend.with_options({}).compile, choice.Tiers)
