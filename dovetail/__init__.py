@@ -39,7 +39,7 @@ _PLACES: dict[str, str] = {
     "wait": "dovetail.tiers.swap",
 }
 #: Modules that are attributes of the package without being imported first.
-_MODULES = ("aot", "backends", "distributed", "errors", "testing")
+_MODULES = ("aot", "backends", "cache", "distributed", "errors", "testing")
 
 __all__ = ["__version__", "aot", "errors", *_PLACES]
 

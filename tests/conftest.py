@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Workers of pytest-xdist share the cores, so each test computes on one.
     torch.set_num_threads(1)
+    # Tests find nothing that the user's programs or earlier runs have kept; those of the cache switch it on.
+    os.environ["DOVETAIL_CACHE"] = "0"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

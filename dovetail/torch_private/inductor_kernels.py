@@ -8,11 +8,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import hashlib
+import os
+import platform
 import re
+import sys
+import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  (Inductor is a part of it)
+import torch
+
+from dovetail import cache
 
 #: So many kernels share one file: reading the headers takes as long as compiling ten kernels, and the files of a graph are
 #: compiled on all cores.
@@ -85,8 +94,26 @@ def _install() -> None:
     find_all = cpu_vec_isa.valid_vec_isa_list
     find_lazily = functools.cache(lambda: _LazyInstructions(cpu_vec_isa))
     # Only this list is made of the table of x86: other processors have one entry, which is tried out once.
+    _remember_checks(cpu_vec_isa.VecISA)
     is_tried = cpu_vec_isa.platform.machine() in ("x86_64", "AMD64") and hasattr(cpu_vec_isa, "x86_isa_checker")
     cpu_vec_isa.valid_vec_isa_list = lambda: find_lazily() if _are_joined.get() and is_tried else find_all()  # type: ignore[assignment, unused-ignore]
+
+
+def _remember_checks(instructions: Any) -> None:
+    """Keep which instructions were tried out with success: each try takes a process, also where nothing has to be compiled."""
+    check = instructions.check_build
+
+    def check_build(self: Any, code: str) -> bool:
+        if not _are_joined.get():
+            return bool(check(self, code))
+        places = (os.path.dirname(torch.__file__), os.environ.get("LD_LIBRARY_PATH"), sys.executable)
+        key = cache.key_of("check", code, self.build_arch_flags(), *places, *_machine())
+        if cache.read("instructions", key) == b"yes":
+            return True
+        # A failure may have been one of memory or time.
+        return bool(check(self, code)) and (cache.write("instructions", key, b"yes") or True)
+
+    instructions.check_build = check_build
 
 
 class _Waiting:
@@ -125,20 +152,12 @@ def _without_directives(source: str) -> str | None:
 
 def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[[Any], Any]) -> list[Any]:
     """The kernels as callables, in files of about :data:`KERNELS_A_FILE`; those that do not compile together, one by one."""
-    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-
-    # With one thread Inductor's ``submit`` compiles at once, while ``load_async`` holds the lock that compiling takes.
-    submit = AsyncCompile.submit if get_compile_threads() > 1 else None
     count = -(-len(kernels) // KERNELS_A_FILE)
     groups = [kernels[len(kernels) * part // count : len(kernels) * (part + 1) // count] for part in range(count)]
-    cache = _joined_kernels()
-    loads = [cache.load_async(joined(group), "cpu", submit_fn=submit) if len(group) > 1 else None for group in groups]
+    modules = iter(_modules([joined(group) for group in groups if len(group) > 1]))
     found: list[Any] = []
-    for group, load in zip(groups, loads, strict=True):
-        try:
-            module = None if load is None else load()
-        except (RuntimeError, OSError, ImportError):  # Kernel by kernel, an error of the compiler is Inductor's again.
-            module = None
+    for group in groups:
+        module = next(modules) if len(group) > 1 else None
         if module is None:
             found += [alone(kernel) for kernel in group]
         else:
@@ -146,11 +165,98 @@ def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[
     return found
 
 
+def _modules(sources: Sequence[str]) -> list[Any]:
+    """The modules of some files, from the cache on disk where it has them; None for a file that does not compile."""
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    # With one thread Inductor's ``submit`` compiles at once, while ``load_async`` holds the lock that compiling takes.
+    submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+    keys = [_key_of_file(source) for source in sources]
+    modules = {key: module for key in keys if (module := _kept_module(key)) is not None}
+    with contextlib.ExitStack() as locks:
+        # In one order for all processes: none waits for a file while another one waits for its file.
+        for key in sorted(set(keys) - modules.keys()):
+            if not locks.enter_context(cache.making("kernels", key)) and (module := _kept_module(key)) is not None:
+                modules[key] = module
+        to_load = {
+            key: _joined_kernels().load_async(source, "cpu", submit_fn=submit)
+            for key, source in zip(keys, sources, strict=True)
+            if key not in modules
+        }
+        for key, load in to_load.items():
+            # Kernel by kernel, an error of the compiler is Inductor's again.
+            with contextlib.suppress(RuntimeError, OSError, ImportError):
+                modules[key] = load()
+                cache.write("kernels", key, Path(modules[key].__file__).read_bytes())
+    return [modules.get(key) for key in keys]
+
+
+def _kept_module(key: str) -> Any:
+    """A compiled file from the cache on disk, as a module; None where the cache has none, or it cannot be loaded here."""
+    from torch._inductor.codecache import cache_dir
+
+    content = cache.read("kernels", key)
+    if content is None:
+        return None
+    # Inductor's directory: the cache's own may be on a disk that no code can be run from, and is smaller than it.
+    path = Path(cache_dir()) / "dovetail" / f"{hashlib.sha256(content).hexdigest()}.so"
+    with contextlib.suppress(OSError, ImportError):
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+            beside.write_bytes(content)
+            beside.replace(path)
+        return _joined_kernels()._load_library(str(path), key)
+    return None
+
+
+def _key_of_file(source: str) -> str:
+    """The key of a compiled file: its source, the compiler's command without the places of torch and Python, and the machine."""
+    from torch._inductor.codecache import pick_vec_isa
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    flags = _joined_kernels().cpp_compile_command_flags
+    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", extra_flags=(), **flags)
+    command = CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()
+    for place, name in ((os.path.dirname(torch.__file__), "torch"), (sys.prefix, "venv"), (sys.base_prefix, "python")):
+        command = command.replace(place, f"<{name}>")
+    return cache.key_of("file", source, command, *_machine())
+
+
+@functools.cache
+def _machine() -> tuple[str, ...]:
+    """What decides about compiled code beside source and command: versions, the compiler, and this CPU (``-march=native``)."""
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    about = [
+        torch.__version__,
+        str(torch.version.git_version),
+        str(sysconfig.get_config_var("SOABI")),
+        platform.platform(),
+    ]
+    return (*about, get_compiler_version_info(get_cpp_compiler()), cpu_features())
+
+
+def cpu_features() -> str:
+    """The name of this CPU and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    names = ("model name", "cpu family", "model", "stepping", "flags", "features", "cpu implementer", "cpu part")
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, text = line.partition(":")
+        if name.strip().lower() in names:
+            found.setdefault(name.strip().lower(), " ".join(sorted(text.split())))
+    return f"{platform.machine()} {sorted(found.items())}"
+
+
 def joined(kernels: Sequence[tuple[list[str], str]]) -> str:
     """One C++ file of several kernels, each in a namespace of its own, with the Python module ``kernel`` that calls them."""
-    cache = _joined_kernels()
+    template = _joined_kernels().suffix_template
     includes = dict.fromkeys(line.strip() for _, source in kernels for line in _INCLUDE.findall(source))
-    binding = cache.suffix_template.format(arg_len=0, call_entry_func="", entry_func="kernel", extra_parse_arg="")
+    binding = template.format(arg_len=0, call_entry_func="", entry_func="kernel", extra_parse_arg="")
     head, _, rest = binding.partition("static PyObject* kernel_py(")
     tail = rest[rest.index("static PyMethodDef py_methods") :]
     parts = [f"{line}\n" for line in includes]
@@ -170,6 +276,8 @@ def joined(kernels: Sequence[tuple[list[str], str]]) -> str:
 def _joined_kernels() -> Any:
     """Inductor's cache of compiled kernels with Python bindings, for files of several kernels."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.utils import clear_on_fresh_cache
 
-    cache: dict[str, Any] = {}
-    return type("JoinedKernels", (CppPythonBindingsCodeCache,), {"cache": cache, "cache_clear": cache.clear})
+    loaded: dict[str, Any] = {}
+    made = type("JoinedKernels", (CppPythonBindingsCodeCache,), {"cache": loaded, "cache_clear": loaded.clear})
+    return clear_on_fresh_cache(made)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor import async_compile, codecache, cpu_vec_isa
+from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa
 from torch._inductor.utils import fresh_cache
 
+from dovetail import cache
 from dovetail.backends.inductor import backend
 from dovetail.backends.inductor.job import Job
 from dovetail.torch_private import inductor_kernels
@@ -103,6 +105,109 @@ def test_the_same_instructions_are_picked() -> None:
         assert str(codecache.pick_vec_isa()) == str(found[0])
     every = cpu_vec_isa.valid_vec_isa_list()
     assert list(map(str, found)) == list(map(str, every)) and bool(found) == bool(every)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache on disk of its own: the directory of its files of kernels."""
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "kept"))
+    cache.switch(True)
+    yield cache.directory() / "kernels"
+    cache.switch(None)
+
+
+def _no_compiler(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("something was compiled")
+
+
+@pytest.mark.slow
+def test_kernels_outlive_inductors_own_cache(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for load in (True, False):
+        if not load:
+            monkeypatch.setattr(inductor_kernels._joined_kernels(), "load_async", _no_compiler)
+        with fresh_cache(), kernels_in_few_files():
+            assert results(build(DOUBLED, MORE)) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF of something else"])
+def test_files_that_cannot_be_loaded_are_compiled_again(kept: Path, damage: bytes) -> None:
+    key = inductor_kernels._key_of_file(joined([(TYPES, DOUBLED), (TYPES, MORE)]))
+    assert cache.write("kernels", key, damage)
+    with fresh_cache(), kernels_in_few_files():
+        assert results(build(DOUBLED, MORE)) == [[0, 2, 4, 6], [1, 2, 3, 4]]
+    content = cache.read("kernels", key)
+    assert content is not None and len(content) > 1000
+
+
+@pytest.fixture(scope="module")
+def same_key() -> str:
+    return _key("source")
+
+
+def _key(source: str) -> str:
+    with kernels_in_few_files():
+        return inductor_kernels._key_of_file(source)
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    if change == "CPU":
+        monkeypatch.setattr(inductor_kernels, "cpu_features", lambda: "another one")
+    elif change == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.13.1")
+    elif change == "compiler":
+        monkeypatch.setattr(cpp_builder, "get_compiler_version_info", lambda compiler: "another one")
+    else:
+        monkeypatch.setenv(*change.split("="))
+
+
+CHANGES: list[str | dict[str, Any]] = [
+    {"cpp.enable_floating_point_contract_flag": "fast"},
+    {"cpp.enable_unsafe_math_opt_flag": True},
+    {"cpp.march": "haswell"},
+    "CPU",
+    "torch",
+    "compiler",
+    "ATEN_CPU_CAPABILITY=default",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_decides_about_machine_code_is_in_the_key(
+    change: str | dict[str, Any], same_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inductor_kernels._machine.cache_clear()
+    with torch._inductor.config.patch(change) if isinstance(change, dict) else contextlib.nullcontext():
+        if isinstance(change, str):
+            _with(monkeypatch, change)
+        assert _key("source") != same_key
+    monkeypatch.undo()
+    inductor_kernels._machine.cache_clear()
+    assert _key("source") == same_key != _key("another source")
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the CPU is described elsewhere")
+def test_the_cpu_is_described_by_what_it_can_do() -> None:
+    assert inductor_kernels.cpu_features() == inductor_kernels.cpu_features()
+    assert len(inductor_kernels.cpu_features()) > 100
+
+
+def test_only_instructions_that_work_are_remembered(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    class Instructions:
+        def build_arch_flags(self) -> str:
+            return "-mfast"
+
+        def check_build(self, code: str) -> bool:
+            tried.append(code)
+            return code == "good"
+
+    inductor_kernels._remember_checks(Instructions)
+    with kernels_in_few_files():
+        answers = [Instructions().check_build(code) for code in ("good", "bad", "good", "bad")]
+    assert answers == [True, False, True, False] and tried == ["good", "bad", "bad"]
+    assert Instructions().check_build("good") and tried[-1] == "good"  # Other compilers ask as before.
 
 
 def _job(size: int) -> Job:
