@@ -19,6 +19,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import ComputedSource, Equals
+from dovetail.rules.torch.equal_modules import by_entry_of_equal_module
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
@@ -46,12 +47,16 @@ def in_hooks_that_keep_values(dispatcher: Dispatcher, args: tuple[Any, ...], kwa
     found = private_checkpoints.open_region()
     with private_checkpoints.saved_tensor_hooks_set_aside():
         if found is None:
-            return dispatcher.decide(args, kwargs)
+            return _decide(dispatcher, args, kwargs)
         return _in_region(*found, dispatcher, args, kwargs)
 
 
 _REPORTED: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 SURROUNDINGS.append(in_hooks_that_keep_values)
+
+
+def _decide(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    return by_entry_of_equal_module(dispatcher, args, kwargs) or dispatcher.decide(args, kwargs)
 
 
 def _in_region(
@@ -74,7 +79,7 @@ def _in_region(
             return eagerly if hit is None or _may_be_cut(region, hit[0]) else hit[1]
     hit, run = dispatcher.find(args, kwargs, dispatcher.entries), eagerly
     if hit is None:
-        run = dispatcher.decide(args, kwargs)
+        run = _decide(dispatcher, args, kwargs)
         hit = dispatcher.find(args, kwargs, dispatcher.entries)
     if backward is None:
         region.taken.append((dispatcher, dispatcher.entries))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from tests.differential import captures, compare_call, randn
@@ -213,3 +214,20 @@ def test_sizes_that_have_changed_once_are_symbolic_for_all() -> None:
             x, wanted = randn(length, 5), copy.deepcopy(module)
             assert torch.equal(ours(x), wanted(x))
     assert total_captures(compiled) == 2
+
+
+def test_blocks_in_regions_of_checkpoint_share_too() -> None:
+    # Each region takes the entry that it has run by at first.
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    eager = copy.deepcopy(blocks)
+    compiled = [dovetail.compile(block, backend="aten") for block in blocks]
+    for _ in range(2):
+        x = randn(2, 6, grad=True)
+        results = []
+        for run in (eager, compiled):
+            y = x
+            for block in run:
+                y = checkpoint(block, y, use_reentrant=False)
+            results.append((y.detach(), *torch.autograd.grad(y.square().sum(), [x, *nn.ModuleList(run).parameters()])))
+        assert all(map(torch.equal, *results))
+    assert total_captures(compiled) == 1
