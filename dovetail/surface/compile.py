@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
@@ -19,6 +20,7 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
 from dovetail.runtime.entry import Entry
 from dovetail.surface.modes import without_modes
+from dovetail.surface.regions import compile_regions
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 Parameters = ParamSpec("Parameters")
@@ -36,6 +38,7 @@ class CompileOptions(TypedDict, total=False):
     mode: str | None
     options: Mapping[str, Any] | None
     disable: bool
+    regional: bool
     recompile_limit: int
     at_recompile_limit: str
     entry_order: str
@@ -118,6 +121,8 @@ def compile(function: Any = None, **given: Any) -> Any:
 
     Dovetail's own:
 
+    ``regional``: compile the repeated blocks of a model in place, each for itself: the first one is captured, and the others
+    share its graph and kernels. What is around them stays eager; a model without repeated blocks is compiled as a whole.
     ``recompile_limit``: how many entries one function may have.
     ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
     ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
@@ -143,18 +148,23 @@ def compile(function: Any = None, **given: Any) -> Any:
                 f"dovetail.compile has no option {name!r}",
                 advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(_DEFAULTS)}",
             )
-    if not isinstance(given.get("disable", False), bool):
-        raise OptionError(f"disable must be True or False, not {given['disable']!r}")
-    options = without_modes({name: value for name, value in given.items() if name != "disable"})
+    for name in _OURS:
+        if not isinstance(given.get(name, False), bool):
+            raise OptionError(f"{name} must be True or False, not {given[name]!r}")
+    options = without_modes({name: value for name, value in given.items() if name not in _OURS})
     if given.get("disable"):
         return (lambda wrapped: wrapped) if function is None else function
+    if given.get("regional"):
+        return functools.partial(compile, **given) if function is None else compile_regions(function, options)
     return face.compile(function, **options)
 
 
+_OURS = ("disable", "regional")
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(CompileOptions.__annotations__),
     **{name: parameter.default for name, parameter in inspect.signature(Options).parameters.items()},
     "disable": False,
+    "regional": False,
     "backend_options": {},
 }
 #: What ``help()`` and editors show.

@@ -79,7 +79,7 @@ def test_disabled_is_the_function_itself() -> None:
 
 def test_each_option_is_named_and_described() -> None:
     names = {*CompileOptions.__annotations__}
-    assert {item.name for item in fields(dovetail.Options)} | {"mode", "options", "disable"} == names
+    assert {item.name for item in fields(dovetail.Options)} | {"mode", "options", "disable", "regional"} == names
     assert {*inspect.signature(dovetail.compile).parameters} == names | {"function"}
     text = inspect.getdoc(dovetail.compile) or ""
     assert [name for name in names if f"``{name}``:" not in text] == []
