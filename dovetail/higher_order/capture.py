@@ -27,7 +27,8 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import has_symbolic_sizes, needed_for
 from dovetail.aot.steps import Lowering
 from dovetail.aot.steps import differentiable_backward as provides_derivatives
-from dovetail.errors import CaptureError, EagerFallbackWarning, UserLocation
+from dovetail.backends.registry import lookup_backend
+from dovetail.errors import BackendError, CaptureError, EagerFallbackWarning, UserLocation
 from dovetail.face.warnings import warn_user
 from dovetail.guards import GuardSet
 from dovetail.higher_order.autocast import OtherTypes
@@ -108,6 +109,7 @@ class _Capturing:
     def __init__(self, lowering: Lowering, needed: NeededInputs, gaps: Strides) -> None:
         self._lowering = lowering
         self._joint = lowering.joint
+        self._backend = lowering.backend
         self._needed = needed
         self._gaps = gaps
 
@@ -124,7 +126,7 @@ class _Capturing:
                 except Exception as error:  # noqa: BLE001  (whatever symbolic sizes lead to, plain ones may not)
                     settings.events.note("static shapes", reason=f"{type(error).__name__}: {error}")
             try:
-                return self._capture(request, ShapePolicy())
+                return self._capture_for_backend(request)
             except Exception as error:
                 run = eager_backward(self._joint, request)
                 if run is None or isinstance(error, CaptureError):
@@ -136,6 +138,16 @@ class _Capturing:
                     f"a derivative of a compiled function's backward runs eagerly: {reason}", EagerFallbackWarning
                 )
                 return CapturedBackward(run, (), lambda flat: True)
+
+    def _capture_for_backend(self, request: Request) -> CapturedBackward:
+        try:
+            return self._capture(request, ShapePolicy())
+        except BackendError as error:
+            if self._backend.name != "inductor":
+                raise
+            self._lowering.settings.events.note("backend given up", instead="aten", reason=error.what)
+            self._backend = lookup_backend("aten")
+            return self._capture(request, ShapePolicy())
 
     def _capture(self, request: Request, policy: ShapePolicy) -> CapturedBackward:
         try:
@@ -155,7 +167,10 @@ class _Capturing:
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
         holds = None if policy.is_static else _size_check(captured, fixed)
-        return CapturedBackward(_with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused)
+        in_eager = eager_backward(self._joint, request)
+        return CapturedBackward(
+            _with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused, in_eager=in_eager
+        )
 
     def _compile(self, captured: JointGraph, request: Request) -> tuple[BackwardFunction, tuple[int, ...]]:
         """The compiled graph, and the places of the values that the forward has saved and it takes."""
@@ -171,7 +186,7 @@ class _Capturing:
         compiled = compile_joint(
             None,
             captured,
-            lowering.backend,
+            self._backend,
             options=settings.options,
             events=settings.events,
             numerics=settings.numerics,
@@ -336,6 +351,9 @@ def _sources(joint: JointGraph, primals: Mapping[int, torch.Tensor]) -> list[tor
             fake = placeholders[index].meta["val"]
             value = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
             value.requires_grad_(requires_grad)
+        elif requires_grad and not value.requires_grad:
+            # No result depends on it smoothly; but the program may take a derivative with respect to it.
+            value = value.detach().requires_grad_()
         sources.append(value)
     return sources
 

@@ -13,6 +13,7 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.higher_order.backward import BackwardFunction, Request
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Program
 from dovetail.whole_calls.whole import Whole
 
@@ -24,11 +25,15 @@ def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | No
         return None
     written = {mutation.input_index for mutation in joint.spec.mutations}
     written |= {change.input_index for change in joint.spec.metadata_changes}
-    places = tuple(request.primals)
+    unknown = [node.meta["val"] for index, node in enumerate(joint.primals) if index not in request.primals]
+    if any(map(private_sizes.has_symbols, unknown)):
+        return None
+    # Not the request itself, whose tensors are those of one call.
+    places, defined, wanted_indices = tuple(request.primals), request.defined, request.wanted
 
     def run(flat: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         primals = dict(zip(places, flat[: len(places)], strict=True))
-        tangents = flat[len(places) : len(places) + sum(request.defined)]
+        tangents = flat[len(places) : len(places) + sum(defined)]
         with torch.enable_grad():
             # Aliases: an input may have been computed from another one, and is a variable of its own here.
             sources = [_source(joint, index, primals) for index in range(len(joint.primals))]
@@ -37,8 +42,8 @@ def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | No
             differentiable = [
                 value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag
             ]
-            roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]
-            wanted = [sources[index] for index in request.wanted]
+            roots = [value for value, flag in zip(differentiable, defined, strict=True) if flag]
+            wanted = [sources[index] for index in wanted_indices]
             if not roots or not wanted:
                 return [None] * len(wanted)
             return torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True)

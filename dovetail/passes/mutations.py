@@ -75,7 +75,7 @@ def _may_share_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     everything = list(nodes_in((node.args, node.kwargs)))
     if not isinstance(target, private_operators.OpOverload):
         return everything if target is operator.getitem or not is_pure_function(target) else []
-    if private_operators.is_implicit(target) or target in _UNDECLARED_VIEWS:
+    if private_libraries.is_implicit(target) or target in _UNDECLARED_VIEWS:
         # The result of reshape, contiguous or to may be a view or not, and the schema does not say.
         return everything
     if not any(item.alias_info is not None for item in target._schema.returns):

@@ -12,7 +12,10 @@ from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from dovetail.torch_private.operators import is_implicit
+
+def is_implicit(overload: OpOverload) -> bool:
+    """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 
 def is_recorded_inside(overload: OpOverload) -> bool:

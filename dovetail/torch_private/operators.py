@@ -26,8 +26,3 @@ def is_composite(overload: OpOverload) -> bool:
     """Whether the operator has a kernel made of other operators, whose results may be views that its schema does not show."""
     kinds = ("ImplicitAutograd", "ExplicitAutograd", "ExplicitAutogradNonFunctional")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), f"Composite{kind}") for kind in kinds)
-
-
-def is_implicit(overload: OpOverload) -> bool:
-    """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")

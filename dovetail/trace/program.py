@@ -40,9 +40,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number that follows from the sizes of the inputs, by its place among the program's numbers."""
+    """A number that follows from the sizes of the inputs, by its place among the program's numbers, or that a replay reads of
+    the values that it has by then.
+    """
 
     index: int
+    read: Callable[[Mapping[Any, Any]], Any] | None = None
 
     def __str__(self) -> str:
         return f"n{self.index}"
@@ -147,7 +150,7 @@ class Program:
 
 def _fill(value: Any, values: Mapping[Any, Any]) -> Any:
     if isinstance(value, NumberSlot):
-        return values[value]
+        return values[value] if value.read is None else value.read(values)
     if isinstance(value, Slot):
         return values[value.number]
     kind = type(value)
@@ -184,12 +187,12 @@ def base_of(view: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Recorder:
-    """Collects the calls of one trace."""
+    """Collects the calls of one trace, and the ``tensors`` by their slots."""
 
     calls: list[ProgramCall] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
     unreplayable: str = ""
     _numbers: dict[int, int] = field(default_factory=dict)
-    _alive: list[Any] = field(default_factory=list)
     _paused: int = 0
     _symbolic: list[Any] = field(default_factory=list)
 
@@ -201,13 +204,8 @@ class Recorder:
         """The slot number of a tensor, a new one if it has none."""
         found = self._numbers.get(id(tensor))
         if found is None:
-            found = self._numbers[id(tensor)] = len(self._alive)
-            self._alive.append(tensor)
-        return found
-
-    def tensor_of(self, number: int) -> torch.Tensor:
-        """The tensor of a slot."""
-        found: torch.Tensor = self._alive[number]
+            found = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
         return found
 
     def call_of(self, tensor: torch.Tensor) -> ProgramCall | None:
@@ -253,8 +251,9 @@ class Recorder:
 
     def _store(self, value: Any) -> Any:
         if private_sizes.is_symbolic(value):
-            self._symbolic.append(value)
-            return NumberSlot(len(self._symbolic) - 1)
+            read = next(filter(None, (rule(self, value) for rule in LATE_NUMBERS)), None)
+            self._symbolic += [value] if read is None else []
+            return NumberSlot(len(self._symbolic) - 1, read)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._numbers:
                 self.refuse_replay("a tensor in it was made by code that is no torch call")
@@ -274,7 +273,7 @@ class Recorder:
 
     def _record_base(self, base: torch.Tensor) -> bool:
         """Record how a tensor is found again that torch made no call for, but a view of it (autograd's formulas do)."""
-        for number, known in enumerate(self._alive):
+        for number, known in enumerate(self.tensors):
             if known._base is base:
                 results = (self.number(base),)
                 state = torch.is_grad_enabled(), autocast_state()
@@ -309,6 +308,8 @@ class Recorder:
 
 #: ``rule(function)`` says which function a torch call means.
 RESOLVE: list[Callable[[Any], Any]] = []
+#: ``rule(recorder, number)`` says how a replay reads a number that does not follow from the inputs' sizes.
+LATE_NUMBERS: list[Callable[[Recorder, Any], Callable[[Mapping[Any, Any]], Any] | None]] = []
 
 
 class RecordingMode(TorchFunctionMode):

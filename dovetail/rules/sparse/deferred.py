@@ -45,7 +45,7 @@ def deferred_call(trace: Trace, value: torch.Tensor) -> MadeLate:
     slots = [item for item in given if isinstance(item, Slot)]
     if call is None or len(slots) != 1 or not all(isinstance(item, Slot) or _is_constant(item) for item in given):
         raise _refusal(value)
-    base = trace.recorder.tensor_of(slots[0].number)
+    base = trace.recorder.tensors[slots[0].number]
     is_made_inside = base.requires_grad and base.grad_fn is None and trace.input_of(base) is None
     if (
         base.layout is not torch.strided

@@ -70,10 +70,10 @@ def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operan
     trace = interpreter.trace
     recorder, nodes, inputs = trace.recorder, len(trace.graph.nodes), len(trace.inputs)
     marker = recorder.number(torch.empty(0))
-    before = [private_tensors.version_of(recorder.tensor_of(number)) for number in range(marker)]
+    before = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
     writes, state, symbols = interpreter.effects.writes, _state(function), trace.data_symbols()
     result = interpreter.call(function, tuple(operands), {})
-    after = [private_tensors.version_of(recorder.tensor_of(number)) for number in range(marker)]
+    after = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
     is_written = before != after or any(private_tensors.is_written(item.value) for item in trace.inputs[inputs:])
     if is_written or writes != interpreter.effects.writes or state != _state(function):
         raise Break(f"a function that {name} is given writes to what exists outside of it", _ADVICE)
@@ -82,7 +82,7 @@ def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operan
         raise Break(f"a function that {name} is given asks for data, or draws random numbers", _ADVICE)
     leaves = private_trees.tree_flatten(result)[0]
     taken = {id(item) for item in operands} | {
-        recorder.tensor_of(number).untyped_storage()._cdata for number in range(marker)
+        recorder.tensors[number].untyped_storage()._cdata for number in range(marker)
     }
     stored = [item.untyped_storage()._cdata for item in leaves if isinstance(item, torch.Tensor)]
     if len(stored) < len(leaves) or len({*stored}) < len(stored) or taken & {*stored}:
@@ -149,7 +149,7 @@ def _conditional(interpreter: TracingInterpreter, branches: Sequence[_Traced], c
     if first.spec != second.spec or list(map(_facts, first.results)) != list(map(_facts, second.results)):
         raise Break("the functions that torch.cond is given return different kinds of results", _ADVICE)
     numbers = list(dict.fromkeys((*first.given, *second.given)))
-    tensors = [recorder.tensor_of(number) for number in numbers]
+    tensors = [recorder.tensors[number] for number in numbers]
     needs_gradient = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
     if needs_gradient and not all(item.requires_grad for item in first.results if item.is_floating_point()):
         raise Break("a result of torch.cond has no gradient", _ADVICE)

@@ -1,0 +1,70 @@
+"""Sizes and numbers that are made of data, where a program is replayed for a derivative of the next order.
+
+``torch.unique``, ``torch.bincount`` or ``.item()`` give another number with other data. A replay reads it where the program has got
+it: off the sizes of a tensor that a call has returned, or out of a tensor with one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.errors import CaptureError
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.trace.program import LATE_NUMBERS, Recorder
+from dovetail.trace.trace import Trace, open_trace
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+Read = Callable[[Mapping[Any, Any]], Any]
+
+
+def late_number(recorder: Recorder, number: Any) -> Read | None:
+    """How a replay reads a number that depends on data; None for other numbers, and where nobody knows."""
+    trace = open_trace()
+    if trace is None or trace.recorder is not recorder or not private_sizes.is_data_number(number):
+        return None
+    expression = private_sizes.expression_of(number)
+    symbols = private_sizes.symbols_of(expression)
+    places = [_place(trace, symbol) for symbol in symbols]
+    if None in places:
+        return None
+    names = {symbol: f"v{index}" for index, symbol in enumerate(symbols)}
+    text = private_sizes.python_text(expression, names)
+    compute = eval(f"lambda {', '.join(names.values())}: {text}", private_sizes.python_text_globals())
+
+    def read(values: Mapping[Any, Any]) -> Any:
+        return compute(*[_read(values[slot], dim) for slot, dim in filter(None, places)])
+
+    return read
+
+
+def _read(value: torch.Tensor, dim: int | None) -> Any:
+    return value.item() if dim is None else value.shape[dim]
+
+
+def _place(trace: Trace, symbol: Any) -> tuple[int, int | None] | None:
+    """The slot of a tensor, and the dimension that has this size; None for its one element."""
+    tensors = trace.recorder.tensors
+    for slot, tensor in enumerate(tensors):
+        for dim, size in enumerate(tensor.shape):
+            if private_sizes.is_symbolic(size) and private_sizes.first_expression(size) == symbol:
+                return slot, dim
+    for node in reversed(trace.graph.find_nodes(op="call_function", target=_ITEM)):
+        value = node.meta.get("val")
+        if private_sizes.is_symbolic(value) and private_sizes.first_expression(value) == symbol:
+            # A tensor that was written to since is another node.
+            slots = (slot for slot, tensor in enumerate(tensors) if _node_of(trace, tensor) is node.args[0])
+            return next(((slot, None) for slot in slots), None)
+    return None
+
+
+def _node_of(trace: Trace, tensor: torch.Tensor) -> torch.fx.Node | None:
+    try:
+        return trace.node_of(tensor)
+    except CaptureError:
+        return None
+
+
+LATE_NUMBERS.append(late_number)
