@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-gpu clean
+.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-gpu, clean"
+	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -77,6 +77,9 @@ bench-capture: $(VENV)/.test
 
 bench-second-order: $(VENV)/.test
 	$(BIN)/python benchmarks/second_order.py $(BENCH_ARGS)
+bench-start: $(VENV)/.test
+	$(BIN)/python benchmarks/bench_start.py $(BENCH_ARGS)
+
 bench-step: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py $(BENCH_ARGS)
 

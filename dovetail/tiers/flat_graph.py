@@ -1,7 +1,8 @@
 """A flat graph on its way to a backend as data, so that another process can compile it: JSON, no pickle.
 
-It holds the nodes with the fake values that they have here, what the backend is called with besides, and the settings of torch
-that decide what the backend makes of it. Operators and arguments have the form of an artefact (:mod:`dovetail.artefacts`).
+It holds the nodes with the fake values that they have here, and what the backend is called with besides. Arguments have the
+form of an artefact (:mod:`dovetail.artefacts`). An artefact may come from anywhere, and names operators of a short list only; a
+flat graph comes from the process itself, and may have any functional operator of torch's.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import torch
 
-from dovetail.artefacts.allow_list import check_arguments, name_of_operator, operator_by_name
+from dovetail.artefacts.allow_list import NAMESPACES, check_arguments, name_of_operator, operator_by_name
 from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
 from dovetail.backends.protocol import Kind, output_arguments
 from dovetail.errors import ArtefactError
 from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.shapes import RecordingShapeEnv
@@ -62,7 +64,23 @@ def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node) -> dict[str, 
         raise UnportableError(f"{node.name} is a node of kind {node.op}")
     args = [encode_argument(item) for item in node.args]
     kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
-    return entry | {"target": name_of_operator(node.target), "args": args, "kwargs": kwargs}
+    return entry | {"target": _name_of(node.target), "args": args, "kwargs": kwargs}
+
+
+def _name_of(target: Any) -> str:
+    if not isinstance(target, private_operators.OpOverload):
+        return name_of_operator(target)
+    if target.namespace not in NAMESPACES or target._schema.is_mutable:
+        raise UnportableError(f"another process does not know the operator {target}")
+    return f"{target._schema.name}.{target._overloadname}"
+
+
+def _operator(name: str) -> Any:
+    namespace, is_torch, rest = name.partition("::")
+    if not is_torch:
+        return operator_by_name(name)
+    base, _, overload = rest.rpartition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 
 def _encode_value(value: Any) -> Any:
@@ -145,7 +163,7 @@ class DecodedGraph:
         self._known[name], self._values[node] = node, value
 
     def _call(self, entry: Mapping[str, Any]) -> tuple[torch.fx.Node, Any]:
-        target = operator_by_name(entry["target"])
+        target = _operator(entry["target"])
         args = tuple(decode_argument(item, self._known.__getitem__) for item in entry["args"])
         kwargs = {name: decode_argument(item, self._known.__getitem__) for name, item in entry["kwargs"]}
         check_arguments(target, len(args), list(kwargs))

@@ -20,10 +20,22 @@ from typing import Any
 
 from dovetail.tiers.worker import write_whole
 
+
+def number_of(name: str, default: float) -> float:
+    """A number from the environment; what is none counts as missing.
+
+    >>> number_of("DOVETAIL_NO_SUCH_NUMBER", 5)
+    5
+    """
+    with contextlib.suppress(ValueError):
+        return float(os.environ.get(name, default))
+    return default
+
+
 #: A job may take so long before its process is stopped.
-SECONDS = float(os.environ.get("DOVETAIL_TIERS_SECONDS", "900"))
+SECONDS = number_of("DOVETAIL_TIERS_SECONDS", 900)
 #: How much the background gives way to the program: with 19, a program that uses all cores left nothing for a compiler.
-NICENESS = int(os.environ.get("DOVETAIL_TIERS_NICE", "5"))
+NICENESS = int(number_of("DOVETAIL_TIERS_NICE", 5))
 #: A process that is killed again and again is not started any more.
 MOST_STARTS = 8
 #: Between two looks at what a job has come to; a look is a question to the file system.
@@ -73,6 +85,8 @@ class Worker:
             self._starts += 1
             if self._starts > MOST_STARTS:
                 raise OSError("the background process has ended too often")
+            if not sys.executable or getattr(sys, "frozen", False):
+                raise OSError("this program is not run by a Python interpreter that could be started again")
             # It must import the package that this process runs, installed or not.
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             given = [str(self.folder), str(os.getpid()), str(NICENESS), self._first]

@@ -50,6 +50,8 @@ from dovetail.torch_private import state as private_state
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
 _UNSETTLED: weakref.WeakKeyDictionary[EventLog, weakref.WeakSet[SwappingRun]] = weakref.WeakKeyDictionary()
+#: The logs of functions that have warned: what is wrong with one graph is wrong with the next one too.
+_WARNED: weakref.WeakSet[EventLog] = weakref.WeakSet()
 
 
 @instead_of_steps
@@ -260,7 +262,8 @@ class SwappingRun:
         """Tier 0 goes on for good."""
         self._events.note("stays on tier 0", reason=reason)
         self._settle(f"stays on ATen operators: {reason}", "given up")
-        if is_news:
+        if is_news and self._events not in _WARNED:
+            _WARNED.add(self._events)
             warnings.warn(
                 f"a compiled graph goes on by ATen operators, as {self._tiers.backend.name} has compiled no kernels for it in the "
                 f'background: {reason}\n  what to do: run `dovetail doctor`, or compile with tiers="wait" to see the whole error',

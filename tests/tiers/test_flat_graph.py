@@ -57,6 +57,12 @@ def attention(x: Tensor, w: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).softmax(-1)
 
 
+def masked(x: Tensor) -> Tensor:
+    # Of the operators that no artefact may name.
+    index = torch.tensor([0, 2, 1])
+    return torch.ops.aten._unsafe_masked_index(x, torch.tensor([True, False, True]), [index], 0.0) * 2
+
+
 def constants(x: Tensor) -> Tensor:
     return x * torch.tensor([1.5, float("inf"), -2.0]) + x.new_tensor(3)
 
@@ -68,6 +74,7 @@ def numbers(x: Tensor) -> Tensor:
 PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (attention, (torch.randn(2, 4, 6), torch.randn(6, 24, requires_grad=True))),
     (constants, (torch.randn(3, requires_grad=True),)),
+    (masked, (torch.randn(3, requires_grad=True),)),
     (numbers, (torch.randn(2, 3, requires_grad=True),)),
     (lambda x: x[:, 1:].t() * torch.rand(3, 1), (torch.randn(2, 4, requires_grad=True),)),
     (lambda x: (x.topk(2).values, x.argmax(), x > 0), (torch.randn(4, 4),)),

@@ -180,6 +180,21 @@ def test_a_process_that_ends_again_and_again_is_given_up(worker: Worker) -> None
         worker.start()
 
 
+@pytest.mark.parametrize(("name", "value"), [("executable", ""), ("executable", None), ("frozen", True)])
+def test_a_program_that_no_interpreter_runs(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(sys, name, value, raising=False)
+    with pytest.raises(OSError, match="interpreter"):
+        worker.start()
+
+
+@pytest.mark.parametrize(("text", "number"), [("12", 12.0), ("", 7), ("soon", 7), ("1e2", 100.0)])
+def test_numbers_from_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, number: float) -> None:
+    monkeypatch.setenv("DOVETAIL_TIERS_SECONDS", text)
+    assert process.number_of("DOVETAIL_TIERS_SECONDS", 7) == number
+
+
 def test_stopped_from_outside_at_any_time(worker: Worker, tmp_path: Path) -> None:
     item = worker.submit(job("hang", path=str(tmp_path / "child")))
     wait_for(tmp_path / "child")

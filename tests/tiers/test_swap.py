@@ -298,6 +298,25 @@ def test_each_graph_between_breaks_swaps(background: FakeWorker, slow: SlowBacke
     assert notes(compiled).count("tier 1") == len(background.jobs) == 2
 
 
+def test_one_warning_a_function(background: FakeWorker, slow: SlowBackend, quiet: None) -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = silu(x)
+        y = y * y.sum().item()
+        return y.cos() if y.sum().item() < 100 else y.sin()
+
+    compiled = dovetail.compile(broken, backend=NAME)
+    x = torch.randn(3)
+    for _ in range(2):
+        compiled(x)
+    assert len(background.jobs) > 1
+    background.answer_all(Answer("failed", "no compiler"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            same(broken(x), compiled(x))
+    assert len([item for item in caught if "no compiler" in str(item.message)]) == 1
+
+
 def test_wait_swaps_everything_so_far(background: FakeWorker, slow: SlowBackend) -> None:
     compiled = dovetail.compile(torch.sin, backend=NAME)
     x = torch.randn(3)
