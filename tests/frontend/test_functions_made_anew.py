@@ -212,3 +212,25 @@ def test_nothing_is_kept_alive() -> None:
         del weight
     gc.collect()
     assert [reference() for reference in held] == [None] * 4
+
+
+def test_a_function_with_attributes_leaves() -> None:
+    def function(x: torch.Tensor, count: int) -> Any:
+        scaled = x * count
+
+        def inner(value: torch.Tensor) -> torch.Tensor:
+            inner.calls += 1  # type: ignore[attr-defined]
+            return value + scaled
+
+        inner.calls = 0  # type: ignore[attr-defined]
+        inner.weight = scaled  # type: ignore[attr-defined]
+        return inner, inner(x), inner.calls  # type: ignore[attr-defined]
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for count in (1, 2, 3):
+        x = torch.ones(2, requires_grad=True)
+        inner, result, calls = compiled(x, count)
+        expected, wanted, _ = function(x, count)
+        same((inner(x), result, calls, inner.weight, inner.calls), (expected(x), wanted, 1, expected.weight, 2))
+        inner(x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [1.0 + count] * 2

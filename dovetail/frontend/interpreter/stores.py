@@ -29,7 +29,7 @@ class Stores(LookupGuards):
             self._store_tensor_attribute(target, name, value)
         elif type(target) in STAND_INS:
             setattr(target, name, value)
-        elif isinstance(target, types.FunctionType) and not name.startswith("__"):
+        elif isinstance(target, types.FunctionType) and not name.startswith("__") and not self.is_created(target):
             self.values.note(target, self.values.pin(target, target.__qualname__))
             self._store_instance(target, name, value)
         elif isinstance(target, type) and self._is_class_data(target, name, value):

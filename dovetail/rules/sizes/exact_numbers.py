@@ -140,16 +140,30 @@ def real_power(base: float, exponent: float) -> float:
     return result  # type: ignore[no-any-return]
 
 
+_DIVIDING = (operator.floordiv, operator.ifloordiv, operator.mod, operator.imod)
+
+
+def _is_zero(number: Any) -> bool:
+    """Whether a symbolic integer is zero; a guard holds it to the answer."""
+    return type(number) is torch.SymInt and not private_sizes.is_data_number(number) and bool(number == 0)
+
+
 @number_rule
 def derive(interpreter: TracingInterpreter, function: Any, numbers: Arguments) -> Any:
     """The result of a pure function of numbers as a symbolic number; raises what the function raises."""
     function = sum_of if function is sum else function
+    if function in _DIVIDING and _is_zero(numbers[1]):
+        return function(*[plain_numbers(item) for item in numbers])
     if not is_exact_only_in_python(function, numbers):
         return NotImplemented
     if any(map(private_sizes.is_data_number, numbers)):
         return _of_data(interpreter.trace, function, numbers)
     hints = [item.node.hint if private_sizes.is_symbolic(item) else item for item in numbers]
-    value = function(*hints)
+    try:
+        value = function(*hints)
+    except (ArithmeticError, ValueError):
+        # Other numbers may raise nothing: what the program does about the error holds for these alone.
+        return function(*[plain_numbers(item) for item in numbers])
     sources = tuple(_source_of(interpreter, item) if private_sizes.is_symbolic(item) else item for item in numbers)
     if type(value) not in (int, float, bool) or any(source is None for source in sources):
         return function(*[plain_numbers(item) for item in numbers])
