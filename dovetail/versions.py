@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import linecache
 import sys
 
 from dovetail.errors import UnsupportedVersionError
@@ -36,6 +38,14 @@ def check_versions(python: tuple[int, int] | None = None, torch_version: str | N
             torch_version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError as error:
             raise UnsupportedVersionError("torch is not installed", advice="pip install 'torch>=2.11,<2.16'") from error
+        found = importlib.util.find_spec("torch")
+        lines = linecache.getlines(f"{(found.submodule_search_locations or [''])[0]}/version.py") if found else []
+        imported = next((line.split("'")[1] for line in lines if line.startswith("__version__ = '")), torch_version)
+        if parse(imported) != parse(torch_version):
+            message = f"two installations of torch are mixed: {imported} is imported, {torch_version} is what pip knows"
+            raise UnsupportedVersionError(
+                message, advice="leave one of them on the path, or uninstall both and install one"
+            )
     if not TORCH_RANGE[0] <= parse(torch_version) < TORCH_RANGE[1]:
         raise UnsupportedVersionError(
             f"Dovetail {__version__} does not run on torch {torch_version}", advice="pip install 'torch>=2.11,<2.16'"

@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,6 +262,19 @@ def test_a_build_without_the_global_interpreter_lock_is_refused(monkeypatch: pyt
 
     monkeypatch.setattr(sys, "abiflags", "t")
     with pytest.raises(errors.UnsupportedVersionError, match=r"3\.\d+t(?s:.*)global interpreter lock"):
+        check_versions()
+
+
+def test_two_versions_of_torch_on_the_path_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.versions import check_versions
+
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('it is not imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.9.1+cpu'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_versions()
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(errors.UnsupportedVersionError, match=r"mixed: 2\.9\.1\+cpu is imported"):
         check_versions()
 
 

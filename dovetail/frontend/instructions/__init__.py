@@ -26,10 +26,7 @@ __all__ = ["SETS", "Handler", "Return", "Yield", "handlers_of", "instruction_set
 def instruction_set(version: tuple[int, int] = sys.version_info[:2]) -> dict[str, Handler]:
     """The table for a Python version; raises :class:`UnsupportedVersionError` where there is none yet."""
     if version not in SETS:
-        raise UnsupportedVersionError(
-            f"there is no instruction set for Python {version[0]}.{version[1]} yet",
-            advice="run Dovetail on Python 3.11 to 3.15",
-        )
+        raise UnsupportedVersionError(f"there is no instruction set for Python {version[0]}.{version[1]} yet")
     known = _WHOLE.get(version)
     if known is None or not TABLE.keys() <= known.keys():
         known = _WHOLE[version] = {**TABLE, **SETS[version]}
