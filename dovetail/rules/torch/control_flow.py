@@ -7,7 +7,9 @@ itself refuses (functions that write, views, results that differ) breaks the gra
 
 from __future__ import annotations
 
+import operator
 import types
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +17,10 @@ from typing import Any
 import torch
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.code.points import is_bound
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -50,19 +54,45 @@ def _slots(value: Any) -> list[Any]:
     return [found for item in parts for found in _slots(item)]
 
 
-def _state(value: Any, depth: int = 4) -> Any:
-    """What containers and objects in a closure hold, by identity."""
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [(id(item), _state(item, depth - 1)) for item in cells] if depth else None
-    if isinstance(value, torch.Tensor) or not depth:
-        return None
-    items = list(value.items()) if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
-    own = getattr(value, "__dict__", None) if not isinstance(value, (type, types.ModuleType)) else None
-    held = [*items, *(own.items() if isinstance(own, dict) else ())]
-    return [
-        (id(item[1]) if type(item) is tuple and len(item) == 2 else id(item), _state(item, depth - 1)) for item in held
-    ]
+_MOST_OBJECTS = 50_000
+
+
+def _state(function: Any) -> list[list[Any]]:
+    """The containers and objects that a function can reach by its closure, each with what it holds."""
+    found: list[list[Any]] = []
+    seen: set[int] = set()
+    waiting = [function]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or is_leaf_value(value) or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+            continue
+        seen.add(id(value))
+        if len(seen) > _MOST_OBJECTS:
+            raise Break(
+                "a function of torch's control flow closes over too many objects to see what it writes", _ADVICE
+            )
+        if isinstance(value, types.FunctionType):
+            held = [value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())]
+        elif isinstance(value, types.CellType):
+            held = [value.cell_contents] if is_bound(value) else []
+        elif isinstance(value, dict):
+            held = [*dict.keys(value), *dict.values(value)]
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            held = list(value)
+        elif isinstance(value, types.MethodType):
+            held = [value.__func__, value.__self__]
+        else:
+            held = [getattr(value, "__dict__", None)]
+        found.append([value, *held])
+        waiting += held
+    return found
+
+
+def _is_same(one: list[list[Any]], other: list[list[Any]]) -> bool:
+    return len(one) == len(other) and all(
+        len(before) == len(after) and all(map(operator.is_, before, after))
+        for before, after in zip(one, other, strict=True)
+    )
 
 
 def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operands: Sequence[Any]) -> Any:
@@ -75,7 +105,7 @@ def _interpret(interpreter: TracingInterpreter, name: str, function: Any, operan
     result = interpreter.call(function, tuple(operands), {})
     after = [private_tensors.version_of(recorder.tensors[number]) for number in range(marker)]
     is_written = before != after or any(private_tensors.is_written(item.value) for item in trace.inputs[inputs:])
-    if is_written or writes != interpreter.effects.writes or state != _state(function):
+    if is_written or writes != interpreter.effects.writes or not _is_same(state, _state(function)):
         raise Break(f"a function that {name} is given writes to what exists outside of it", _ADVICE)
     impure = any(node.is_impure() for node in list(trace.graph.nodes)[nodes:] if node.op == "call_function")
     if impure or symbols != trace.data_symbols():

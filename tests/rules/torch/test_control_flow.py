@@ -172,11 +172,45 @@ def _counts(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, first, lambda x: x.cos(), [x]) * count
 
 
+def _writes_deep_inside(x: torch.Tensor) -> Any:
+    box = [[[[[[0]]]]]]
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        box[0][0][0][0][0][0] += 1
+        return x.sin()
+
+    return torch.cond(x.sum() > 0, first, lambda x: x.cos(), [x]) * box[0][0][0][0][0][0]
+
+
+class _Counter:
+    def __init__(self, depth: int) -> None:
+        self.count = 0
+        self.next = _Counter(depth - 1) if depth else self
+
+    def called(self, x: torch.Tensor) -> torch.Tensor:
+        self.next.next.next.next.next.next.count += 1
+        return x.sin()
+
+
+def _writes_to_a_far_object(x: torch.Tensor) -> Any:
+    counter = _Counter(6)
+    y = torch.cond(x.sum() > 0, counter.called, lambda x: x.cos(), [x])
+    return y * counter.next.next.next.next.next.next.count
+
+
+@pytest.mark.parametrize("function", [_writes_to_its_own_list, _writes_deep_inside, _writes_to_a_far_object])
+def test_writes_are_seen_however_deep(function: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(GraphBreakError, match="writes to what exists outside"):
+        dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(2, 2))
+
+
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "writes to an operand": lambda x: torch.cond(x.sum() > 0, lambda x: x.add_(1), lambda x: x.sin(), [x.detach() + 1]),
     "a list": _writes_to_a_list,
     "a list of its own": _writes_to_its_own_list,
     "a variable": _counts,
+    "a list in lists": _writes_deep_inside,
+    "an object of objects": _writes_to_a_far_object,
     "the operand": lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x.cos(), [x]),
     "a view": lambda x: torch.cond(x.sum() > 0, lambda x: x.t(), lambda x: x.cos(), [x]),
     "two shapes": lambda x: torch.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x.cos(), [x]),
