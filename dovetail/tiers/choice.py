@@ -83,7 +83,7 @@ def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
     if not any(node.op == "call_function" for node in joint.graph.nodes):
         return "nothing is computed"
     if has_symbolic_sizes(joint.graph.nodes):
-        return "sizes are symbolic, and what the kernels assume of them must be known at once"
+        return "sizes or numbers are symbolic, and what the kernels assume of them must be known at once"
     return _why_not_elsewhere(joint, tiers.backend)
 
 
