@@ -67,6 +67,7 @@ def _state(function: Any) -> list[list[Any]]:
         if id(value) in seen or is_leaf_value(value) or isinstance(value, (torch.Tensor, type, types.ModuleType)):
             continue
         seen.add(id(value))
+        held: list[Any]
         if len(seen) > _MOST_OBJECTS:
             raise Break(
                 "a function of torch's control flow closes over too many objects to see what it writes", _ADVICE
