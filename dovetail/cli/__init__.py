@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; ``arguments`` are those of the process unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="dovetail", description="Dovetail, a training compiler for PyTorch.")
+    parser.add_argument("--version", action="store_true", help=COMMANDS["version"])
+    if given[:1] == ["--version"]:
+        given[0] = "version"
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)

@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.add_argument("--seconds", type=_positive, default=PROBE_SECONDS, help="time limit for each backend")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--backends", type=names, default=None, help="only these, separated by commas (default: all)")
+    parser.add_argument("--backends", type=names, default=None, help="only these, separated by commas")
+    parser.add_argument("--all", action="store_true", help="try all backends, which takes minutes")
 
 
 def _positive(text: str) -> float:
@@ -77,12 +78,14 @@ def run(options: argparse.Namespace) -> int:
         findings.append(finding)
         show(finding)
     show("\nbackends (each takes a few small training steps in a process of its own)")
-    chosen = names_to_probe() if options.backends is None else options.backends
+    chosen = options.backends or (names_to_probe() if options.all else sorted({default_backend().name, "aten"}))
     for probe in probe_backends(chosen, options.seconds):
         probes.append(probe)
         show(probe)
     default = default_finding(probes)
     show(f"\n{default}")
+    if options.backends is None and not options.all:
+        show("               `dovetail doctor --all` tries every backend")
     if options.json:
         rows = [asdict(item) for item in (*findings, default)]
         print(json.dumps({"findings": rows, "backends": [asdict(item) for item in probes]}))

@@ -19,6 +19,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
 from dovetail.runtime.entry import Entry
+from dovetail.surface.lightning import compile_steps
 from dovetail.surface.modes import without_modes
 from dovetail.surface.regions import compile_regions
 
@@ -105,9 +106,9 @@ def compile(function: None = None, **options: Unpack[CompileOptions]) -> Compile
 def compile(function: Any = None, **given: Any) -> Any:
     """Compile a function or a module; use it like the original. Without ``function``, a decorator.
 
-    A module gives a module with the same parameters and the same ``state_dict``. What cannot be captured breaks the graph and
-    runs for real, with one warning at each place. Raises :class:`NotCallableError`, :class:`OptionError` or
-    :class:`UnknownBackendError` at once.
+    A module gives a module with the same parameters and the same ``state_dict``; of a LightningModule the steps are compiled too,
+    which is what a trainer calls. What cannot be captured breaks the graph and runs for real, with one warning at each place.
+    Raises :class:`NotCallableError`, :class:`OptionError` or :class:`UnknownBackendError` at once.
 
     Options that torch.compile has too:
 
@@ -154,8 +155,12 @@ def compile(function: Any = None, **given: Any) -> Any:
     options = without_modes({name: value for name, value in given.items() if name not in _OURS})
     if given.get("disable"):
         return (lambda wrapped: wrapped) if function is None else function
+    if function is None:
+        return functools.partial(compile, **given)
     if given.get("regional"):
-        return functools.partial(compile, **given) if function is None else compile_regions(function, options)
+        return compile_regions(function, options)
+    if isinstance(function, torch.nn.Module):
+        compile_steps(function, options)
     return face.compile(function, **options)
 
 
