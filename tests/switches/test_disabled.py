@@ -156,3 +156,15 @@ def test_settings_of_torch_are_left_as_they_are() -> None:
     for _ in range(2):
         assert compiled(torch.ones(1)).item() == 2
         assert not torch._dynamo.config.suppress_errors
+
+
+def test_allowed_in_graph_is_looked_into() -> None:
+    scale = [2.0]
+
+    @torch.compiler.allow_in_graph
+    def inner(values: Tensor) -> Tensor:
+        return values * scale[0]
+
+    compiled = dovetail.compile(lambda values: inner(values) + 1, backend="aten", fullgraph=True)
+    for scale[0] in (2.0, 3.0):
+        assert compiled(torch.ones(1)).item() == scale[0] + 1

@@ -1,0 +1,32 @@
+"""Pages for people who come from torch.compile, or have met an error: what they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dovetail import errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_row_names_a_test() -> None:
+    text = (ROOT / "docs" / "moving_from_torch_compile.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| You use")]
+    assert len(rows) >= 20
+    for row in rows:
+        found = re.search(r"`(tests/[\w/]+\.py)::(\w+)` \|$", row)
+        assert found, row
+        assert f"def {found[2]}(" in (ROOT / found[1]).read_text(encoding="utf-8"), row
+
+
+def test_each_error_has_a_heading() -> None:
+    classes = {
+        name
+        for name, item in vars(errors).items()
+        if isinstance(item, type) and issubclass(item, (errors.DovetailError, Warning))
+    }
+    headings = re.findall(
+        r"^## (\w+)$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert set(headings) == classes and len(headings) == len(set(headings))
