@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class FakeJob:
         self.stage = "graph 1 of 2"
 
     def answer(self) -> Answer | None:
+        CACHE.is_filled = CACHE.is_filled or self.given is not None
         return self.given
 
     def cancel(self) -> None:
@@ -55,9 +56,23 @@ class FakeWorker:
             job.given = job.given or answer
 
 
+@contextlib.contextmanager
+def only_from_cache() -> Iterator[None]:
+    """What was answered to be compiled can be taken once."""
+    CACHE.is_open = True
+    try:
+        yield
+    finally:
+        CACHE.is_open = CACHE.is_filled = False
+
+
 #: Stands for what knows the cache on disk.
 CACHE = types.SimpleNamespace(
-    cache_folder=lambda: "nowhere", settings_as_data=dict, only_from_cache=contextlib.nullcontext
+    cache_folder=lambda: "nowhere",
+    settings_as_data=dict,
+    only_from_cache=only_from_cache,
+    is_open=False,
+    is_filled=False,
 )
 
 
@@ -86,6 +101,8 @@ class SlowBackend:
     ) -> Callable[[list[Any]], list[Any]]:
         if self.error is not None:
             raise self.error
+        if CACHE.is_open and not CACHE.is_filled:
+            raise LookupError("not in the cache")
         self.compiled.append(kind)
         run = compile_aten(graph, example_inputs, kind=kind, options=options)
 
