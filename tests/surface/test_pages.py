@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dovetail import errors
+from dovetail.backends import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +22,17 @@ def test_each_row_names_a_test() -> None:
         found = re.search(r"`(tests/[\w/]+\.py)::(\w+)` \|$", row)
         assert found, row
         assert f"def {found[2]}(" in (ROOT / found[1]).read_text(encoding="utf-8"), row
+
+
+def test_the_first_block_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a compiler, so that it takes a moment: the default is then "aten".
+    monkeypatch.setattr(registry, "default_backend", lambda: registry.lookup_backend("aten"))
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    assert block
+    exec(block[1], names)
+    assert names["model"][0].weight.grad is not None
+    assert names["model"].compiled_call.backend.name == "aten"
 
 
 def test_each_error_has_a_heading() -> None:
