@@ -150,7 +150,7 @@ def _replace(folder: Path, key: str, data: bytes) -> None:
 def limit() -> int:
     """The most bytes that the cache may have."""
     text = os.environ.get("DOVETAIL_CACHE_SIZE", "")
-    return int(text) if text.isdigit() else _DEFAULT_SIZE
+    return int(text) if text.isdecimal() else _DEFAULT_SIZE
 
 
 def _keep_size(base: Path, more: int) -> None:

@@ -30,26 +30,12 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^>\"\n]+[>\"][ \t]*$", 
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?!pragma\b)", re.MULTILINE)
 _ENTRY = re.compile(r'extern "C"(\s+void\s+kernel\()')
 _are_joined: contextvars.ContextVar[bool] = contextvars.ContextVar("dovetail_kernels_are_joined", default=False)
-
-_BINDING = """
-static PyObject* dovetail_call_{number}(PyObject* self, PyObject* args) {{
-    try {{
-        if(!PyTuple_CheckExact(args)) [[unlikely]]
-            throw std::runtime_error("tuple args required");
-        if(PyTuple_GET_SIZE(args) != {count}) [[unlikely]]
-            throw std::runtime_error("requires {count} args");
-        dovetail_kernel_{number}::kernel({arguments});
-        Py_RETURN_NONE;
-    }} catch(std::exception const& e) {{
-        PyErr_SetString(PyExc_RuntimeError, e.what());
-        return nullptr;
-    }} catch(...) {{
-        PyErr_SetString(PyExc_RuntimeError, "unhandled error");
-        return nullptr;
-    }}
-}}
-"""
-_METHOD = '{{"kernel_{number}", dovetail_call_{number}, METH_VARARGS, ""}},'
+#: Inductor's binding of one kernel: what reads arguments, the function for Python, the table of functions, and the module.
+_BINDING = re.compile(
+    r"(?P<head>.*?)(?P<call>static PyObject\* \w+_py\(.*?)static PyMethodDef py_methods\[\] = \{(?P<method>.*?)"
+    r"(?P<end>\{NULL, NULL, 0, NULL\}\};.*)",
+    re.DOTALL,
+)
 
 
 @contextlib.contextmanager
@@ -154,10 +140,14 @@ def _compile_together(kernels: Sequence[tuple[list[str], str]], alone: Callable[
     """The kernels as callables, in files of about :data:`KERNELS_A_FILE`; those that do not compile together, one by one."""
     count = -(-len(kernels) // KERNELS_A_FILE)
     groups = [kernels[len(kernels) * part // count : len(kernels) * (part + 1) // count] for part in range(count)]
-    modules = iter(_modules([joined(group) for group in groups if len(group) > 1]))
+    modules: list[Any] = []
+    # Kernel by kernel, what is missing here is Inductor's own error, or no error.
+    with contextlib.suppress(RuntimeError, OSError):
+        modules = _modules([joined(group) for group in groups if len(group) > 1])
+    waiting = iter(modules)
     found: list[Any] = []
     for group in groups:
-        module = next(modules) if len(group) > 1 else None
+        module = next(waiting, None) if len(group) > 1 else None
         if module is None:
             found += [alone(kernel) for kernel in group]
         else:
@@ -254,22 +244,34 @@ def cpu_features() -> str:
 
 def joined(kernels: Sequence[tuple[list[str], str]]) -> str:
     """One C++ file of several kernels, each in a namespace of its own, with the Python module ``kernel`` that calls them."""
-    template = _joined_kernels().suffix_template
     includes = dict.fromkeys(line.strip() for _, source in kernels for line in _INCLUDE.findall(source))
-    binding = template.format(arg_len=0, call_entry_func="", entry_func="kernel", extra_parse_arg="")
-    head, _, rest = binding.partition("static PyObject* kernel_py(")
-    tail = rest[rest.index("static PyMethodDef py_methods") :]
-    parts = [f"{line}\n" for line in includes]
-    for number, (_, source) in enumerate(kernels):
-        parts.append(f"\nnamespace dovetail_kernel_{number} {{\n{_without_directives(source)}\n}}\n")
-    parts.append(head)
-    for number, (types, _) in enumerate(kernels):
-        arguments = ", ".join(
-            f"parse_arg<{kind.replace('const ', '')}>(args, {place})" for place, kind in enumerate(types)
-        )
-        parts.append(_BINDING.format(number=number, count=len(types), arguments=arguments))
-    methods = "".join(_METHOD.format(number=number) for number in range(len(kernels)))
-    return "".join(parts) + tail.replace('{"kernel", kernel_py, METH_VARARGS, ""},', methods)
+    bodies = [
+        f"\nnamespace dovetail_kernel_{number} {{\n{_without_directives(source)}\n}}\n"
+        for number, (_, source) in enumerate(kernels)
+    ]
+    module = _binding("kernel", "", [])
+    calls = [
+        _binding(f"kernel_{number}", f"dovetail_kernel_{number}::", types) for number, (types, _) in enumerate(kernels)
+    ]
+    functions, table = "".join(call["call"] for call in calls), "".join(call["method"] for call in calls)
+    head = "".join(f"{line}\n" for line in includes) + "".join(bodies) + module["head"]
+    return f"{head}{functions}static PyMethodDef py_methods[] = {{{table}{module['end']}"
+
+
+def _binding(name: str, namespace: str, types: Sequence[str]) -> dict[str, str]:
+    """The parts of Inductor's binding for a kernel in a namespace, under a name in Python."""
+    cache_class = _joined_kernels()
+    arguments = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {place})" for place, kind in enumerate(types))
+    text = cache_class.suffix_template.format(
+        arg_len=len(types),
+        call_entry_func=namespace + cache_class.call_entry_function.format(arguments),
+        entry_func=name,
+        extra_parse_arg="",
+    )
+    found = _BINDING.fullmatch(text)
+    if found is None:
+        raise RuntimeError("Inductor binds kernels to Python in another form")
+    return found.groupdict()
 
 
 @functools.cache
