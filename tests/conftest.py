@@ -37,16 +37,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _keep_samples(items: list[pytest.Item]) -> None:
     """Of a test with the mark ``sampled(n)``, one variant in n runs by default, the first one among them; all with ``--slow``.
 
-    Chosen by their names: of variants in rows and columns, each n-th one might leave out a whole column.
+    Chosen by a digest of their names: of variants in rows and columns, each n-th one might leave out a whole column.
     """
-    seen: set[str] = set()
+    variants: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is not None:
-            name = item.nodeid.partition("[")[0]
-            if name in seen and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
-                item.add_marker("slow")
-            seen.add(name)
+        if item.get_closest_marker("sampled") is not None:
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for first, *others in variants.values():
+        mark = first.get_closest_marker("sampled")
+        assert mark is not None
+        others.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in others[-(-(len(others) + 1) // mark.args[0]) - 1 :]:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -147,7 +147,7 @@ class OfSaved(Own):
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize("function", [Own, OfTangent, OfSaved])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_custom_backwards(function: Any, forward: bool, backend: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return function.apply(x.sin()).cos()  # type: ignore[no-any-return]

@@ -83,6 +83,7 @@ def test_third_and_fourth_order(backend: str) -> None:
 
 
 @BOTH
+@pytest.mark.sampled(2)
 def test_forces_and_a_loss_on_them(backend: str) -> None:
     def style(f: Function) -> Any:
         positions = leaf(5, 3)

@@ -23,6 +23,7 @@ def test_batch_size(backend: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize(("backend", "exact"), BACKENDS)
+@pytest.mark.sampled(2)
 def test_two_dimensions_change_at_once(backend: str, exact: bool) -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
         batch, length, width = q.shape
