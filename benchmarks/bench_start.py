@@ -5,7 +5,7 @@ Each engine trains in a fresh process, engines alternate, and each process gets 
 right before the compiler is imported, and every step ends with the value of its loss. Run it with ``make bench-start``.
 
 - *first*, *tenth*: seconds until so many steps are done.
-- *full speed*: seconds until steps take at most 1.3 times as long as the last ten (medians of three).
+- *full speed*: seconds until ten steps are done of which the median is at most 1.3 times that of the second half of the run.
 - *steps*: how many steps were done in ``--seconds``; *CPU*: seconds of all cores, compilers and background processes included.
 """
 
@@ -149,14 +149,14 @@ def measure(program: str, engine: str, cache: Path, options: Any) -> dict[str, A
 def numbers(done: list[float], seconds: float) -> dict[str, float]:
     """What the table shows, by when each step was done."""
     took = [end - begin for begin, end in zip([0.0, *done], done, strict=False)]
-    steady = statistics.median(took[-10:])
-    smooth = [statistics.median(took[at : at + 3]) for at in range(len(took) - 2)]
-    slow = [at for at, value in enumerate(smooth) if value > 1.3 * steady]
-    first_full = min(slow[-1] + 1 if slow else 0, len(done) - 1)
+    steady = statistics.median(took[len(took) // 2 :])
+    # A median of ten: one step that a busy machine has held up says nothing.
+    smooth = [statistics.median(took[at : at + 10]) for at in range(max(len(took) - 9, 1))]
+    first_full = next((at for at, value in enumerate(smooth) if value <= 1.3 * steady), len(done) - 1)
     return {
         "first": done[0],
         "tenth": done[9],
-        "full": done[first_full],
+        "full": done[min(first_full + 9, len(done) - 1)],
         "step": steady,
         "steps": float(sum(end <= seconds for end in done)),
     }

@@ -61,6 +61,7 @@ torch.save((names, train(step, [step.state[name] for name in names], batches)), 
 """
 
 
+@pytest.mark.slow
 def test_training_in_another_process_with_other_batch_sizes(tmp_path: Path) -> None:
     net = Net()
     x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2, maximum=64)

@@ -145,8 +145,8 @@ def test_what_is_freed_is_freed() -> None:
             torch.autograd.grad(gradient.sum(), v)
 
 
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.slow
 def test_sizes_that_change(dynamic: bool | None) -> None:
     compiled = dovetail.compile(layers, backend="aten", fullgraph=True, dynamic=dynamic)
     v, w = leaf(4, 4, seed=1), leaf(4, 4, seed=2)

@@ -32,8 +32,8 @@ def _uses(graph: torch.fx.GraphModule, target: Any) -> bool:
     return bool(graph.graph.find_nodes(op="call_function", target=target))
 
 
-@pytest.mark.parametrize("name", ["aten", pytest.param("eager", marks=pytest.mark.slow)])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["aten", "eager"])
+@pytest.mark.slow
 def test_our_own_reference_backends_conform(name, capsys):
     report = check_backend(name)
     assert report.failures == ()

@@ -34,6 +34,7 @@ def make_step(model: nn.Module, momenta: list[torch.Tensor]) -> Callable[[torch.
 
 
 @pytest.mark.parametrize("kernels", ["aten", "inductor"])
+@pytest.mark.sampled(2)
 def test_a_whole_step_is_one_replay(kernels: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 2))
     twin = copy.deepcopy(model)
