@@ -182,7 +182,11 @@ class _Writer:
             base = "set_update" if issubclass(cls, set) else "list_extend" if issubclass(cls, list) else "deque_extend"
             self.lines.append(f"{base}({made}, ({self.expressions(item.items)}))")
         for name, value in item.attributes:
-            self.lines.append(f"set_attribute({made}, {name!r}, {self.expression(value)})")
+            found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+            # A property of that name would be called, or refuse; a slot has no other place.
+            past = hasattr(type(found), "__set__") and type(found) is not types.MemberDescriptorType
+            store = f"{made}.__dict__.__setitem__(" if past else f"set_attribute({made}, "
+            self.lines.append(f"{store}{name!r}, {self.expression(value)})")
         return made
 
     def cell(self, item: CellItem) -> str:

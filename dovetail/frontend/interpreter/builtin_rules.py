@@ -138,16 +138,6 @@ def _iter(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
     return interpreter.iterate(args[0])
 
 
-@rule(next)
-def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    done, value = interpreter.advance(args[0])
-    if not done:
-        return value
-    if len(args) > 1:
-        return args[1]
-    raise StopIteration(value)
-
-
 class WrappingIterator:
     """An iterator whose items went through the interpreter."""
 

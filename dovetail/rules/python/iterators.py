@@ -12,6 +12,16 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 
 
+@rule(next)
+def _next(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    done, value = interpreter.advance(args[0])
+    if not done:
+        return value
+    if len(args) > 1:
+        return args[1]
+    raise StopIteration() if value is None else StopIteration(value)
+
+
 def _calling(function: Any, most: int | None) -> None:
     """An iterator that calls its first argument for each item of the others, of which there are at ``most`` so many."""
 

@@ -38,7 +38,10 @@ def _vars(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) ->
         raise Break("vars() hands out the frame's variables", "do this outside of the compiled function")
     if isinstance(args[0], types.ModuleType):
         raise Break("vars() hands out a module's dictionary", "read the attributes that you need")
-    return interpreter.load_attribute(args[0], "__dict__")
+    try:
+        return interpreter.load_attribute(args[0], "__dict__")
+    except AttributeError:
+        return vars(args[0])  # raises
 
 
 @rule(sys.exc_info)

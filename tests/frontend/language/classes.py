@@ -594,3 +594,33 @@ def iteration_protocols(x: Any) -> Any:
         min([3, 1, 2], key=lambda v: -v), sorted("bca", reverse=True), tuple(reversed([1, 2])), iter([1]).__next__(),
         list(iter(functools.partial(next, iter([1, 2, 9, 3])), 9)), next(iter([]), "default"),
     )  # fmt: skip
+
+
+class Bunch:
+    """Its properties have the names of what is in the object, as in SciPy's results."""
+
+    __slots__ = ("__dict__", "place")
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.__dict__["first"] = first
+        self.__dict__["second"] = second
+        self.place = 3
+
+    @property
+    def first(self) -> Any:
+        return self.__dict__["first"]
+
+    @property
+    def second(self) -> Any:
+        return self.__dict__["second"] * 2
+
+    @second.setter
+    def second(self, value: Any) -> None:
+        raise AssertionError("set")
+
+
+@case
+def properties_over_attributes(x: Any) -> Any:
+    bunch = Bunch(x + 1, 3)
+    bunch.__dict__["first"] = x * 2
+    return bunch.first, bunch.second, bunch.place, bunch

@@ -322,3 +322,34 @@ def key_and_index_errors(x: Any) -> Any:
         except (KeyError, IndexError, AttributeError, ValueError, ZeroDivisionError) as error:
             seen.append(type(error).__name__)
     return table["a"], seen
+
+
+@case
+def wrong_arguments(x: Any) -> Any:
+    calls = {
+        "isinstance": lambda: isinstance(x, int, strict=True),  # type: ignore[call-arg]
+        "isinstance, one": lambda: isinstance(x),  # type: ignore[call-arg]
+        "issubclass": lambda: issubclass(int, int, strict=True),  # type: ignore[call-arg]
+        "len": lambda: len([1], default=3),  # type: ignore[call-arg]
+        "len, two": lambda: len([1], [2]),  # type: ignore[call-arg]
+        "getattr": lambda: getattr(x, "shape", default=3),  # type: ignore[call-overload]
+        "getattr, four": lambda: getattr(x, "shape", 3, 4),  # type: ignore[call-overload]
+        "hasattr": lambda: hasattr(x, "a", "b"),  # type: ignore[call-arg]
+        "setattr": lambda: setattr(x, "a"),  # type: ignore[call-arg]
+        "next": lambda: next(iter([]), default=3),  # type: ignore[call-overload]
+        "iter": lambda: iter(object=[1]),  # type: ignore[call-overload]
+        "type": lambda: type(x, bases=()),  # type: ignore[call-overload]
+        "tuple": lambda: tuple(iterable=[1]),  # type: ignore[call-arg]
+        "list": lambda: list([1], [2]),  # type: ignore[call-arg]
+        "append": lambda: [].append(1, index=0),  # type: ignore[call-arg]
+        "callable": lambda: callable(obj=x),  # type: ignore[call-arg]
+        "vars": lambda: vars(3),
+        "an empty iterator": lambda: next(iter(())),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            found[name] = call()
+        except (TypeError, StopIteration) as error:
+            found[name] = (type(error).__name__, *error.args)
+    return x, found
