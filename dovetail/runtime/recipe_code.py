@@ -184,7 +184,8 @@ class _Writer:
         for name, value in item.attributes:
             found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
             # A property of that name would be called, or refuse; a slot has no other place.
-            past = hasattr(type(found), "__set__") and type(found) is not types.MemberDescriptorType
+            is_data = hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")
+            past = is_data and type(found) is not types.MemberDescriptorType
             store = f"{made}.__dict__.__setitem__(" if past else f"set_attribute({made}, "
             self.lines.append(f"{store}{name!r}, {self.expression(value)})")
         return made

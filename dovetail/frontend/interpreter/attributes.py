@@ -15,6 +15,7 @@ from dovetail.frontend.interpreter.lookup import (
     MODULE_TABLES,
     LookupGuards,
     class_attribute,
+    comes_before_the_object,
     instance_dict,
     python_descriptor,
 )
@@ -186,7 +187,7 @@ class Attributes(LookupGuards):
         meta_value, meta_owner = class_attribute(type(target), name)
         is_python = python_descriptor(meta_value, "__get__") is not None
         is_ours = isinstance(meta_value, property) or is_python
-        if meta_owner is not None and is_ours and hasattr(type(meta_value), "__set__"):
+        if meta_owner is not None and is_ours and comes_before_the_object(meta_value):
             return self._bind_descriptor(meta_value, meta_owner, target, name)
         found, owner = class_attribute(target, name)
         if owner is None:
@@ -256,7 +257,7 @@ class Attributes(LookupGuards):
             return attributes
         if owner is not None:
             self.guard_not_shadowed(kind, owner, name)
-            if hasattr(type(found), "__set__"):
+            if comes_before_the_object(found):
                 return self._bind_descriptor(found, owner, target, name)
         if attributes is not None:
             if name in attributes:

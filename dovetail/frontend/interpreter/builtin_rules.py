@@ -173,9 +173,7 @@ _pairing(enumerate, 1)
 _METHODS: dict[Any, CallRule] = {
     super: lambda interpreter, args, kwargs: super(*(args or super_arguments(interpreter, interpreter.frames[-1]))),
     setattr: lambda interpreter, args, kwargs: interpreter.store_attribute(*args),
-    delattr: lambda interpreter, args, kwargs: interpreter.delete_attribute(*args),
     bool: lambda interpreter, args, kwargs: bool(args) and interpreter.truth(args[0]),
-    callable: lambda interpreter, args, kwargs: callable(*args),
     torch.is_grad_enabled: lambda interpreter, args, kwargs: torch.is_grad_enabled(),
     torch.nn.Module.__call__: lambda interpreter, args, kwargs: interpreter.call_plain_module(
         args[0], args[1:], kwargs

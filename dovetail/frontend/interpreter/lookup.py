@@ -40,6 +40,12 @@ def python_descriptor(found: Any, method: str) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
+def comes_before_the_object(found: Any) -> bool:
+    """Whether an attribute of the class is read before the object's dictionary: a data descriptor with ``__get__``."""
+    kind = type(found)
+    return hasattr(kind, "__get__") and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
+
+
 def python_method(value: Any, name: str) -> types.FunctionType | None:
     """A special method that is Python code to interpret, or None."""
     method, _ = class_attribute(type(value), name)

@@ -32,6 +32,10 @@ def _partial(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords)
     return _call(functools.partial, *args, **kwargs)
 
 
+rule[delattr] = lambda interpreter, args, kwargs: interpreter.delete_attribute(*args)
+rule[callable] = lambda interpreter, args, kwargs: callable(*args)
+
+
 @rule(vars)
 def _vars(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if not args:

@@ -624,3 +624,41 @@ def properties_over_attributes(x: Any) -> Any:
     bunch = Bunch(x + 1, 3)
     bunch.__dict__["first"] = x * 2
     return bunch.first, bunch.second, bunch.place, bunch
+
+
+class Doubling:
+    """A descriptor that is written to, and never asked."""
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        owner.__dict__["field"] = owner.__dict__.get("field", 0) + value * 2
+
+
+class Undeletable:
+    """A data descriptor without ``__set__``: it comes before the object's dictionary."""
+
+    def __get__(self, owner: Any, kind: Any) -> int:
+        return 5
+
+    def __delete__(self, owner: Any) -> None:
+        raise AssertionError("deleted")
+
+
+class Described:
+    field = Doubling()
+    fixed = Undeletable()
+
+    def __init__(self) -> None:
+        self.__dict__["fixed"] = 7
+
+
+DESCRIBED = Described()
+
+
+@case
+def descriptors_with_one_half(x: Any) -> Any:
+    new = Described()
+    new.field = 3
+    new.field = x
+    DESCRIBED.__dict__["field"] = 1
+    DESCRIBED.field = 10
+    return new.field + 1, new.fixed, new.__dict__["fixed"], new, DESCRIBED.field, DESCRIBED.fixed
