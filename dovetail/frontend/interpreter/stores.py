@@ -75,7 +75,7 @@ class Stores(LookupGuards):
                 # Raises, in words that depend on how the property was made.
                 found.__set__(target, None)
             self.call(found.fset, (target, value), {})
-        elif hasattr(type(found), "__set__") or hasattr(type(found), "__delete__"):
+        elif owner is not None and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")):
             source = self.values.source_of(target)
             if isinstance(found, types.MemberDescriptorType) and source is not None:
                 self.effects.set_attribute(target, name, value, source)
