@@ -29,7 +29,7 @@ from torch import Tensor
 
 import dovetail
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 from dovetail.torch_private import dynamo as private_dynamo
 
 #: The project's promise: Dovetail's time over that of torch.compile.

@@ -28,8 +28,8 @@ import torch
 from measuring import alternating, make_parser, save
 
 import dovetail
-from dovetail.report.explanation import compiled_function
-from dovetail.report.table import Table
+from dovetail.reports.explanation import compiled_function
+from dovetail.reports.table import Table
 from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import tracing as private_tracing
 

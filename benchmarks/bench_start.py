@@ -28,7 +28,7 @@ from measuring import alternating, make_parser, positive, save
 from torch import Tensor, nn
 
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 EAGER, THEIRS, OURS, WAITING = "eager", "torch.compile", "Dovetail", 'Dovetail, tiers="wait"'
 ENGINES = (EAGER, THEIRS, OURS, WAITING)

@@ -31,7 +31,7 @@ from torch import nn
 import dovetail
 from dovetail.backends.cudagraphs import release_recordings
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 #: "cpu" with ``--simulate``.
 DEVICE = "cuda"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dovetail
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BYTES = ("budget_bytes", "predicted_bytes", "measured_bytes")

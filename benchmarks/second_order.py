@@ -20,7 +20,7 @@ import torch
 from measuring import alternating, describe, load_example, make_parser, positive, relative_difference, save
 
 import dovetail
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 EXAMPLES = ("energy_and_forces", "pinn", "wgan_gp", "maml", "hessian_vector")
 #: The compiled part of a program.

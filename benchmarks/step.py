@@ -32,7 +32,7 @@ from measuring import alternating, describe, make_parser, positive, relative_dif
 from step_programs import PROGRAMS, VARIANTS, Step
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 #: The steps whose losses are compared before anything is timed.
 WARM_UP = 6

@@ -10,8 +10,9 @@ from dovetail.backends.foreign.torch_compile import torch_backend as torch_backe
 from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
 from dovetail.options import Options as Options
-from dovetail.report.explanation import events_of as events_of
-from dovetail.report.explanation import explain as explain
+from dovetail.reports.explanation import events_of as events_of
+from dovetail.reports.explanation import explain as explain
+from dovetail.reports.write import report as report
 from dovetail.surface.backends import list_backends as list_backends
 from dovetail.surface.compile import compile as compile
 from dovetail.switches.disabled import disable as disable

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 class UserLocation:
     """A place in the user's source: file name, line number (from 1), function name and the line's text.
 
-    ``module`` is the path of the ``torch.nn.Module`` whose code runs there, such as ``blocks.3.attn``, if there is one.
+    ``module`` is the path of the ``torch.nn.Module`` whose code runs there, such as ``blocks.3.attn``, if there is one. ``stack``
+    are the frames that lead there, outermost first, from the compiled function on; noted at graph breaks.
     """
 
     file: str
@@ -24,6 +25,7 @@ class UserLocation:
     function: str = ""
     text: str = ""
     module: str = field(default="", compare=False)
+    stack: tuple[UserLocation, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 50
 #: How a log is shown to a reader; loaded when it is asked for.
-_PAGES = "dovetail.report.event_logs"
+_PAGES = "dovetail.reports.event_logs"
 
 
 @dataclass(frozen=True)

@@ -451,7 +451,7 @@ def check_entries(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
 
 def entries_of(compiled: Any) -> int:
     """How many entries a compiled function or module has."""
-    from dovetail.report.explanation import compiled_function
+    from dovetail.reports.explanation import compiled_function
 
     return len(compiled_function(compiled).entries)
 

@@ -29,9 +29,9 @@ _VERBS = {
     "call": "dovetail.passes.editing:insert_call",
     "compile": "dovetail.face.loading:compile_joint",
     "export": "dovetail.artefacts.export:export_joint",
-    "print": "dovetail.report.joint_graphs:print_joint",
-    "summarise": "dovetail.report.joint_graphs:summarise",
-    "show": "dovetail.report.joint_graphs:show_in_notebook",
+    "print": "dovetail.reports.joint_graphs:print_joint",
+    "summarise": "dovetail.reports.joint_graphs:summarise",
+    "show": "dovetail.reports.joint_graphs:show_in_notebook",
 }
 """What the methods of a joint graph call, by name: a joint graph is data, and knows of nobody who reads it."""
 

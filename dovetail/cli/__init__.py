@@ -1,4 +1,4 @@
-"""The command line: ``dovetail demo``, ``doctor``, ``check-backend``, ``cache`` and ``version``.
+"""The command line: ``dovetail demo``, ``doctor``, ``check-backend``, ``report``, ``cache`` and ``version``.
 
 Each command is a module that is loaded when its command runs, so that only commands that need torch wait for it.
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "train a small GPT with eager, torch.compile and Dovetail side by side",
     "doctor": "versions, compiler, GPU, and which backends work on this machine",
     "check-backend": "run a backend through the conformance suite",
+    "report": "run a script, and write what was compiled in it, and why, to one page",
     "cache": "what is kept between processes: ls, stat, clear, export, import",
     "version": "print the versions of Dovetail, torch and Python",
 }

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
-from dovetail.report.curves import Curve, relative_deviations, write_html
-from dovetail.report.table import Table
+from dovetail.reports.curves import Curve, relative_deviations, write_html
+from dovetail.reports.table import Table
 
 #: The engines in the order in which they are shown.
 ENGINES = ("eager", "torch.compile", "dovetail-aten", "dovetail-inductor")

@@ -357,7 +357,7 @@ class Attempts:
 
     def _report(self, stop: Break) -> None:
         """Record a graph break, and warn at the first one of each place."""
-        self._shared.events.note("graph break", reason=stop.reason, where=stop.where)
+        self._shared.events.note("graph break", reason=stop.reason, where=stop.where, advice=stop.advice)
         if self._shared.is_news(stop.reason, stop.where):
             warn_user(explain_break("graph break", stop), GraphBreakWarning)
 

@@ -190,7 +190,7 @@ class Dispatcher:
     ) -> Any:
         """Run eagerly from now on wherever the guards collected so far hold, and say so once; an error with ``fullgraph``."""
         stop, error = outcome.stop, outcome.error
-        self.events.note("graph break", reason=stop.reason, where=stop.where)
+        self.events.note("graph break", reason=stop.reason, where=stop.where, advice=stop.advice)
         if self.options.fullgraph:
             if error is not None:
                 # Where the program itself raises, this is its error; that of a fake kernel has another text, and no line.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Sized
@@ -21,18 +22,8 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 def explain_break(head: str, stop: Break) -> str:
-    """A graph break as a sentence with its place and what to do about it.
-
-    >>> print(explain_break("graph break", Break("print writes to the terminal", "use logging")))
-    graph break: print writes to the terminal
-      what to do: use logging
-    """
-    text = f"{head}: {stop.reason}"
-    if stop.where is not None:
-        text += f"\n  at {stop.where}"
-    if stop.advice:
-        text += f"\n  what to do: {stop.advice}"
-    return text
+    """A graph break as a sentence with its place and what to do about it; see :mod:`dovetail.reports.messages`."""
+    return str(importlib.import_module("dovetail.reports.messages").explain_break(head, stop))
 
 
 def name_of(function: Any) -> str:

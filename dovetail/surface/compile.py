@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -164,6 +166,8 @@ def compile(function: Any = None, **given: Any) -> Any:
     return face.compile(function, **options)
 
 
+if os.environ.get("DOVETAIL_REPORT"):
+    importlib.import_module("dovetail.reports.running")
 _OURS = ("disable", "regional")
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(CompileOptions.__annotations__),

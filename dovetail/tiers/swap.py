@@ -330,7 +330,7 @@ def wait(compiled: Any, seconds: float | None = None) -> bool:
     >>> dovetail.wait(dovetail.compile(torch.sin, backend="aten"))
     True
     """
-    from dovetail.report.explanation import events_of
+    from dovetail.reports.explanation import events_of
 
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
     events = events_of(compiled)

@@ -110,6 +110,20 @@ def straight_call(compiled: Any) -> Callable[[list[Any]], Any]:
     return run
 
 
+def generated_file(compiled: Any) -> str:
+    """The file of the code that Inductor has generated for a graph; empty where it says none."""
+    call = getattr(compiled, "current_callable", None)
+    code = getattr(getattr(call, "__func__", call), "__code__", None)
+    return str(code.co_filename) if getattr(compiled, "source_code", "") and code is not None else ""
+
+
+def cache_hits() -> int:
+    """How many graphs Inductor's cache has had so far in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fxgraph_cache_hit"])
+
+
 def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
     """Whether Inductor will compute the convolutions of this graph with the channels last."""
     from torch._inductor.graph import GraphLowering

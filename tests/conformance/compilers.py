@@ -43,7 +43,7 @@ def _torch_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 def breaks(compiled: Any) -> list[str]:
     """Each graph break of something made by Dovetail: the reason and the user's line."""
     from dovetail.face.compile import CompiledFunction, CompiledModule
-    from dovetail.report.explanation import events_of
+    from dovetail.reports.explanation import events_of
 
     if not isinstance(compiled, (CompiledFunction, CompiledModule)):
         return []
@@ -74,7 +74,7 @@ def not_compiled(compiled: Any) -> str:
     """
     try:
         from dovetail.face.compile import CompiledFunction, CompiledModule
-        from dovetail.report.explanation import compiled_function
+        from dovetail.reports.explanation import compiled_function
     except ImportError:
         return ""
     if not isinstance(compiled, (CompiledFunction, CompiledModule)):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 
 #: A program: ``setup()`` gives the compiled function, one round of calls, and the objects that must die with them.
 Setup = Callable[[], tuple[Any, Callable[[], None], list[Any]]]

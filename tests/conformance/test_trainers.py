@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 WIDTH = 6

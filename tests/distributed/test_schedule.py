@@ -19,7 +19,7 @@ from dovetail.distributed import (
 )
 from dovetail.distributed import plan as plans
 from dovetail.distributed.plan import Plan
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.distributed import world
 from tests.distributed.models import OPTIMIZERS, batches, build, make_step
 

@@ -25,7 +25,7 @@ import torch
 import dovetail
 from dovetail import errors
 from dovetail.face.compiled_function import CompiledFunction
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import check, same
 
 X = torch.tensor([1.0, -2.0, 3.0])

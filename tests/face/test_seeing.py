@@ -8,7 +8,7 @@ import torch
 
 import dovetail
 from dovetail.events import EventLog
-from dovetail.report.explanation import Explanation, compiled_function
+from dovetail.reports.explanation import Explanation, compiled_function
 
 
 def test_an_explanation_prints_the_latest_events_only() -> None:

@@ -14,7 +14,7 @@ import torch
 import dovetail
 from dovetail.fast_guards import generator
 from dovetail.fast_guards.native import NativeWriter
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(

@@ -20,7 +20,7 @@ import dovetail
 from dovetail.errors import GraphBreakError
 from dovetail.fast_guards.remembered import Remembering
 from dovetail.guards import Checker, compile_checker
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
 
 pytestmark = pytest.mark.skipif(

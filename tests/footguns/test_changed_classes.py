@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 Change = Callable[[], Any]

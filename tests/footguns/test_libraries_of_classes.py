@@ -10,7 +10,7 @@ from torch.distributions import Transform, constraints
 from torch.distributions.utils import lazy_property
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 
 FACTOR = 2.0
 

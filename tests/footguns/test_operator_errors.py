@@ -9,7 +9,7 @@ import torch
 
 import dovetail
 from dovetail.errors import OutgrownError
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 
 ONE, TWO = torch.tensor([0, 1]), torch.tensor([0, 9])
 

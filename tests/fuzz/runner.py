@@ -33,7 +33,7 @@ import dovetail
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.loading import load_rules
 from dovetail.guards import AmbientState
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import state as private_state
 from tests.fuzz.world import Comparison, Difference
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import dovetail
 from dovetail.aot import passes
 from dovetail.errors import HigherOrderGradientError
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 
 Held = dict[str, Any]
 MEGABYTE = 1 << 20

@@ -10,7 +10,7 @@ import torch
 import dovetail
 from dovetail.backends import Backend
 from dovetail.backends.aten import compile_aten
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import entries_of, randn
 
 

@@ -7,7 +7,7 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError, GraphBreakWarning
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 

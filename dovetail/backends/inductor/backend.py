@@ -26,6 +26,7 @@ from dovetail.backends.inductor import complex_scatters, convolution_layouts, wo
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
+from dovetail.backends.inductor.generated import Generated, note
 from dovetail.backends.inductor.job import WORKAROUNDS, Job
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
@@ -154,6 +155,7 @@ def compile_inductor(
     own = own_copy(graph)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
     job = Job(own, examples, settings, options.get("write_backs", {}))
+    hits = private_inductor.cache_hits()
     write_back(own, job.write_backs)
     floats_as_tensors(own)
     compute_scalars_once(own)
@@ -172,6 +174,8 @@ def compile_inductor(
             is_inference=kind == "inference",
             settings=job.settings,
         )
+    if file := private_inductor.generated_file(compiled):
+        note(fake_mode, Generated(kind, file, was_cached=private_inductor.cache_hits() > hits))
     call = private_inductor.straight_call(compiled)
     for wrap in job.wrappers:
         call = wrap(call)

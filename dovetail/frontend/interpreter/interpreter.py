@@ -8,6 +8,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dovetail.errors import CaptureError, DovetailError, Interruption, UserLocation
@@ -105,11 +106,12 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         self.__dict__.clear()
         self._has_ended = True
 
-    def locate(self) -> UserLocation | None:
+    def locate(self, stack: bool = False) -> UserLocation | None:
         if not self.frames:
             return self._entry_location
         outside = (frame for frame in reversed(self.frames) if not _is_library(frame.globals.get("__name__")))
-        return next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
+        found = next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
+        return replace(found, stack=tuple(frame.location() for frame in self.frames)) if stack else found
 
     def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
         if kind not in self._states:
@@ -187,7 +189,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
                     return result
         except Break as stop:
             if stop.where is None:
-                stop.where = self.locate()
+                stop.where = self.locate(stack=True)
             if stop.steps is None:
                 stop.steps = self._steps_of_chain()
                 if stop.is_clean and len(stop.steps) == len(self.frames) and self.trace.settings.ends_at_breaks:

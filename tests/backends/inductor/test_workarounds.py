@@ -9,7 +9,7 @@ import torch
 
 import dovetail
 from dovetail.backends.inductor import backend, workarounds
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import compilers as private_compilers
 
 pytestmark = pytest.mark.skipif(private_compilers.cpp_compiler() is None, reason="needs a C++ compiler")

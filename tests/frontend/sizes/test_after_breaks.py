@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import backward, clone_inputs, randn, same
 
 

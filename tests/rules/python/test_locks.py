@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 SIZES = (4, 5, 7, 6, 4, 9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.report.explanation import compiled_function
+from dovetail.reports.explanation import compiled_function
 from tests.differential import same
 
 VALUES = ([1.0, 2.0], [3.0, 4.0], [50.0, 2.0], [1.0, -7.0], [0.5, 1.5])

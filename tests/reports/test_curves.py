@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.report.curves import Curve, relative_deviations, svg_chart, write_html
-from dovetail.report.table import Table
+from dovetail.reports.curves import Curve, relative_deviations, svg_chart, write_html
+from dovetail.reports.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

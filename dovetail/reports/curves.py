@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.report.table import Table
+from dovetail.reports.table import Table
 
 #: Colour, dash pattern and width of each curve. The colours differ in brightness too (Okabe and Ito); where curves lie on each
 #: other, the dashes of the upper one show those below it.

@@ -57,11 +57,16 @@ def summarise(joint: JointGraph) -> str:
     return f"joint graph of {name}{order}: {joint.num_primals} inputs, {sizes}{made}{passes}"
 
 
-def _operation(node: torch.fx.Node) -> str:
+def operation_text(node: torch.fx.Node) -> str:
+    """The operator with its arguments."""
     name = getattr(node.target, "__name__", str(node.target))
     operator = str(node.target).replace("aten.", "") if isinstance(node.target, OpOverload) else name
     shown = [str(argument) for argument in node.args] + [f"{key}={value}" for key, value in node.kwargs.items()]
-    return f"{node.name}: {describe_value(node.meta.get('val'))} = {operator}({', '.join(shown)})"
+    return f"{operator}({', '.join(shown)})"
+
+
+def _operation(node: torch.fx.Node) -> str:
+    return f"{node.name}: {describe_value(node.meta.get('val'))} = {operation_text(node)}"
 
 
 def _grouped(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:

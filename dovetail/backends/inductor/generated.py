@@ -1,0 +1,34 @@
+"""Where the code lies that Inductor has generated for each graph, for people who want to read it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The code of one graph: "forward", "backward" or "inference", the file, and whether Inductor's cache had it."""
+
+    kind: str
+    file: str
+    was_cached: bool
+
+
+#: By the fake mode of the capture, which its graphs share: no graph and no code is kept alive by this table.
+_BY_CAPTURE: weakref.WeakKeyDictionary[Any, list[Generated]] = weakref.WeakKeyDictionary()
+
+
+def note(fake_mode: Any, generated: Generated) -> None:
+    """Remember where the code of a graph is."""
+    _BY_CAPTURE.setdefault(fake_mode, []).append(generated)
+
+
+def code_of(fake_mode: Any) -> list[Generated]:
+    """The code of the graphs of a capture, in the order in which they were compiled.
+
+    >>> code_of(frozenset())
+    []
+    """
+    return list(_BY_CAPTURE.get(fake_mode, ()))

@@ -1,0 +1,65 @@
+"""``dovetail.report``: what was compiled, as one page or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.face.attempts import capturing
+from dovetail.frontend.code.frame import Break
+from dovetail.reports.explanation import compiled_function
+from dovetail.reports.page import EMPTY, render
+from dovetail.reports.records import FunctionRecord, short
+from dovetail.versions import __version__
+
+
+def report(compiled: Any, path: str | os.PathLike[str]) -> Path:
+    """Write what Dovetail has made of a compiled function or module, or of several in a list, and why, to a file.
+
+    A path that ends with ``.json`` gets the report as JSON, any other one a page that needs no other file and no network. Returns
+    the path. Raises OSError where it cannot be written.
+
+    >>> import tempfile, torch, dovetail
+    >>> double = dovetail.compile(lambda x: x * 2, backend="aten")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(dovetail.report(double, f"{folder}/report.html").name)
+    report.html
+    """
+    if capturing.active:
+        raise Break("dovetail.report is called inside of a compiled function", "call it outside")
+    several = compiled if isinstance(compiled, (list, tuple)) else [compiled]
+    return write(Path(path), [FunctionRecord.of(compiled_function(item)) for item in several])
+
+
+def write(path: Path, records: Iterable[FunctionRecord], left_out: int = 0, ended: str = "") -> Path:
+    """Write a report on these functions; a file that was there is replaced as a whole."""
+    shown = " ".join(os.path.basename(item) if not index else item for index, item in enumerate(sys.argv))
+    data = {
+        **EMPTY,
+        "command": short(shown, 300) or "Python",
+        "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "process": os.getpid(),
+        "rank": os.environ.get("RANK", ""),
+        "ended": ended,
+        "versions": {"dovetail": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "functions": [record.as_data() for record in records],
+        "functions_left_out": left_out,
+    }
+    text = json.dumps(data, ensure_ascii=False) if path.suffix == ".json" else render(data)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # A lone surrogate, in the name of a file say, is no text that can be written.
+        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return path

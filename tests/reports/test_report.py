@@ -1,0 +1,326 @@
+"""``dovetail.report``: the page is whole and safe, and says what was compiled, why, and from which line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.face.dispatcher import SURROUNDINGS
+from dovetail.reports import records
+from dovetail.reports.page import lanes
+from dovetail.reports.running import Watcher, watch
+from tests import layout
+from tests.reports.pages import check_page, find_browser, in_browser
+
+
+def inner(x: torch.Tensor) -> torch.Tensor:
+    print(end="</script><b>")  # the break, one frame further in
+    return x.cos()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.scale = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return inner(y) * self.scale
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    net = Net()
+    compiled = dovetail.compile(net, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scale in (3, 4):
+            net.scale = scale
+            compiled(torch.ones(2, 4)).sum().backward()
+    return compiled
+
+
+@pytest.fixture(scope="module")
+def data(compiled: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = dovetail.report(compiled, tmp_path_factory.mktemp("report") / "report.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["functions"][0]
+    return found
+
+
+def text_of(where: dict[str, Any]) -> str:
+    return str(where["text"])
+
+
+def test_the_page_is_whole_and_holds_the_same_as_the_json(compiled: Any, data: dict[str, Any], tmp_path: Path) -> None:
+    page = check_page(dovetail.report(compiled, tmp_path / "page.html").read_text(encoding="utf-8"))
+    shown = page.data()["functions"][0]
+    assert shown["breaks"] == data["breaks"] and shown["parts"] == data["parts"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_graph_break_has_all_frames_and_what_to_do(data: dict[str, Any]) -> None:
+    (row,) = data["breaks"]
+    assert row["reason"] == "print writes to the terminal" and row["advice"]
+    assert [text_of(item) for item in row["stack"]][-2:] == [
+        "return inner(y) * self.scale",
+        'print(end="</script><b>")  # the break, one frame further in',
+    ]
+
+
+def test_a_recompile_is_a_sentence(data: dict[str, Any]) -> None:
+    assert any("scale` was 3, is 4; needed at" in row["reason"] for row in data["recompiles"])
+
+
+def test_parts_entries_and_guards_with_their_lines(data: dict[str, Any]) -> None:
+    start, *after = data["parts"]
+    assert start["label"] == "from the start" and after and all("from line" in part["label"] for part in after)
+    (entry,) = start["entries"]
+    assert entry["state"] == "up to a graph break"
+    lines = {text_of(guard["where"]) for guard in [*entry["guards"], *entry["inputs"]] if guard["where"]}
+    assert "y = self.first(x).relu()" in lines
+    assert entry["saved"] and sum(row["bytes"] for row in entry["saved"]) == entry["saved_bytes"]
+
+
+def test_forward_and_backward_meet_at_a_line_that_is_shown(data: dict[str, Any]) -> None:
+    entry = data["parts"][0]["entries"][0]
+    both = {row[3] for row in entry["forward"]} & {row[3] for row in entry["backward"]} - {-1}
+    shown = {(file["file"], number): text for file in entry["source"] for number, text in file["rows"]}
+    assert any("self.first(x).relu()" in shown[tuple(entry["lines"][index])] for index in both)
+
+
+def test_an_entry_that_runs_eagerly_says_why(tmp_path: Path) -> None:
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    compiled = dovetail.compile(refused, backend="aten")
+    with pytest.warns(UserWarning, match=r"graph break|runs eagerly"):
+        compiled(torch.ones(2))
+    text = dovetail.report(compiled, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "a branch depends on the values of a tensor" in " ".join(check_page(text).texts["td"])
+
+
+def test_names_and_code_are_escaped(tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"torch": torch}
+    source = 'def hostile(x, tag="</script><script>alert(1)</script>"):\n    return x.sin() if "<img src=x>" else x\n'
+    exec(compile(source, "<img src=x onerror=alert(1)>.py", "exec"), namespace)
+    namespace["hostile"].__qualname__ = "<img src=x onerror=alert(2)>"
+    compiled = dovetail.compile(namespace["hostile"], backend="aten")
+    compiled(torch.ones(2))
+    page = check_page(dovetail.report(compiled, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert len([tag for tag, _ in page.elements if tag == "script"]) == 2
+    assert "<img src=x onerror=alert(2)>" in page.texts["h2"]
+
+
+def test_an_object_whose_text_cannot_be_had_is_named(tmp_path: Path) -> None:
+    class Rude:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+        __repr__ = __str__
+
+    assert "Rude, whose text cannot be had: ValueError" in records.short(Rude())
+    assert records.short("x" * 5000).endswith("… (5,000 characters)")
+
+
+def test_several_functions_and_one_that_was_never_called(compiled: Any, tmp_path: Path) -> None:
+    fresh = dovetail.compile(inner, backend="aten")
+    path = dovetail.report([compiled, fresh], tmp_path / "page.html")
+    names = [item["name"] for item in check_page(path.read_text(encoding="utf-8")).data()["functions"]]
+    assert names == ["Net", "inner"]
+
+
+def test_what_was_not_compiled_and_where_nothing_can_be_written(compiled: Any, tmp_path: Path) -> None:
+    with pytest.raises(dovetail.errors.NotCallableError):
+        dovetail.report(torch.sin, tmp_path / "page.html")
+    with pytest.raises(OSError):
+        dovetail.report(compiled, tmp_path / "no such folder" / "page.html")
+
+
+def test_a_full_report_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(records, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(records, "MOST_GUARDS", 2)
+    monkeypatch.setattr(records, "Room", lambda: records_room(nodes=1))
+    compiled = dovetail.compile(lambda x, n: x * n, backend="aten", dynamic=False)
+    for n in (1.5, 2.5):
+        compiled(torch.ones(2), n)
+    page = check_page(dovetail.report(compiled, tmp_path / "page.html").read_text(encoding="utf-8"))
+    (function,) = page.data()["functions"]
+    (entry,) = function["parts"][0]["entries"]
+    assert "the report is full" in entry["graphs_left_out"] and "forward" not in entry
+    assert len(entry["guards"]) <= 2
+
+
+def records_room(nodes: int) -> Any:
+    from dovetail.reports.graphs_as_data import Room
+
+    return Room(nodes=nodes)
+
+
+def test_pauses_between_stages_are_cut_short() -> None:
+    row = {"name": "compile", "seconds": 1.0, "depth": 0, "details": ""}
+    drawn = lanes([row | {"start": 0.0, "thread": 0}, row | {"start": 86_400.0, "thread": 1}])
+    assert drawn["rows"][1]["width"] > 40 and drawn["rows"][0]["top"] != drawn["rows"][1]["top"]
+
+
+# --- of a whole program -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture()
+def watched(tmp_path: Path) -> Any:
+    watcher = Watcher(lambda: [tmp_path / "all.html", tmp_path / "all.json"])
+    yield watcher
+    SURROUNDINGS.remove(watcher.around)
+    watcher._is_on = False
+    if watcher._timer is not None:
+        watcher._timer.cancel()
+
+
+def test_a_function_that_is_gone_is_in_the_report(watched: Watcher, tmp_path: Path) -> None:
+    def passing() -> None:
+        net = Net()
+        dovetail.compile(net, backend="aten")(torch.ones(2, 4))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        passing()
+    watched.ended_with(ValueError("<lost>"))
+    watched.write()
+    data = check_page((tmp_path / "all.html").read_text(encoding="utf-8")).data()
+    (function,) = data["functions"]
+    assert function["name"] == "Net" and function["parts"][0]["entries"][0]["forward"] and len(function["parts"]) > 1
+    assert data["ended"] == "ended with ValueError: <lost>"
+
+
+def test_a_report_that_fails_warns_once_and_the_program_goes_on(watched: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    watched._targets = lambda: [tmp_path / "file" / "all.html"]
+    double = dovetail.compile(lambda x: x * 2, backend="aten")
+    assert double(torch.ones(1)).item() == 2
+    with pytest.warns(RuntimeWarning, match="no report is written any more"):
+        watched.write()
+    watched.write()
+    assert double(torch.ones(3)).sum().item() == 6
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    before = list(SURROUNDINGS)
+    with pytest.warns(RuntimeWarning, match="no report is written, because the folder cannot be made"):
+        assert watch(str(tmp_path / "file" / "reports")) is None
+    assert before == SURROUNDINGS
+
+
+def test_the_number_of_functions_is_bounded(watched: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.reports.running.MOST_FUNCTIONS", 1)
+    for _ in range(3):
+        dovetail.compile(lambda x: x + 1, backend="aten")(torch.ones(1))
+    watched.write()
+    data = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    assert len(data["functions"]) == 1 and data["functions_left_out"] >= 2
+
+
+_PROGRAM = """
+import multiprocessing, sys, torch, dovetail
+
+def child():
+    dovetail.compile(lambda x: x + 1, backend="aten")(torch.ones(2))
+
+def main():
+    print(sys.argv[1:])
+    net = torch.nn.Linear(2, 2)
+    dovetail.compile(net, backend="aten")(torch.ones(1, 2)).sum().backward()
+
+if __name__ == "__main__":
+    main()
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    raise RuntimeError("a crash")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["variable", "command"])
+def test_a_script_that_forks_and_crashes_leaves_reports(way: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(layout.ROOT)}
+    start = [sys.executable]
+    if way == "variable":
+        environment["DOVETAIL_REPORT"] = str(tmp_path / "out")
+    else:
+        start += ["-m", "dovetail.cli", "report", "-o", str(tmp_path / "out" / "train.html")]
+    done = subprocess.run(
+        [*start, str(script), "--lr", "1"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 1 and done.stdout == "['--lr', '1']\n"
+    assert "RuntimeError: a crash" in done.stderr and "runpy" not in done.stderr
+    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    assert len(found) == 2 and len(list((tmp_path / "out").iterdir())) == 4
+    ended = {data["ended"]: [item["name"] for item in data["functions"]] for data in found.values()}
+    assert ended == {"ended with RuntimeError: a crash": ["Linear"], "": ["child.<locals>.<lambda>"]}
+
+
+@pytest.mark.slow
+def test_a_command_that_cannot_write_or_finds_no_script_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(layout.ROOT)}
+    command = [sys.executable, "-m", "dovetail.cli", "report"]
+    for arguments, text in (
+        (["-o", str(tmp_path / "file" / "a.html"), __file__], "the folder cannot be made"),
+        ([str(tmp_path / "train.py")], "there is no file"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+_LOOK = """
+const rest = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+for (let depth = 0; depth < 2; depth += 1) {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  await rest(50);
+}
+const [source, forward, backward] = document.querySelectorAll(".list");
+const row = forward.querySelector(".row.has");
+row.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+const lit = [source, forward, backward].map((list) => list.querySelectorAll(".row.lit").length);
+row.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+await rest(50);
+const pinned = [source, forward, backward].map((list) => list.querySelectorAll(".row.pinned").length);
+backward.scrollTop = 1e7;
+backward.dispatchEvent(new Event("scroll"));  // a page without a screen may draw no frame
+const last = [...backward.querySelectorAll(".row")].map((item) => Number(item.dataset.index));
+return { lit, pinned, last: Math.max(...last), elements: document.querySelectorAll("*").length,
+         guards: document.querySelectorAll(".slot td").length };
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [2, 250])
+def test_a_browser_marks_what_belongs_to_a_line(layers: int, tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("there is no Chromium or Chrome here (DOVETAIL_BROWSER names one)")
+    parts = [part for _ in range(layers) for part in (torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.GELU())]
+    compiled = dovetail.compile(torch.nn.Sequential(*parts), backend="aten")
+    compiled(torch.ones(2, 4)).sum().backward()
+    path = dovetail.report(compiled, tmp_path / "page.html")
+    entry = check_page(path.read_text(encoding="utf-8")).data()["functions"][0]["parts"][0]["entries"][0]
+    found = in_browser(browser, path, _LOOK)
+    assert all(found["lit"]) and all(found["pinned"]) and found["guards"] > 0, found
+    assert found["last"] >= len(entry["backward"])  # there are rows for modules too
+    # Of some thousand operators only those in view are in the page.
+    assert found["elements"] < 6000
