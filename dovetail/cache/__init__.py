@@ -1,4 +1,5 @@
-"""What Dovetail keeps between processes: compiled kernels, and which vector instructions the compiler and this CPU know.
+"""What Dovetail keeps between processes: compiled kernels with the code that calls them, and which vector instructions the
+compiler and this CPU know.
 
 An entry is found by a digest of everything that decides about it, and read only if it is whole and comes from a place that
 nobody else can write to. Anything else is a miss, never an exception: training goes on without the cache.
@@ -9,7 +10,8 @@ True
 
 Environment: ``DOVETAIL_CACHE_DIR`` (the directory), ``DOVETAIL_CACHE_SHARED`` (another one that is only read),
 ``DOVETAIL_CACHE_SIZE`` (the most bytes, 1 GiB unless given), ``DOVETAIL_CACHE=0`` (no cache). :mod:`.folders` finds the
-directories, :mod:`.entries` reads and writes, :mod:`.bundles` exports and imports.
+directories, :mod:`.entries` reads and writes, :mod:`.bundles` exports and imports, :mod:`.versions` names the
+programs that an entry depends on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from dovetail.cache.bundles import export_file, import_file
 from dovetail.cache.entries import Entry, Stat, clear, key_of, ls, making, read, stat, write
 from dovetail.cache.folders import directory, is_on, switch
+from dovetail.cache.versions import software
 
 __all__ = [
     "Entry",
@@ -30,6 +33,7 @@ __all__ = [
     "ls",
     "making",
     "read",
+    "software",
     "stat",
     "switch",
     "write",

@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
-import networkx
 import torch
 
 from dovetail.aot.descriptors import BufferInput, ParamInput
@@ -84,6 +83,8 @@ def minimum_cut(
     network, relevant = _network(read, cost, reused)
     if "source" not in network or "sink" not in network:
         return []
+    import networkx  # takes a tenth of a second, and inference needs none of it
+
     _, (reachable, _) = networkx.minimum_cut(
         network, "source", "sink", flow_func=networkx.algorithms.flow.boykov_kolmogorov
     )
@@ -101,6 +102,8 @@ def _network(
     read: Collection[torch.fx.Node], cost: Callable[[torch.fx.Node], int], reused: Collection[torch.fx.Node]
 ) -> tuple[Any, set[torch.fx.Node]]:
     """Each value is an edge with its cost as capacity; the source leads to what cannot be computed again, ``read`` to the sink."""
+    import networkx
+
     network: Any = networkx.DiGraph()
     relevant: set[torch.fx.Node] = set()
     stack = list(read)

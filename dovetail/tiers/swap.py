@@ -152,10 +152,6 @@ class SwappingRun:
         try:
             with private_state.preserved_rng_state(), stage("making graphs for the backend"):
                 self._second = run_steps(self._for_backend(lowering))
-            job = make_job(backend.name, self._collector.graphs)
-        except UnportableError as error:
-            self._compile_here(str(error))
-            return
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return
@@ -167,9 +163,16 @@ class SwappingRun:
             self._have_kernels({"compiled": 0.0, "loaded": time.monotonic() - self._asked})
             return
         try:
+            job = make_job(backend.name, self._collector.graphs)
             self._job = process.worker().submit(job)
+        except UnportableError as error:
+            self._compile_here(str(error))
+            return
         except OSError as error:
             self._stay(f"the background process cannot be given the graph ({error})")
+            return
+        except Exception as error:  # noqa: BLE001  (a graph that cannot be written down in a way that nobody has thought of)
+            self._stay(f"{type(error).__name__}: {error}")
             return
         weakref.finalize(self, self._job.cancel).atexit = False
         count = len(job["graphs"])
@@ -180,7 +183,7 @@ class SwappingRun:
     def _finds_kernels(self) -> bool:
         """Whether the kernels are in the cache already, of an earlier run of the program."""
         try:
-            self._compile_all(CACHES[self._tiers.backend.name].only_from_cache())
+            self._compile_all(CACHES[self._tiers.backend.name].only_from_cache(ours=True))
         except Exception:  # noqa: BLE001  (where it is not that they are missing, the background says what it is)
             return False
         return True

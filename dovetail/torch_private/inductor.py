@@ -6,11 +6,12 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from dovetail.torch_private.inductor_cache import refusing_to_compile
 from dovetail.torch_private.inductor_kernels import kernels_in_few_files
 from dovetail.torch_private.operators import OpOverload
 
@@ -51,7 +52,7 @@ def inductor_compile(
     settled = contextlib.ExitStack()
     for block in (config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
         settled.enter_context(block)
-    with settled, kernels_in_few_files():
+    with settled, refusing_to_compile(), kernels_in_few_files():
         return compile_fx_inner(
             graph,
             example_inputs,
@@ -64,10 +65,12 @@ def inductor_compile(
 def inductor_realize() -> Any:
     """An operator that gives its argument, which Inductor then keeps in memory; None where there is none (torch 2.13 has it)."""
     try:
-        from torch._inductor import lowering, test_operators  # noqa: F401  (both register the operator)
-    except ImportError:
+        from torch._inductor import test_operators  # noqa: F401  (registers the operator)
+
+        found = torch.ops._inductor_test.realize.default
+    except (ImportError, AttributeError):
         return None
-    return torch.ops._inductor_test.realize.default
+    return found
 
 
 #: Where users find Inductor's settings.
@@ -81,12 +84,13 @@ def inductor_setting_names() -> set[str]:
     return set(config.get_config_copy())
 
 
-def inductor_runs_as_is(overload: OpOverload) -> None:
-    """Let Inductor call this operator's own kernel where it would otherwise insist on having it decomposed."""
+def inductor_runs_as_is(overloads: Iterable[OpOverload]) -> None:
+    """Let Inductor call these operators' own kernels where it would otherwise insist on having them decomposed."""
     from torch._inductor import lowering
 
-    if overload not in lowering.lowerings:
-        lowering.make_fallback(overload, warn=False, override_decomp=True)
+    for overload in overloads:
+        if overload not in lowering.lowerings:
+            lowering.make_fallback(overload, warn=False, override_decomp=True)
 
 
 def straight_call(compiled: Any) -> Callable[[list[Any]], Any]:

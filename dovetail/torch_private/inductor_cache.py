@@ -6,9 +6,12 @@ Checked on torch 2.13.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 from collections.abc import Iterator
 from typing import Any
+
+from dovetail import cache
 
 
 class NotCachedError(Exception):
@@ -43,9 +46,34 @@ def settings_from_data(data: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+_where: contextvars.ContextVar[str] = contextvars.ContextVar("dovetail_where_code_is_looked_for", default="")
+
+
 @contextlib.contextmanager
-def only_from_cache() -> Iterator[None]:
-    """In the block, Inductor takes code from its cache, and raises :class:`NotCachedError` for a graph that is not there."""
+def only_from_cache(*, ours: bool = False) -> Iterator[None]:
+    """In the block code comes from a cache, and :class:`NotCachedError` is raised for a graph that is not there.
+
+    ``ours``: from Dovetail's cache, where it is on. To look into Inductor's takes seconds where Inductor was not used before.
+    """
+    token = _where.set("ours" if ours and cache.is_on() else "any")
+    try:
+        yield
+    finally:
+        _where.reset(token)
+
+
+def look_no_further() -> None:
+    """Raise :class:`NotCachedError` where Dovetail's cache was the only place to look for code."""
+    if _where.get() == "ours":
+        raise NotCachedError("the code of a graph is not in Dovetail's cache")
+
+
+@contextlib.contextmanager
+def refusing_to_compile() -> Iterator[None]:
+    """In the block, Inductor compiles nothing where :func:`only_from_cache` says so."""
+    if not _where.get():
+        yield
+        return
     from torch._inductor import compile_fx
 
     original = compile_fx.fx_codegen_and_compile

@@ -9,12 +9,14 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
 import sys
 import sysconfig
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,14 +179,27 @@ def _modules(sources: Sequence[str]) -> list[Any]:
             # Kernel by kernel, an error of the compiler is Inductor's again.
             with contextlib.suppress(RuntimeError, OSError, ImportError):
                 modules[key] = load()
-                cache.write("kernels", key, Path(modules[key].__file__).read_bytes())
+                path = modules[key].__file__
+                if cache.write("kernels", key, Path(path).read_bytes()):
+                    _keys_of_loaded[path] = key
     return [modules.get(key) for key in keys]
 
 
 def _kept_module(key: str) -> Any:
     """A compiled file from the cache on disk, as a module; None where the cache has none, or it cannot be loaded here."""
-    from torch._inductor.codecache import cache_dir
+    module = loaded_kernels(key)
+    if module is not None:
+        module.key = key
+    return module
 
+
+def loaded_kernels(key: str) -> Any:
+    """A compiled file from the cache on disk, as a module; loads nothing of Inductor."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    name = f"{key}.kernel"
+    if name in sys.modules:
+        return sys.modules[name]
     content = cache.read("kernels", key)
     if content is None:
         return None
@@ -196,8 +211,35 @@ def _kept_module(key: str) -> Any:
             beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
             beside.write_bytes(content)
             beside.replace(path)
-        return _joined_kernels()._load_library(str(path), key)
+        # Where the kernels find the data of a tensor.
+        address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+        found = importlib.util.spec_from_file_location(name, path)
+        assert found is not None and found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        _keys_of_loaded[str(path)] = key
+        return sys.modules.setdefault(name, module)
     return None
+
+
+#: By the file of a module of kernels: the key under which the cache has it.
+_keys_of_loaded: dict[str, str] = {}
+
+
+def key_of_loaded(module: types.ModuleType) -> str | None:
+    """The key of a loaded file of kernels in the cache on disk, where it is put unless it is there; None: it cannot be."""
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return None
+    if path not in _keys_of_loaded:
+        # Compiled by itself, in Inductor's cache.
+        with contextlib.suppress(OSError):
+            content = Path(path).read_bytes()
+            key = cache.key_of("alone", hashlib.sha256(content).hexdigest())
+            if cache.read("kernels", key) == content or cache.write("kernels", key, content):
+                _keys_of_loaded[path] = key
+    return _keys_of_loaded.get(path)
 
 
 def _key_of_file(source: str) -> str:

@@ -57,7 +57,7 @@ class FakeWorker:
 
 
 @contextlib.contextmanager
-def only_from_cache() -> Iterator[None]:
+def only_from_cache(*, ours: bool = False) -> Iterator[None]:
     """What was answered to be compiled can be taken once."""
     CACHE.is_open = True
     try:

@@ -6,13 +6,15 @@
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
 * convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor);
-* faults of Inductor are worked around (:mod:`.workarounds`).
+* faults of Inductor are worked around (:mod:`.workarounds`);
+* code that an earlier process has made of the same graph is taken from the cache (:mod:`.kept_code`).
 
 The graph has been decomposed before by :func:`wanted_decompositions`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.inductor import complex_scatters, convolution_layouts, workarounds
@@ -28,11 +31,13 @@ from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
 from dovetail.backends.inductor.generated import Generated, note
 from dovetail.backends.inductor.job import WORKAROUNDS, Job
+from dovetail.backends.inductor.kept_code import facts, keep_code, key_of_code, take_code
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError
 from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
@@ -122,18 +127,8 @@ def _key(job: Job) -> str:
     """
     digest = hashlib.sha256()
     for node in job.graph.graph.nodes:
-        digest.update(f"{node.name} {_facts(node.meta.get('val'))}\n".encode())
+        digest.update(f"{node.name} {facts(node.meta.get('val'))}\n".encode())
     return ", ".join([*(work_around.__name__ for work_around in WORKAROUNDS), digest.hexdigest()])
-
-
-def _facts(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_facts, value))}]"
-    if not isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} {value}"
-    if value.layout != torch.strided:
-        return f"{value.dtype} {value.shape} {value.layout} {value.device}"
-    return f"{value.dtype} {value.shape} {value.stride()} {value.storage_offset()} {value.device}"
 
 
 def compile_inductor(
@@ -155,16 +150,35 @@ def compile_inductor(
     own = own_copy(graph)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
     job = Job(own, examples, settings, options.get("write_backs", {}))
-    hits = private_inductor.cache_hits()
     write_back(own, job.write_backs)
     floats_as_tensors(own)
     compute_scalars_once(own)
-    with job.during:
-        for work_around in WORKAROUNDS:
-            work_around(job)
-        job.settings = {**_passes(_key(job)), **job.settings}
+    for work_around in WORKAROUNDS:
+        work_around(job)
+    key = key_of_code(job, kind, visible)
+    call = take_code(key)
+    if call is not None:
+        note(fake_mode, Generated(kind, str(cache.directory() / "code" / str(key)), was_cached=True))
+    else:
+        compiled = _compile(job, fake_mode, kind, visible)
+        keep_code(key, compiled)
+        call = private_inductor.straight_call(compiled)
+    for wrap in job.wrappers:
+        call = wrap(call)
+    return guard_outputs(call, promised_strides(outputs, visible))
+
+
+def _compile(job: Job, fake_mode: Any, kind: Kind, visible: list[int]) -> Any:
+    """Have Inductor compile the graph, or take it from Inductor's own cache."""
+    private_inductor_cache.look_no_further()
+    hits = private_inductor.cache_hits()
+    for prepare in job.before:
+        prepare()
+    with contextlib.ExitStack() as during:
+        for block in job.during:
+            during.enter_context(block)
         compiled = private_inductor.inductor_compile(
-            own,
+            job.graph,
             job.examples,
             fake_mode,
             # Inductor would no longer look whether static inputs are aligned, and a parameter may become a view.
@@ -172,14 +186,11 @@ def compile_inductor(
             user_visible_outputs=visible,
             is_backward=kind == "backward",
             is_inference=kind == "inference",
-            settings=job.settings,
+            settings={**_passes(_key(job)), **job.settings},
         )
     if file := private_inductor.generated_file(compiled):
         note(fake_mode, Generated(kind, file, was_cached=private_inductor.cache_hits() > hits))
-    call = private_inductor.straight_call(compiled)
-    for wrap in job.wrappers:
-        call = wrap(call)
-    return guard_outputs(call, promised_strides(outputs, visible))
+    return compiled
 
 
 def _for_options(options: Mapping[str, Any]) -> Backend:

@@ -18,7 +18,8 @@ class Job:
 
     ``graph``: a copy of the graph that the backend was given; ``examples``: the values of its placeholders.
     ``settings``: Inductor's own settings by name. ``write_backs``: outputs that are new values of inputs (output -> input).
-    ``during``: context managers entered here are open while Inductor compiles.
+    ``during``: context managers that are open while Inductor compiles; ``before`` is called first. Neither happens where the
+    code comes from the cache.
     ``wrappers``: functions that wrap the compiled callable, the first one innermost.
     """
 
@@ -26,7 +27,8 @@ class Job:
     examples: list[Any]
     settings: dict[str, Any]
     write_backs: Mapping[int, int] = field(default_factory=dict)
-    during: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    during: list[contextlib.AbstractContextManager[None]] = field(default_factory=list)
+    before: list[Callable[[], None]] = field(default_factory=list)
     wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
 
 

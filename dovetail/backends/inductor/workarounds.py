@@ -45,9 +45,8 @@ def keep_order_of_draws(job: Job) -> None:
     peak memory. It also insists on decomposing random operators, and a decomposed one draws other numbers than eager's kernel.
     """
     targets = {node.target for node in job.graph.graph.nodes if draws_random_numbers(node.target)}
-    for target in targets:
-        private_inductor.inductor_runs_as_is(target)
     if targets:
+        job.before.append(lambda: private_inductor.inductor_runs_as_is(targets))
         job.settings.setdefault("reorder_for_peak_memory", False)
         job.settings.setdefault("reorder_for_locality", False)
 
@@ -139,7 +138,7 @@ WORKAROUNDS.append(give_sizes_as_inputs)
 )
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
-    job.during.enter_context(private_inductor.reads_stay_behind_writes())
+    job.during.append(private_inductor.reads_stay_behind_writes())
 
 
 def _writing_operator() -> Any:
@@ -174,7 +173,7 @@ def _written_example() -> Example:
 def write_to_clones(job: Job) -> None:
     """Custom operators write to clones of what the graph still knows (see ``written_arguments_are_clones``)."""
     if job.graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
-        job.during.enter_context(private_inductor.written_arguments_are_clones())
+        job.during.append(private_inductor.written_arguments_are_clones())
 
 
 def _nothing_written_example() -> Example:

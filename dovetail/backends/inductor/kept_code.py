@@ -1,0 +1,157 @@
+"""Code that Inductor has made, kept in the cache on disk: another process runs it without Inductor, which takes seconds to load.
+
+The key is a digest of everything that decides about the code: the graph with the dtype, sizes, strides and device of each value,
+as it is handed to Inductor; how it is compiled; all of Inductor's settings; torch's switches; the CPU; and the files and versions
+of the programs that have made it (:mod:`dovetail.cache.versions`). What cannot be written into a key is not kept: symbolic sizes,
+constants, operators that are not torch's own, settings that are objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail import cache
+from dovetail.backends.inductor.job import WORKAROUNDS, Job
+from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.torch_private import dynamo as private_dynamo
+from dovetail.torch_private import inductor_code as private_code
+from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private.inductor_kernels import cpu_features
+
+_NAMESPACES = ("aten", "prims", "_inductor_test")
+_PLAIN = (bool, int, float, str, type(None))
+#: What a torch operator may be given besides numbers and texts; each is written as torch writes it.
+_NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
+#: Marks in the ``meta`` of nodes by which Inductor compiles differently.
+_READ_BY_INDUCTOR = (
+    "custom",
+    "eager_input_vals",
+    "mutation_region_id",
+    "low_precision_pointwise_barrier",
+    "unbacked_bindings",
+)
+
+
+class _UnknownError(Exception):
+    """Something of the graph cannot be written into a key."""
+
+
+def key_of_code(job: Job, kind: Kind, visible: Sequence[int]) -> str | None:
+    """The key of the code of a graph; None where it is not kept, or the program wants to see it made."""
+    software = cache.software()
+    settings = private_code.settings_as_text() if cache.is_on() and software is not None else None
+    if settings is None or private_dynamo.shows_artifact("output_code"):
+        return None
+    try:
+        graph = "\n".join(map(_line, job.graph.graph.nodes))
+        given = [_written(sorted(job.settings.items())), _written(sorted(job.write_backs.items())), _written(visible)]
+        inputs = list(map(facts, job.examples))
+    except _UnknownError:
+        return None
+    names = [f"{work_around.__module__}.{work_around.__qualname__}" for work_around in WORKAROUNDS]
+    state = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        private_state.kernel_flags(),
+    )
+    return cache.key_of("code", graph, inputs, *given, kind, settings, names, state, *_machine(), *(software or ()))
+
+
+def _machine() -> tuple[str, ...]:
+    named = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
+    return (_cpu(), torch.backends.cpu.get_cpu_capability(), *(os.environ.get(name, "") for name in named))
+
+
+_cpu = functools.cache(cpu_features)
+
+
+def _line(node: torch.fx.Node) -> str:
+    if node.op not in ("placeholder", "call_function", "output"):
+        raise _UnknownError
+    if node.op == "call_function" and isinstance(node.target, private_operators.OpOverload):
+        if node.target.namespace not in _NAMESPACES:
+            raise _UnknownError
+        target = str(node.target)
+    elif node.op == "call_function":
+        module, target = getattr(node.target, "__module__", ""), getattr(node.target, "__qualname__", "")
+        if module != "_operator":
+            raise _UnknownError
+    else:
+        target = str(node.target)
+    if any(name in node.meta for name in _READ_BY_INDUCTOR):
+        raise _UnknownError
+    value = node.meta.get("val")
+    _check(value)
+    return (
+        f"{node.op} {node.name} {target} {_written(node.args)} {_written(sorted(node.kwargs.items()))} {facts(value)}"
+    )
+
+
+def _check(value: Any) -> None:
+    """Raise for a value that is neither a plain tensor of the CPU nor a number that is known."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check(item)
+    elif isinstance(value, torch.Tensor):
+        is_plain = (
+            value.layout == torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
+        )
+        if not is_plain or private_sizes.has_symbols(value):
+            raise _UnknownError
+    elif type(value) not in _PLAIN:
+        raise _UnknownError
+
+
+def _written(value: Any) -> str:
+    """Arguments and settings as text: equal texts mean equal values."""
+    if isinstance(value, torch.fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, (list, tuple)):
+        return f"{'(' if isinstance(value, tuple) else '['}{', '.join(map(_written, value))}]"
+    if type(value) in _PLAIN or isinstance(value, _NAMED) or type(value) is complex:
+        return repr(value)
+    raise _UnknownError
+
+
+def facts(value: Any) -> str:
+    """What kernels may assume of a value."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(facts, value))}]"
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value}"
+    if value.layout != torch.strided:
+        return f"{value.dtype} {value.shape} {value.layout} {value.device}"
+    return f"{value.dtype} {value.shape} {value.stride()} {value.storage_offset()} {value.device}"
+
+
+def take_code(key: str | None) -> CompiledCallable | None:
+    """The code under a key as a callable; None where it is not there, not whole, or its kernels are not."""
+    content = None if key is None else cache.read("code", key)
+    if content is None:
+        return None
+    try:
+        # One line of data, then the source as it is, for people who read the file.
+        names, _, source = content.decode().partition("\n")
+        found: CompiledCallable | None = private_code.code_from_data({**json.loads(names), "source": source})
+    except Exception:  # noqa: BLE001  (whatever is there under the key: the graph is compiled, and the entry written anew)
+        return None
+    return found
+
+
+def keep_code(key: str | None, compiled: Any) -> None:
+    """Write down the code of a graph that was compiled, where that is possible."""
+    if key is None:
+        return
+    data = private_code.code_as_data(compiled)
+    if data is not None:
+        source = data.pop("source")
+        cache.write("code", key, f"{json.dumps(data)}\n{source}".encode())

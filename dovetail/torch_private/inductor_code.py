@@ -1,0 +1,132 @@
+"""The code that Inductor generates for a graph, as data; and that data as a callable, without loading Inductor.
+
+Inductor writes a Python module for each graph: the sources of kernels, and a class ``Runner`` whose method ``call`` runs them.
+The class and the names of the files with the compiled kernels are enough to run the graph again. Only code that reads nothing but
+plain names of torch is taken; whatever else a version of Inductor writes stays in Inductor's own cache. Checked on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import json
+import math
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.torch_private.inductor_kernels import key_of_loaded, loaded_kernels
+
+_EXTERN = re.compile(r"\bextern_kernels\.(\w+)")
+_OPERATORS = re.compile(r"\b(?:torch\.ops|aten)\.(\w+)")
+#: Operators that exist in a process without Inductor.
+_NAMESPACES = ("aten", "mkldnn")
+
+
+@functools.cache
+def _plain_names() -> dict[str, Any]:
+    """What generated code finds under the names of Inductor's usual imports."""
+    checks = torch._C._dynamo.guards
+    return {
+        "torch": torch,
+        "math": math,
+        "inf": math.inf,
+        "nan": math.nan,
+        "device": torch.device,
+        "empty_strided": torch.empty_strided,
+        "assert_size_stride": checks.assert_size_stride,
+        "assert_alignment": checks.assert_alignment,
+        "empty_strided_cpu": checks._empty_strided_cpu,
+        "reinterpret_tensor": checks._reinterpret_tensor,
+    }
+
+
+def code_as_data(compiled: Any) -> dict[str, Any] | None:
+    """The code of a graph that Inductor has compiled for the CPU; None where it needs more than can be written down."""
+    call = getattr(compiled, "current_callable", None)
+    if not isinstance(call, types.MethodType) or type(call.__self__).__name__ != "Runner":
+        return None
+    if call.__self__.partitions or set(compiled.device_types) != {"cpu"} or compiled.inputs_to_check:
+        return None
+    if compiled.constants or compiled.torchbind_constants or getattr(compiled, "opaque_value_type_classes", None):
+        return None
+    found = [item for item in ast.parse(compiled.source_code).body if isinstance(item, ast.ClassDef)]
+    source = ast.get_source_segment(compiled.source_code, found[0]) if len(found) == 1 else None
+    if source is None or found[0].name != "Runner" or not set(_OPERATORS.findall(source)) <= {"ops", *_NAMESPACES}:
+        return None
+    return _with_kernels(source, call.__func__.__globals__, call.__func__.__code__)
+
+
+def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -> dict[str, Any] | None:
+    kernels: dict[str, list[str]] = {}
+    for name in sorted(set(_global_names(code))):
+        value = names.get(name)
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType):
+            key = key_of_loaded(value.__self__)
+            if key is not None:
+                kernels[name] = [key, value.__name__]
+                continue
+        is_plain = name in _plain_names() and value is _plain_names()[name]
+        if not is_plain and name != "extern_kernels" and not (name not in names and name in vars(math) | _BUILTINS):
+            return None
+    extern = sorted(set(_EXTERN.findall(source)))
+    if any(getattr(names["extern_kernels"], name) is not getattr(torch, name, None) for name in extern):
+        return None
+    return {"source": source, "kernels": kernels, "extern": extern}
+
+
+_BUILTINS = dict.fromkeys(("range", "len", "min", "max", "int", "float", "bool", "tuple", "list", "abs"))
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from _global_names(item)
+
+
+def code_from_data(data: Mapping[str, Any]) -> Any:
+    """The callable that :func:`code_as_data` has written down; None where a kernel is not in the cache any more.
+
+    This runs the source: call it for data of this user's cache only, as its kernels are machine code.
+    """
+    names = dict(_plain_names())
+    modules: dict[str, Any] = {}
+    for name, (key, function) in data["kernels"].items():
+        if key not in modules:
+            modules[key] = loaded_kernels(key)
+        if modules[key] is None:
+            return None
+        names[name] = getattr(modules[key], function)
+    names["extern_kernels"] = types.SimpleNamespace(**{name: getattr(torch, name) for name in data["extern"]})
+    exec(compile(data["source"], "<code that Inductor has generated>", "exec"), names)
+    return names["Runner"](partitions=[]).call
+
+
+#: Settings that say where things lie, who compiles and which caches are looked at, and decide about no code.
+_WITHOUT_EFFECT = (
+    "worker_start_method", "compile_threads", "cutlass.cutlass_dir", "cuda.cutlass_dir", "xpu.cutlass_dir",
+    "fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache",
+)  # fmt: skip
+
+
+def settings_as_text() -> str | None:
+    """Inductor's settings; None where one of them is an object (a pass of the program's), or wants a compilation to be seen."""
+    from torch._inductor import config
+
+    values = {name: value for name, value in config.get_config_copy().items() if name not in _WITHOUT_EFFECT}
+    common = sys.modules.get("torch._inductor.codegen.common")
+    is_watched = config.force_disable_caches or config.trace.enabled or config.trace.provenance_tracking_level
+    if is_watched or (common is not None and any(common.custom_backend_passes.values())):
+        return None
+    try:
+        return json.dumps(values, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
