@@ -23,6 +23,7 @@ _PLACES: dict[str, str] = {
     "JointGraph": "dovetail.aot.joint_graph",
     "Options": "dovetail.options",
     "capture": "dovetail.face.compile",
+    "compare": "dovetail.backends.debug.compare",
     "compile": "dovetail.surface.compile",
     "compiled_autograd": "dovetail.backward_capture.block",
     "disable": "dovetail.switches.disabled",

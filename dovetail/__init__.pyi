@@ -6,6 +6,7 @@ from dovetail import testing as testing
 from dovetail.aot.joint_graph import JointGraph as JointGraph
 from dovetail.artefacts.load import load as load
 from dovetail.backends import register_backend as register_backend
+from dovetail.backends.debug.compare import compare as compare
 from dovetail.backends.foreign.torch_compile import torch_backend as torch_backend
 from dovetail.backward_capture.block import compiled_autograd as compiled_autograd
 from dovetail.face.compile import capture as capture
