@@ -87,20 +87,9 @@ class Split:
                         argument.meta[SAVE] = True
 
     def _find_read(self) -> dict[torch.fx.Node, None]:
-        stack = [*(node for node in self.gradients if node is not None), *self.backward_staying]
-        read = dict.fromkeys(node for node in stack if node not in self.of_backward)
-        seen: set[torch.fx.Node] = set()
-        while stack:
-            node = stack.pop()
-            if node in seen or node not in self.of_backward:
-                continue
-            seen.add(node)
-            for argument in node.all_input_nodes:
-                if argument in self.of_backward:
-                    stack.append(argument)
-                else:
-                    read[argument] = None
-        return read
+        given = set(self.nodes) - self.of_backward
+        needed = needed_for([*self.gradients, *self.backward_staying], given)
+        return {node: None for node in self.nodes if node in given and node in needed}
 
 
 ChooseSaved = Callable[[Split], Saved]

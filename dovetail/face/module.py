@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 _OWN = frozenset({"original", "compiled_call", "_make_call"})
-_SHARED = frozenset({"__dict__", "__class__"})
+_SHARED = frozenset({"__dict__", "__class__", "__module__", "__doc__"})
 #: Methods by which a program keeps what they return: ``model = model.to("cuda")``.
 _RETURNING_SELF = frozenset(
     {"apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_", "share_memory", "to"}
     | {"_apply", "to_empty", "train", "type", "xpu"}
 )
+#: What is called in the place of a method of the original, with the method in front of its arguments.
+METHODS: dict[str, Callable[..., Any]] = {}
 
 
 class CompiledModule(torch.nn.Module):
@@ -30,6 +32,8 @@ class CompiledModule(torch.nn.Module):
 
     original: torch.nn.Module
     compiled_call: Callable[..., Any]
+    #: The original, by the name that torch.compile gives it.
+    _orig_mod = property(operator.attrgetter("original"))
 
     def __init__(self, original: torch.nn.Module, make_call: Callable[[torch.nn.Module], Callable[..., Any]]) -> None:
         # torch.nn.Module.__init__ would give the wrapper tables of its own; it uses the original's.
@@ -82,13 +86,16 @@ class CompiledModule(torch.nn.Module):
 
 def is_own(name: str) -> bool:
     """Whether an attribute is the wrapper's own, and not the original's."""
-    return name in _OWN or name in CompiledModule.__dict__ or (name.startswith("__") and name not in _SHARED)
+    return name in _OWN or (name not in _SHARED and (name in CompiledModule.__dict__ or name.startswith("__")))
 
 
 def of_original(wrapper: CompiledModule, name: str, found: Any) -> Any:
     """An attribute of the original as the wrapper hands it out."""
-    if name in _RETURNING_SELF and isinstance(found, types.MethodType):
-        return functools.partial(_keeping_the_wrapper, wrapper, found)
+    if isinstance(found, types.MethodType):
+        if name in _RETURNING_SELF:
+            return functools.partial(_keeping_the_wrapper, wrapper, found)
+        if name in METHODS:
+            return functools.partial(METHODS[name], found)
     return found
 
 
@@ -98,6 +105,6 @@ def _keeping_the_wrapper(wrapper: CompiledModule, method: types.MethodType, *arg
     return wrapper if result is method.__self__ else result
 
 
-for _name, _function in (("__iter__", iter), ("__len__", len), ("__getitem__", operator.getitem)):
+for _function in (iter, len, operator.contains, operator.getitem, operator.setitem, operator.delitem):
     # Python looks these up on the class.
-    setattr(CompiledModule, _name, lambda self, *args, _function=_function: _function(self.original, *args))
+    setattr(CompiledModule, f"__{_function.__name__}__", lambda self, *args, call=_function: call(self.original, *args))

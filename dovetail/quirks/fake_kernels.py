@@ -13,6 +13,7 @@ import torch
 from dovetail.quirks.registry import Example, quirk
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import kernels as private_kernels
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.overrides import FAKE, SYMBOLIC_FAKE, Run
 
 _aten = torch.ops.aten
@@ -244,6 +245,71 @@ def _drawn(kind: Callable[[torch.Tensor], torch.distributions.Distribution]) -> 
 def symbolic_draw(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Make these like their first argument; they have no fake kernel that takes symbolic sizes."""
     return run(_aten.empty_like.default, args[:1], {"memory_format": torch.contiguous_format})
+
+
+def _has_sizes_of_one(*tensors: torch.Tensor) -> bool:
+    """Whether some size is 1, and the first tensor is not contiguous: then the stride of such a size says nothing."""
+    return any(type(size) is int and size == 1 for x in tensors for size in x.shape) and not tensors[0].is_contiguous()
+
+
+@quirk(
+    FAKE,
+    *(_aten.view.default, _aten._unsafe_view.default),
+    example=lambda: Example(
+        lambda x: x * x.transpose(1, 2).view(1, 4, 3, 5).stride(0), [(torch.ones(1, 15, 4),)], order=0
+    ),
+)
+def view_of_one(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give sizes of one the strides that eager's views give them."""
+    result, source = run(operator, args, kwargs), args[0]
+    if not _has_sizes_of_one(source, result):
+        return result
+    strides = private_kernels.view_strides(source, result.shape)
+    if strides is None or strides == result.stride():
+        return result
+    return run(_aten.as_strided.default, (source, list(result.shape), strides, source.storage_offset()), {})
+
+
+@quirk(
+    FAKE,
+    *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor),
+    example=lambda: Example(
+        lambda x: x * (x.transpose(1, 2).view(1, 4, 3, 5) / 2).stride(0), [(torch.ones(1, 15, 4),)], order=0
+    ),
+)
+def image_with_a_number(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Let a single image in channels-last that meets a number keep the order of its strides, as eager's iterator does.
+
+    Torch's short cut gives it the strides of larger batches, and what asks for a memory format decides in another way then.
+    """
+    result, source = run(operator, args, kwargs), args[0]
+    if result.dim() not in (4, 5) or not _has_sizes_of_one(result) or private_sizes.has_symbols(result):
+        return result
+    if (isinstance(args[1], torch.Tensor) and args[1].dim()) or source.shape != result.shape:
+        return result
+    strides = _iterator_strides(source.shape, source.stride())
+    if strides == result.stride():
+        return result
+    return run(
+        _aten.empty_strided.default, (list(result.shape), strides), {"dtype": result.dtype, "device": result.device}
+    )
+
+
+def _iterator_strides(shape: Sequence[int], given: Sequence[int]) -> tuple[int, ...]:
+    """The strides that eager's iterator gives a result of one operand: its dimensions sorted by their strides."""
+    order = list(reversed(range(len(shape))))
+    for end in range(1, len(order)):
+        place = end
+        for other in reversed(range(end)):
+            left, right = order[other], order[place]
+            if given[left] < given[right] and given[left]:
+                break
+            if given[right] and (given[left], shape[left]) > (given[right], shape[right]):
+                order[other], order[place], place = right, left, other
+    strides, size = [0] * len(shape), 1
+    for dimension in order:
+        strides[dimension], size = size, size * shape[dimension]
+    return tuple(strides)
 
 
 def _laid_out(result: Any, memory_format: torch.memory_format) -> Any:

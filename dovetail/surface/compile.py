@@ -21,6 +21,7 @@ from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
 from dovetail.runtime.entry import Entry
+from dovetail.surface import checkpoints as checkpoints
 from dovetail.surface.lightning import compile_steps
 from dovetail.surface.modes import without_modes
 from dovetail.surface.regions import compile_regions

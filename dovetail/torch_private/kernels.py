@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,15 @@ def suggested_memory_format(tensor: torch.Tensor) -> torch.memory_format:
     from torch._prims_common import suggest_memory_format
 
     return suggest_memory_format(tensor)  # type: ignore[arg-type]
+
+
+def view_strides(tensor: torch.Tensor, shape: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The strides of ``tensor.view(shape)`` by torch's copy of the C++ function; None where there is none (2.13 has one)."""
+    from torch._subclasses import fake_impls
+
+    compute = getattr(fake_impls, "_compute_stride", None)
+    found = None if compute is None else compute(tensor.shape, tensor.stride(), shape)
+    return None if found is None else tuple(found)
 
 
 def asks_for_plain_sizes(error: RuntimeError) -> bool:

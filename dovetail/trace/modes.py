@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +102,9 @@ class Tracer(private_tracing.PythonKeyTracer):
         if backward >= 0:
             node.meta["in_backward"] = backward
         if trace.phase == "backward" and torch.is_grad_enabled():
-            # Autograd's own formulas run without recording; only a checkpointed region, called again, records.
-            node.meta["checkpointed"] = True
+            # Autograd's own formulas run without recording; only a checkpointed region, called again, records. A part of a
+            # result is where the result is: in the forward, for that of a random operator, which is not repeated.
+            node.meta["checkpointed"] = args[1] is not operator.getitem
         elif trace.phase == "backward" and trace.user_backward:
             node.meta["user_backward"] = True
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()

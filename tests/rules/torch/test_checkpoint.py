@@ -48,6 +48,25 @@ def nested(x: torch.Tensor) -> torch.Tensor:
     return checkpoint(outer, x, use_reentrant=False).sum()
 
 
+def attention(x: torch.Tensor) -> torch.Tensor:
+    """The operator may draw numbers, is not repeated therefore, and has two results."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def block(y: torch.Tensor) -> torch.Tensor:
+        heads = (y @ WEIGHT).view(1, 2, 4, 16)
+        return attend(heads, heads.sin(), heads.cos()).tanh() + heads
+
+    return checkpoint(block, checkpoint(block, x, use_reentrant=False).view(8, 16), use_reentrant=False).sum()
+
+
+def two_results(x: torch.Tensor) -> torch.Tensor:
+    def block(y: torch.Tensor) -> torch.Tensor:
+        dropped, mask = torch.native_dropout(y @ WEIGHT, 0.5, True)
+        return dropped.sin() * mask
+
+    return checkpoint(block, x, use_reentrant=False).sum()
+
+
 def new_numbers(x: torch.Tensor) -> torch.Tensor:
     return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False).sum()
 
@@ -63,7 +82,7 @@ def run(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> li
 
 
 @pytest.mark.parametrize("budget", [None, 0.0, 0.5])
-@pytest.mark.parametrize("function", [one_region, twice_the_same, nested, new_numbers])
+@pytest.mark.parametrize("function", [one_region, twice_the_same, nested, new_numbers, attention, two_results])
 def test_same_numbers_as_eager(function: Callable[[torch.Tensor], torch.Tensor], budget: float | None) -> None:
     x = torch.randn(8, 16, dtype=DOUBLE)
     expected = run(function, x)
