@@ -58,7 +58,14 @@ class SavedApart(Protocol):
         """A backward from these outputs has begun, and no other one follows; whether anything is left."""
 
 
-KeepApart = Callable[[Sequence[Any]], SavedApart]
+class KeepApart(Protocol):
+    """Keeps the saved values of calls apart."""
+
+    def __call__(self, saved: Sequence[Any]) -> SavedApart:
+        """Those of one call."""
+
+    def around(self, graph: DifferentiableGraph) -> FlatCallable:
+        """What a call runs in the graph's place."""
 
 
 def make_runtime_function(
@@ -84,6 +91,7 @@ def make_runtime_function(
     if backward is not None:
         compute = DifferentiableGraph(spec, forward, backward, tangent_strides, derivatives, keep_apart, unreached)
         compute.read_later = read_later
+        compute = compute if keep_apart is None else keep_apart.around(compute)
     epilogue = Epilogue(spec)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -189,7 +197,7 @@ class DifferentiableGraph:
         reached = {index for index, flag in enumerate(spec.input_requires_grad) if flag} - set(unreached)
         # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
         self._cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
-        self._dependencies = [
+        self.dependencies = [
             (item.output, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
         ]
         self.to_edges, self._from_edges = _both_ways(spec.leaf_order)
@@ -198,10 +206,10 @@ class DifferentiableGraph:
         self._standing: list[int] | None = None
         self.read_later: Sequence[tuple[int, int]] = ()
 
-    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The forward outputs."""
+    def __call__(self, inputs: list[torch.Tensor], apply: Callable[..., Any] | None = None) -> list[torch.Tensor]:
+        """The forward outputs; ``apply(graph, *edges)`` may put them behind other nodes."""
         # No guard lets functorch's wrappers pass, so there is nothing to unwrap unless a transform is active.
-        apply: Callable[..., Any] = _direct_apply if private_state.functorch_level() is None else CompiledBackward.apply
+        apply = apply or (_direct_apply if private_state.functorch_level() is None else CompiledBackward.apply)
         for index in self._cut_off:
             inputs[index] = inputs[index].detach()
         if self._derivatives is not None:
@@ -224,7 +232,7 @@ class DifferentiableGraph:
         if len(self._differentiable) > 1:
             for index in self._differentiable:
                 prepare_hooks(outputs[index])
-            for index, sources in self._dependencies:
+            for index, sources in self.dependencies:
                 refuse_gradients_through(outputs[index], [outputs[other] for other in sources])
 
     # --- forward ------------------------------------------------------------------------------------------------------

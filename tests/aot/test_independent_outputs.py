@@ -12,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import dovetail
+from tests.differential import same
 
 SECOND_TIME = "backward through the graph a second time"
 
@@ -230,3 +231,78 @@ def test_a_loss_frees_what_its_logits_were_computed_from() -> None:
     assert recorder.alive() == 0
     with pytest.raises(RuntimeError, match=SECOND_TIME):
         logits.sum().backward()
+
+
+def some_of_each(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (a * b).sum(), (b * 2).sum(), (c * a).sum()
+
+
+def views_and_numbers(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.stack([a, b]).unbind(0)[0] * a.shape[0], (b * 2).view(-1), c.view(-1) * c
+
+
+def gradients_of_leaves(function: Callable[..., Any], are_leaves: tuple[bool, ...], how: str) -> list[Any]:
+    """The gradients after each backward through what the inputs were computed from, or that there was an error."""
+    leaves = [torch.linspace(0.1, place, 3, dtype=torch.float64).requires_grad_() for place in (1, 2, 3)]
+    outputs = function(*(leaf if flag else leaf.exp() for leaf, flag in zip(leaves, are_leaves, strict=True)))
+    seen: list[Any] = []
+    if how == "hooks":
+        for place, output in enumerate(outputs):
+            output.register_hook(lambda gradient, place=place: seen.append(place))
+    if how == "all at once":
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    for place in () if how == "all at once" else (2, 0, 1):
+        try:
+            outputs[place].sum().backward(retain_graph=how == "kept")
+        except RuntimeError as error:
+            assert SECOND_TIME in str(error)
+            seen.append("freed")
+        seen.append([None if leaf.grad is None else leaf.grad.clone() for leaf in leaves])
+    return [*seen, [leaf.grad for leaf in leaves]]
+
+
+@pytest.mark.parametrize("how", ["plain", "kept", "hooks", "all at once"])
+@pytest.mark.parametrize("are_leaves", [(False, False, False), (True, False, True), (False, True, False)], ids=str)
+@pytest.mark.parametrize("program", [disjoint, some_of_each, custom, views_and_numbers], ids=lambda item: item.__name__)
+@pytest.mark.sampled(3)
+def test_what_the_inputs_were_computed_from_is_freed_by_its_own_outputs(
+    program: Any, are_leaves: tuple[bool, ...], how: str
+) -> None:
+    if program is custom and how in ("plain", "hooks"):
+        pytest.skip("how far a backward comes that raises is the engine's")
+    compiled = dovetail.compile(program, backend="aten", fullgraph=True)
+    for _ in range(2):
+        same(gradients_of_leaves(program, are_leaves, how), gradients_of_leaves(compiled, are_leaves, how))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_higher_orders_behind_nodes_of_their_own(order: tuple[int, int]) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.sin() * a, b.exp()
+
+    def second(function: Any) -> list[torch.Tensor]:
+        leaves = [torch.linspace(0.1, 1, 3, dtype=torch.float64).requires_grad_() for _ in range(2)]
+        outputs = function(leaves[0] ** 3, leaves[1].cos())
+        found: list[torch.Tensor] = []
+        for place in order:
+            (first,) = torch.autograd.grad(outputs[place].sum(), leaves[place], create_graph=True)
+            found += [first.detach(), *torch.autograd.grad(first.square().sum(), leaves[place])]
+        return found
+
+    same(second(program), second(dovetail.compile(program, backend="aten", fullgraph=True)))
+
+
+def test_nodes_of_their_own_under_compiled_autograd() -> None:
+    def run(function: Any) -> list[Any]:
+        one, two = (torch.linspace(0.1, 1, 3).requires_grad_() for _ in range(2))
+        first, second = function(one.exp(), two.exp())
+        first.sum().backward()
+        second.sum().backward()
+        return [one.grad, two.grad]
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.sin() * a.shape[0], b * b
+
+    expected, compiled = run(program), dovetail.compile(program, backend="aten", fullgraph=True)
+    with dovetail.compiled_autograd(backend="aten"), pytest.warns(dovetail.GraphBreakWarning, match="prologue"):
+        same(expected, run(compiled))

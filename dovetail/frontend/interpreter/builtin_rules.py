@@ -58,7 +58,7 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
         return (
             isinstance(torch.empty(0), kinds) if kinds is not torch.nn.Parameter else getattr(value, "_is_param", False)
         )
-    check = _own_check(kinds, "__instancecheck__")
+    check = own_check(kinds, "__instancecheck__")
     if check is not None and type(value) is not kinds:
         return bool(interpreter.truth(interpreter.call(check, (kinds, value), {})))
     if isinstance(kinds, type) and kinds is not type(value):
@@ -67,13 +67,13 @@ def _isinstance(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywor
     if isinstance(value, torch.nn.Module) and isinstance(kinds, type) and not issubclass(type(value), kinds):
         # A wrapper may say by ``__class__`` that it is something else.
         said = interpreter.load_attribute(value, "__class__")
-        return said is not type(value) and _issubclass(interpreter, (said, kinds), {})
+        return said is not type(value) and bool(interpreter.call(issubclass, (said, kinds), {}))
     if isinstance(kinds, type) and shown_type(value) is not type(value):
         return isinstance(value, kinds) or issubclass(shown_type(value), kinds)
     return isinstance(value, kinds)
 
 
-def _own_check(kinds: Any, name: str) -> types.FunctionType | None:
+def own_check(kinds: Any, name: str) -> types.FunctionType | None:
     """The user's own idea of what is an instance or a subclass, if a metaclass has one."""
     method = python_method(kinds, name)
     if method is None or (method.__globals__.get("__name__") or "").split(".", 1)[0] in sys.stdlib_module_names:
@@ -84,22 +84,6 @@ def _own_check(kinds: Any, name: str) -> types.FunctionType | None:
 def _plain_example(value: Any) -> Any:
     """A plain number of the type that a symbolic one stands for."""
     return {torch.SymInt: 2, torch.SymFloat: 2.0, torch.SymBool: True}[type(value)]
-
-
-@rule(issubclass)
-def _issubclass(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
-    if len(args) != 2 or not isinstance(args[0], type):
-        return issubclass(*args)
-    kind, kinds = args
-    if isinstance(kinds, tuple):
-        interpreter.values.whole_deep(kinds)
-        return any(_issubclass(interpreter, (kind, item), {}) for item in kinds)
-    check = _own_check(kinds, "__subclasscheck__")
-    if check is not None:
-        return bool(interpreter.truth(interpreter.call(check, (kinds, kind), {})))
-    interpreter.guard_order(kind)
-    interpreter.guard_registration(kind, kinds)
-    return issubclass(kind, kinds)
 
 
 @rule(type)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, finds_freed, saved_apart
+from dovetail.rules.gradients.separate_nodes import with_separate_nodes
 from dovetail.runtime.derivatives import FREED
-from dovetail.runtime.function import Backward, KeepApart, Pattern
+from dovetail.runtime.function import Backward, DifferentiableGraph, FlatCallable, KeepApart, Pattern
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.overrides import autograd_nodes
 from dovetail.whole_calls.handles import detached
@@ -66,7 +69,23 @@ def keep_apart(lowering: Lowering) -> KeepApart | None:
     freed_by, backward = lowering.joint.spec.freed_by_backward, lowering.backward
     if freed_by is None or backward is None:
         return None
-    return functools.partial(KeptApart, freed_by, functools.lru_cache(maxsize=64)(functools.partial(_needed, backward)))
+    return _Keeping(lowering.joint, freed_by, functools.lru_cache(maxsize=64)(functools.partial(_needed, backward)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Keeping:
+    """Keeps the saved values of the calls of one graph; see :class:`dovetail.runtime.function.KeepApart`."""
+
+    joint: JointGraph
+    freed_by: Sequence[frozenset[int]]
+    needed: Callable[[Pattern], Sequence[int]]
+
+    def __call__(self, saved: Sequence[Any]) -> KeptApart:
+        return KeptApart(self.freed_by, self.needed, saved)
+
+    def around(self, graph: DifferentiableGraph) -> FlatCallable:
+        """The graph, with several nodes of autograd where a call needs them."""
+        return with_separate_nodes(self.joint, self.freed_by, graph)
 
 
 def _needed(backward: Backward, defined: Pattern) -> Sequence[int]:

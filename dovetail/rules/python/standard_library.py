@@ -15,6 +15,7 @@ import typing
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.builtin_rules import own_check
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
@@ -120,3 +121,19 @@ def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords
         raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
     guard_deep(interpreter.values, args[0], set())
     return copy.deepcopy(args[0])
+
+
+@rule(issubclass)
+def _issubclass(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> bool:
+    if len(args) != 2 or not isinstance(args[0], type):
+        return issubclass(*args)
+    kind, kinds = args
+    if isinstance(kinds, tuple):
+        interpreter.values.whole_deep(kinds)
+        return any(_issubclass(interpreter, (kind, item), {}) for item in kinds)
+    check = own_check(kinds, "__subclasscheck__")
+    if check is not None:
+        return bool(interpreter.truth(interpreter.call(check, (kinds, kind), {})))
+    interpreter.guard_order(kind)
+    interpreter.guard_registration(kind, kinds)
+    return issubclass(kind, kinds)
