@@ -304,5 +304,5 @@ def test_nodes_of_their_own_under_compiled_autograd() -> None:
         return a.sin() * a.shape[0], b * b
 
     expected, compiled = run(program), dovetail.compile(program, backend="aten", fullgraph=True)
-    with dovetail.compiled_autograd(backend="aten"), pytest.warns(dovetail.GraphBreakWarning, match="prologue"):
+    with dovetail.compiled_autograd(backend="aten"), pytest.warns(dovetail.errors.GraphBreakWarning, match="prologue"):
         same(expected, run(compiled))
