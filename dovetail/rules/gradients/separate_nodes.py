@@ -104,7 +104,7 @@ class NodeOfSomeOutputs(CompiledBackward):
     """The node of some of a call's outputs; with the rest of the protocol for compiled autograd."""
 
     @staticmethod
-    def forward(
+    def forward(  # type: ignore[override]
         ctx: Any, call: Call, flags: Sequence[bool], outputs: tuple[int, ...], *given: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """The outputs again: ``given`` are these, then one tensor for each edge."""
