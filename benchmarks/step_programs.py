@@ -187,6 +187,19 @@ def torch_whole(program: Program) -> Step:
     return whole_step(program, _adam(program, fused=True), torch.compile)
 
 
+def dovetail_model(program: Program) -> Step:
+    """Dovetail's compile of the loss, and the optimizer in one kernel."""
+    optimizer = _adam(program, fused=True)
+    return make_step(program, optimizer, dovetail.compile(program.loss, backend="inductor"), optimizer.step)
+
+
+def dovetail_parts(program: Program) -> Step:
+    """Dovetail's compile of the loss and of the optimizer's step."""
+    optimizer = _adam(program)
+    update = dovetail.compile(optimizer.step, backend="inductor")
+    return make_step(program, optimizer, dovetail.compile(program.loss, backend="inductor"), update)
+
+
 def dovetail_whole(program: Program) -> Step:
     """Dovetail's whole step in one graph."""
     return whole_step(program, _adam(program), dovetail.compile(backend="inductor", fullgraph=True))
@@ -204,6 +217,8 @@ VARIANTS: dict[str, Callable[[Program], Step]] = {
     "torch.compile, model": torch_model,
     "torch.compile, parts": torch_parts,
     "torch.compile, whole": torch_whole,
-    "Dovetail": dovetail_whole,
-    "Dovetail, fused": dovetail_fused,
+    "Dovetail, model": dovetail_model,
+    "Dovetail, parts": dovetail_parts,
+    "Dovetail, whole": dovetail_whole,
+    "Dovetail, whole, fused": dovetail_fused,
 }

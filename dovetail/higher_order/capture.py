@@ -192,7 +192,31 @@ class _Capturing:
             numerics=settings.numerics,
             find_reused=find,
         )
-        return compiled.run, compiled.reused
+        moved = _laid_out_otherwise(lowering)
+        places = [len(captured.primals) + index for index, place in enumerate(compiled.reused) if place in moved]
+        return _with_contiguous(compiled.run, places), compiled.reused
+
+
+def _laid_out_otherwise(lowering: Lowering) -> frozenset[int]:
+    """The places of the saved values that a hook of the backend has given other strides than they were captured with."""
+    parts, joint = lowering.parts, lowering.joint
+    if parts is None:
+        return frozenset()
+    captured = {node.name: node.meta.get("val") for node in joint.graph.nodes}
+    results: Any = parts.forward.graph.output_node().args[0]
+    saved = enumerate(results[joint.num_forward_outputs :])
+    return frozenset(place for place, node in saved if node.meta.get("val") is not captured.get(node.name))
+
+
+def _with_contiguous(run: BackwardFunction, places: Sequence[int]) -> BackwardFunction:
+    """``run``, whose inputs at these places were captured contiguous."""
+    if not places:
+        return run
+
+    def contiguous(flat: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        return run([value.contiguous() if index in places else value for index, value in enumerate(flat)])
+
+    return contiguous
 
 
 def _with_gaps(run: BackwardFunction, present: tuple[bool, ...]) -> BackwardFunction:

@@ -5,7 +5,8 @@
 * inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.backends.common.write_backs`);
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
-* convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor);
+* convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor), also where they are in
+  two graphs (:mod:`.saved_layouts`, a hook behind the partition);
 * faults of Inductor are worked around (:mod:`.workarounds`);
 * code that an earlier process has made of the same graph is taken from the cache (:mod:`.kept_code`).
 
@@ -25,7 +26,7 @@ import torch
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
 from dovetail.backends.common.write_backs import write_back
-from dovetail.backends.inductor import complex_scatters, convolution_layouts, workarounds
+from dovetail.backends.inductor import complex_scatters, convolution_layouts, saved_layouts, workarounds
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
@@ -145,7 +146,8 @@ def compile_inductor(
     fake_mode = find_fake_mode(graph, example_inputs)
     # Values that the forward saves must have the promised strides too: the backward graph is compiled for them.
     every = range(len(outputs))
-    visible = list(every if kind == "forward" else options.get("user_visible_outputs", every))
+    user_visible = list(options.get("user_visible_outputs", every))
+    visible = list(every) if kind == "forward" else user_visible
     # Inductor changes the graph, which the caller keeps to show and to export.
     own = own_copy(graph)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
@@ -155,12 +157,16 @@ def compile_inductor(
     compute_scalars_once(own)
     for work_around in WORKAROUNDS:
         work_around(job)
-    key = key_of_code(job, kind, visible)
+    # Inductor holds a pinned value to the strides of the capture; a saved one with channels last lies so anyway.
+    pinned = [
+        index for index in visible if index in user_visible or not saved_layouts.has_channels_last(outputs[index])
+    ]
+    key = key_of_code(job, kind, pinned)
     call = take_code(key)
     if call is not None:
         note(fake_mode, Generated(kind, str(cache.directory() / "code" / str(key)), was_cached=True))
     else:
-        compiled = _compile(job, fake_mode, kind, visible)
+        compiled = _compile(job, fake_mode, kind, pinned)
         keep_code(key, compiled)
         call = private_inductor.straight_call(compiled)
     for wrap in job.wrappers:
@@ -168,7 +174,7 @@ def compile_inductor(
     return guard_outputs(call, promised_strides(outputs, visible))
 
 
-def _compile(job: Job, fake_mode: Any, kind: Kind, visible: list[int]) -> Any:
+def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
     """Have Inductor compile the graph, or take it from Inductor's own cache."""
     private_inductor_cache.look_no_further()
     hits = private_inductor.cache_hits()
@@ -183,10 +189,10 @@ def _compile(job: Job, fake_mode: Any, kind: Kind, visible: list[int]) -> Any:
             fake_mode,
             # Inductor would no longer look whether static inputs are aligned, and a parameter may become a view.
             static_inputs=[],
-            user_visible_outputs=visible,
+            user_visible_outputs=pinned,
             is_backward=kind == "backward",
             is_inference=kind == "inference",
-            settings={**_passes(_key(job)), **job.settings},
+            settings={**_passes(f"{_key(job)} {pinned}"), **job.settings},
         )
     if file := private_inductor.generated_file(compiled):
         note(fake_mode, Generated(kind, file, was_cached=private_inductor.cache_hits() > hits))

@@ -68,10 +68,10 @@ def _may_move(node: torch.fx.Node) -> bool:
         node.op == "call_function"
         and isinstance(value, torch.Tensor)
         and value.dim() == 4
-        and all(map(_reads_elements, node.users))
+        and all(map(reads_elements, node.users))
     )
 
 
-def _reads_elements(user: torch.fx.Node) -> bool:
+def reads_elements(user: torch.fx.Node) -> bool:
     """Return whether the user's result depends on elements only, not on their places in memory."""
     return user.target in _BY_ELEMENTS or not _TAGS.isdisjoint(getattr(user.target, "tags", ()))
