@@ -26,7 +26,7 @@ from dovetail.trace import Trace
 
 WITHOUT_RULES = "DOVETAIL_WITHOUT_RULES"
 #: In the order in which the tables ask them; within a room by name, but a module comes after those that it imports.
-ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks", "fast_guards", "tiers")
+ROOMS = ("passes", "higher_order", "whole_calls", "rules", "switches", "quirks", "fast_guards", "tiers", "fast_capture")
 
 
 @functools.cache

@@ -1,0 +1,226 @@
+"""Operators that were recorded before in the same capture are recorded again without torch's dispatch modes.
+
+Torch takes about a millisecond to record one operator: three modes take its arguments apart and put them together again, and
+the fake kernel is looked up. But most operators of a model come again: those of the next block, and of its backward. For an
+operator of ATen that only computes, what is recorded follows from the operator, its plain arguments and what is known of its
+tensors (type, sizes, strides, device, ...). So the first time is torch's, and teaches what came out of it: one node, and fake
+tensors that can be made again. Later times put down the same node on other arguments; autograd, which is above, and the views
+and writes of functionalisation, which torch still does itself, see no difference.
+
+Whatever is not such a plain case goes torch's way every time: symbolic sizes, known data, random numbers, writes, operators
+with a rule of their own, and each one whose result made again is not that of torch in every respect.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator as python_operator
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.torch_private import fast_capture as private
+from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, WHILE_OPEN, Run
+from dovetail.trace.trace import Trace, open_trace
+
+_is_plain = functools.cache(private.is_plain_operator)
+_CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+#: What the tracer notes on a node by itself, and the value, which is made again.
+_NOTED = frozenset(
+    {"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward", "eager_input_vals"}
+)
+_NO_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8})
+
+
+@dataclass(frozen=True)
+class _Output:
+    pattern: private.Pattern
+    tensor_meta: Any
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The results of an operator; ``several``: list or tuple, where it returns one."""
+
+    outputs: tuple[_Output | None, ...]
+    several: type | None
+
+
+class _Memory(threading.local):
+    """What the open traces of a thread have learned, innermost last; None: torch's way every time."""
+
+    def __init__(self) -> None:
+        self.stack: list[dict[Any, _Known | None]] = []
+
+
+class _Remember:
+    """While a trace is open, its operators are remembered."""
+
+    def __enter__(self) -> None:
+        _memory.stack.append({})
+
+    def __exit__(self, *_: object) -> None:
+        _memory.stack.pop()
+
+
+class _UnknownError(Exception):
+    """An argument says nothing for certain."""
+
+
+class _Call:
+    """One call of an operator: the key of what is known of it, and the arguments of its node."""
+
+    def __init__(self, trace: Trace, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.trace = trace
+        self.operator = operator
+        self.fakes: list[Any] = []
+        self._key: list[Any] = [operator, torch.get_default_dtype(), len(args)]
+        self.args = tuple([self._argument(item) for item in args])
+        self.kwargs: dict[str, Any] = {}
+        for name, item in kwargs.items():
+            self._key.append(name)
+            self.kwargs[name] = self._argument(item)
+        if not self.fakes:
+            raise _UnknownError
+        self.key = tuple(self._key)
+
+    def _argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is private.FunctionalTensor:
+            fake = private.fake_of(value, is_argument=True)
+            node = private.node_of_fake(self.trace.tracer, fake)
+            if node is None or type(fake) is not private.FakeTensor or fake.fake_mode is not self.trace.fake_mode:
+                raise _UnknownError
+            if self.operator is torch.ops.aten.index.Tensor and fake.dtype in _NO_INTEGERS:
+                raise _UnknownError
+            self.fakes.append(fake)
+            self._key.append(private.facts_of(fake))
+            return node
+        if kind in _CONSTANTS:
+            self._key.append((kind, value))
+        elif kind is float:
+            self._key.append(value.hex())
+        elif kind is list or kind is tuple:
+            self._key.append((kind, len(value)))
+            return kind([self._argument(item) for item in value])
+        else:
+            raise _UnknownError
+        return value
+
+
+_memory = _Memory()
+WHILE_OPEN.append(_Remember)
+
+
+def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Record an operator as the last time; where it is met for the first time, learn from what torch does."""
+    trace = open_trace()
+    if (
+        trace is None
+        or not _memory.stack
+        or not _is_plain(operator)
+        or not private.records_plainly(trace.tracer, trace.fake_mode)
+        or operator in FAKE
+        or operator in SYMBOLIC_FAKE
+        or torch.is_inference_mode_enabled()
+    ):
+        return NotImplemented
+    memory = _memory.stack[-1]
+    try:
+        call = _Call(trace, operator, args, kwargs)
+        known = memory.get(call.key, NotImplemented)
+    except (_UnknownError, TypeError):
+        # A symbolic size cannot be hashed.
+        return NotImplemented
+    if known is None:
+        return NotImplemented
+    if known is not NotImplemented:
+        return _record(call, known, args, kwargs)
+    last = next(reversed(trace.graph.nodes))
+    result = run(operator, args, kwargs)
+    memory[call.key] = _learn(call, result, last)
+    return result
+
+
+EVERY.append(known_operator)
+
+
+def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    tracer = call.trace.tracer
+    name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
+    node = tracer.create_node("call_function", call.operator, call.args, call.kwargs, name)
+    if known.several is None:
+        result = _note(call, node, known.outputs[0])
+    else:
+        items = []
+        for place, output in enumerate(known.outputs):
+            item = tracer.create_node("call_function", python_operator.getitem, (node, place), {})
+            items.append((_note(call, item, output), item))
+        result = known.several([fake for fake, _ in items])
+        node.meta["val"] = known.several([item.meta.get("val") for _, item in items])
+    return private.functionalise(call.trace.functional_mode, call.operator, args, kwargs, result)
+
+
+def _note(call: _Call, node: torch.fx.Node, output: _Output | None) -> Any:
+    """The fake tensor that a node computes."""
+    if output is None:
+        return None
+    fake, shown = output.pattern.make(call.fakes, 2)
+    private.track(call.trace.tracer, fake, node)
+    node.meta["val"] = shown
+    node.meta["tensor_meta"] = output.tensor_meta
+    return fake
+
+
+def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
+    """What torch has recorded after the node ``last``; None where it is not one operator on these arguments."""
+    several = None if isinstance(result, torch.Tensor) else type(result)
+    if several not in (None, list, tuple):
+        return None
+    values = [result] if several is None else result
+    node = last.next
+    holders = [node] if several is None else _items(node, len(values))
+    if not _is_alike(node, call) or holders[-1:] != [next(reversed(call.trace.graph.nodes))]:
+        return None
+    outputs: list[_Output | None] = []
+    storages = set()
+    for value, holder in zip(values, holders, strict=True):
+        if value is None and "val" not in holder.meta:
+            outputs.append(None)
+            continue
+        if type(value) is not private.FunctionalTensor:
+            return None
+        fake = private.fake_of(value, is_argument=False)
+        pattern = private.pattern_of(fake, call.fakes)
+        if (
+            pattern is None
+            or private.node_of_fake(call.trace.tracer, fake) is not holder
+            or not holder.meta.keys() <= _NOTED
+        ):
+            return None
+        if pattern.alias < 0:
+            storages.add(fake.untyped_storage()._cdata)
+        outputs.append(_Output(pattern, holder.meta["tensor_meta"]))
+    # Two results in one new storage: nothing would say so.
+    apart = sum(output is not None and output.pattern.alias < 0 for output in outputs)
+    return _Known(tuple(outputs), several) if len(storages) == apart else None
+
+
+def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:
+    """The nodes of the parts of a result, which follow it."""
+    found: list[torch.fx.Node] = []
+    for place in range(count):
+        last = found[-1] if found else node
+        if last.next.target is not python_operator.getitem or last.next.args != (node, place):
+            break
+        found.append(last.next)
+    return found
+
+
+def _is_alike(node: torch.fx.Node, call: _Call) -> bool:
+    """Whether a node is the operator on the arguments of the call, constants of equal types included."""
+    same = node.op == "call_function" and node.target is call.operator and node.meta.keys() <= _NOTED
+    return same and repr((node.args, node.kwargs)) == repr((call.args, call.kwargs))

@@ -1,0 +1,208 @@
+"""Traced tensors of known shape, made without the dispatch modes that usually make them. Checked on torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConfig, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
+from torch.fx.traceback import has_preserved_node_meta
+from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
+
+__all__ = ["FakeTensor", "FunctionalTensor"]
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
+_INCLUDED = torch._C.DispatchKeySet(_FUNCTIONALIZE)
+_IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+_DEVICE = torch.ops.prim.device.default
+#: Tags of operators whose results do not follow from what is known of the arguments before they run.
+_TAGS = frozenset(
+    {
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.inplace_view,
+    }
+)
+
+
+def is_plain_operator(operator: Any) -> bool:
+    """Whether an operator of ATen only computes or views its first argument, and is recorded as it is.
+
+    >>> is_plain_operator(torch.ops.aten.mul.Tensor), is_plain_operator(torch.ops.aten.mul_.Tensor)
+    (True, False)
+    """
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten" or operator._schema.is_mutable:
+        return False
+    aliased = [item for item in operator._schema.arguments if item.alias_info is not None]
+    return (
+        (_TAGS.isdisjoint(operator.tags) or operator is torch.ops.aten.index.Tensor)
+        and operator not in FunctionalTensor.metadata_fns
+        and operator not in FakeTensorMode.lift_fns
+        and not operator.has_kernel_for_dispatch_key(_IMPLICIT)
+        and all(str(item.type) in ("Tensor", "List[Tensor]") for item in operator._schema.returns)
+        and (not aliased or (operator.is_view and aliased == operator._schema.arguments[:1]))
+    )
+
+
+def records_plainly(tracer: PythonKeyTracer, fake_mode: FakeTensorMode) -> bool:
+    """Whether what functionalisation calls now goes to this tracer and this fake mode, and nobody else has a word in it."""
+    mode = torch._C._get_dispatch_mode(_PROXY)
+    return (
+        type(mode) is ProxyTorchDispatchMode
+        and mode.tracer is tracer
+        and not mode.decomposition_table
+        and not mode.emulate_precision_casts
+        and torch._C._get_dispatch_mode(_FAKE) is fake_mode
+        and _len_torch_dispatch_stack() == 2
+        and not fake_mode.propagate_real_tensors
+        and not has_preserved_node_meta()
+        and not FakeTensorConfig.debug
+    )
+
+
+def fake_of(value: FunctionalTensor, *, is_argument: bool) -> Any:
+    """The fake tensor that a functional one stands for; as an argument it is first brought up to date with writes to its base."""
+    if is_argument:
+        torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def node_of_fake(tracer: PythonKeyTracer, fake: torch.Tensor) -> torch.fx.Node | None:
+    """The node that computes a fake tensor; None where it is unknown, or its data are known."""
+    slot: Any = tracer.tensor_tracker.get(fake)
+    return None if slot is None or slot.constant is not None else slot.proxy.node
+
+
+def facts_of(fake: Any) -> tuple[Any, ...]:
+    """What an operator can depend on of a fake tensor; not hashable if its sizes are symbolic."""
+    return (
+        fake.dtype,
+        fake.shape,
+        fake.stride(),
+        fake.storage_offset(),
+        fake._fake_device,
+        torch._C._dispatch_keys(fake).raw_repr(),
+        fake.untyped_storage().nbytes(),
+    )
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A fake tensor to be made again; ``alias``: in the storage of this one of the arguments, or in one of its own (-1)."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    attributes: Mapping[str, Any]
+    alias: int
+
+    def make(self, arguments: Sequence[torch.Tensor], count: int) -> list[Any]:
+        """That many fake tensors, in one storage."""
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            if self.alias >= 0:
+                storage: Any = arguments[self.alias].untyped_storage()
+                meta.set_(storage, self.offset, self.shape, self.stride)
+            made = []
+            for _ in range(count):
+                fake: Any = torch.Tensor._make_subclass(  # type: ignore[call-arg]
+                    FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
+                )
+                torch._C._set_throw_on_mutable_data_ptr(fake)
+                fake.__dict__.update(self.attributes)
+                made.append(fake)
+        return made
+
+
+def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
+    """How a fake tensor can be made again from other arguments of the same facts; None where that gives another one."""
+    facts = facts_of(fake)
+    if any(type(number) is not int for number in (*fake.shape, *fake.stride(), fake.storage_offset(), facts[-1])):
+        return None
+    storages = [item.untyped_storage()._cdata for item in arguments]
+    own = fake.untyped_storage()._cdata
+    pattern = Pattern(
+        tuple(fake.shape),
+        tuple(fake.stride()),
+        fake.storage_offset(),
+        fake.dtype,
+        fake._fake_device,
+        dict(fake.__dict__),
+        storages.index(own) if own in storages else -1,
+    )
+    (again,) = pattern.make(arguments, 1)
+    alike = facts_of(again) == facts and again.__dict__ == fake.__dict__ and again.is_inference() is fake.is_inference()
+    return pattern if alike and type(fake) is FakeTensor and not fake.requires_grad else None
+
+
+def track(tracer: PythonKeyTracer, fake: torch.Tensor, node: torch.fx.Node) -> None:
+    """Say which node computes a fake tensor."""
+    tracer.tensor_tracker[fake] = _ProxyTensor(tracer.proxy(node), None)
+
+
+class _Answer(TorchDispatchMode):
+    """Gives the known result of the one operator that functionalisation calls."""
+
+    def __init__(self, operator: Any, result: Any) -> None:
+        super().__init__()
+        self.operator = operator
+        self.result = result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # No wrapper: functionalisation, which is left to be called, has switched Dynamo off.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the base class."""
+        if func is _DEVICE:
+            return args[0]._fake_device
+        assert func is self.operator, f"{func} is called in place of {self.operator}"
+        return self.result
+
+
+def functionalise(mode: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """What functionalisation makes of an operator whose fake result is known."""
+    inner = [_unwrapped(item) for item in args]
+    named = {name: _unwrapped(item) for name, item in kwargs.items()}
+    include = torch._C._dispatch_tls_local_include_set() | _INCLUDED
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(_FUNCTIONALIZE) - FunctionalTensor._extra_dispatch_keys
+    torch._C._push_on_torch_dispatch_stack(_Answer(operator, result))
+    try:
+        with torch._C._ForceDispatchKeyGuard(include, exclude):
+            before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
+            try:
+                made = operator._op_dk(_FUNCTIONALIZE, *inner, **named)
+                wrapped = _wrapped(made, mode)
+            finally:
+                torch._disable_functionalization()  # type: ignore[attr-defined]
+                torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]
+    finally:
+        torch._C._pop_torch_dispatch_stack(None)
+    if operator.is_view:
+        for view in wrapped if type(wrapped) is list else (wrapped,):
+            torch._functionalize_unsafe_set(view, args[0])  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _unwrapped(value: Any) -> Any:
+    kind = type(value)
+    if kind is FunctionalTensor:
+        return value.elem
+    return kind([_unwrapped(item) for item in value]) if kind is list or kind is tuple else value
+
+
+def _wrapped(value: Any, mode: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return FunctionalTensor(value, mode)
+    kind = type(value)
+    return kind([_wrapped(item, mode) for item in value]) if kind is list or kind is tuple else value
