@@ -1,4 +1,4 @@
-"""Operators that were recorded before in the same capture are recorded again without torch's dispatch modes.
+"""Operators that were recorded before, in this capture or an earlier one, are recorded again without torch's dispatch modes.
 
 Torch takes about a millisecond to record one operator: three modes take its arguments apart and put them together again, and
 the fake kernel is looked up. But most operators of a model come again: those of the next block, and of its backward. For an
@@ -7,7 +7,7 @@ tensors (type, sizes, strides, device, ...). So the first time is torch's, and t
 tensors that can be made again. Later times put down the same node on other arguments; autograd, which is above, and the views
 and writes of functionalisation, which torch still does itself, see no difference.
 
-Whatever is not such a plain case goes torch's way every time: symbolic sizes, known data, random numbers, writes, operators
+Whatever is not such a plain case goes torch's way every time: symbolic sizes, known data, writes, operators
 with a rule of their own, and each one whose result made again is not that of torch in every respect.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import operator as python_operator
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 
 from dovetail.torch_private import fast_capture as private
-from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, WHILE_OPEN, Run
+from dovetail.torch_private import state as private_state
+from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, Run
 from dovetail.trace.trace import Trace, open_trace
 
 _is_plain = functools.cache(private.is_plain_operator)
@@ -43,27 +43,14 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Known:
-    """The results of an operator; ``several``: list or tuple, where it returns one."""
+    """What is recorded for an operator: this many of its arguments and these named ones (the others have their defaults), and
+    the results; ``several``: list or tuple, where it returns one.
+    """
 
+    count: int
+    names: tuple[str, ...]
     outputs: tuple[_Output | None, ...]
     several: type | None
-
-
-class _Memory(threading.local):
-    """What the open traces of a thread have learned, innermost last; None: torch's way every time."""
-
-    def __init__(self) -> None:
-        self.stack: list[dict[Any, _Known | None]] = []
-
-
-class _Remember:
-    """While a trace is open, its operators are remembered."""
-
-    def __enter__(self) -> None:
-        _memory.stack.append({})
-
-    def __exit__(self, *_: object) -> None:
-        _memory.stack.pop()
 
 
 class _UnknownError(Exception):
@@ -77,7 +64,7 @@ class _Call:
         self.trace = trace
         self.operator = operator
         self.fakes: list[Any] = []
-        self._key: list[Any] = [operator, torch.get_default_dtype(), len(args)]
+        self._key: list[Any] = [operator, FAKE.get(operator), torch.get_default_dtype(), len(args)]
         self.args = tuple([self._argument(item) for item in args])
         self.kwargs: dict[str, Any] = {}
         for name, item in kwargs.items():
@@ -92,7 +79,7 @@ class _Call:
         if kind is private.FunctionalTensor:
             fake = private.fake_of(value, is_argument=True)
             node = private.node_of_fake(self.trace.tracer, fake)
-            if node is None or type(fake) is not private.FakeTensor or fake.fake_mode is not self.trace.fake_mode:
+            if node is None or not private.is_plain(fake, self.trace.fake_mode):
                 raise _UnknownError
             if self.operator is torch.ops.aten.index.Tensor and fake.dtype in _NO_INTEGERS:
                 raise _UnknownError
@@ -111,24 +98,26 @@ class _Call:
         return value
 
 
-_memory = _Memory()
-WHILE_OPEN.append(_Remember)
+#: What has been learned, for each state of the switches by which kernels are chosen; None: torch's way every time.
+_memories: dict[Any, dict[Any, _Known | None]] = {}
+_MOST = 20_000
 
 
 def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Record an operator as the last time; where it is met for the first time, learn from what torch does."""
     trace = open_trace()
+    if trace is None:
+        return NotImplemented
+    if operator is private.DEVICE:
+        return private.device_of(args[0], trace.fake_mode)
     if (
-        trace is None
-        or not _memory.stack
-        or not _is_plain(operator)
+        not _is_plain(operator)
         or not private.records_plainly(trace.tracer, trace.fake_mode)
-        or operator in FAKE
         or operator in SYMBOLIC_FAKE
         or torch.is_inference_mode_enabled()
     ):
         return NotImplemented
-    memory = _memory.stack[-1]
+    memory = _memories.setdefault(private_state.kernel_flags(), {})
     try:
         call = _Call(trace, operator, args, kwargs)
         known = memory.get(call.key, NotImplemented)
@@ -141,6 +130,8 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
         return _record(call, known, args, kwargs)
     last = next(reversed(trace.graph.nodes))
     result = run(operator, args, kwargs)
+    if len(memory) >= _MOST:
+        memory.clear()
     memory[call.key] = _learn(call, result, last)
     return result
 
@@ -151,7 +142,8 @@ EVERY.append(known_operator)
 def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tracer = call.trace.tracer
     name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
-    node = tracer.create_node("call_function", call.operator, call.args, call.kwargs, name)
+    named = {name: call.kwargs[name] for name in known.names}
+    node = tracer.create_node("call_function", call.operator, call.args[: known.count], named, name)
     if known.several is None:
         result = _note(call, node, known.outputs[0])
     else:
@@ -168,7 +160,7 @@ def _note(call: _Call, node: torch.fx.Node, output: _Output | None) -> Any:
     """The fake tensor that a node computes."""
     if output is None:
         return None
-    fake, shown = output.pattern.make(call.fakes, 2)
+    fake, shown = output.pattern.make(call.trace.fake_mode, call.fakes, 2)
     private.track(call.trace.tracer, fake, node)
     node.meta["val"] = shown
     node.meta["tensor_meta"] = output.tensor_meta
@@ -194,7 +186,7 @@ def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
         if type(value) is not private.FunctionalTensor:
             return None
         fake = private.fake_of(value, is_argument=False)
-        pattern = private.pattern_of(fake, call.fakes)
+        pattern = private.pattern_of(fake, call.fakes) if private.is_plain(fake, call.trace.fake_mode) else None
         if (
             pattern is None
             or private.node_of_fake(call.trace.tracer, fake) is not holder
@@ -206,7 +198,7 @@ def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
         outputs.append(_Output(pattern, holder.meta["tensor_meta"]))
     # Two results in one new storage: nothing would say so.
     apart = sum(output is not None and output.pattern.alias < 0 for output in outputs)
-    return _Known(tuple(outputs), several) if len(storages) == apart else None
+    return _Known(len(node.args), tuple(node.kwargs), tuple(outputs), several) if len(storages) == apart else None
 
 
 def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:
@@ -221,6 +213,10 @@ def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:
 
 
 def _is_alike(node: torch.fx.Node, call: _Call) -> bool:
-    """Whether a node is the operator on the arguments of the call, constants of equal types included."""
-    same = node.op == "call_function" and node.target is call.operator and node.meta.keys() <= _NOTED
-    return same and repr((node.args, node.kwargs)) == repr((call.args, call.kwargs))
+    """Whether a node is the operator on the arguments of the call, constants of equal types included, without some at the end."""
+    if node.op != "call_function" or node.target is not call.operator or not node.meta.keys() <= _NOTED:
+        return False
+    args, named = call.args[: len(node.args)], {name: call.kwargs.get(name) for name in node.kwargs}
+    left_out = [*call.args[len(node.args) :], *(item for name, item in call.kwargs.items() if name not in named)]
+    has_node = any(isinstance(item, (torch.fx.Node, list, tuple)) for item in left_out)
+    return not has_node and repr((node.args, node.kwargs)) == repr((args, named))

@@ -20,16 +20,10 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 _INCLUDED = torch._C.DispatchKeySet(_FUNCTIONALIZE)
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
-_DEVICE = torch.ops.prim.device.default
+#: Asks for the device of a tensor.
+DEVICE = torch.ops.prim.device.default
 #: Tags of operators whose results do not follow from what is known of the arguments before they run.
-_TAGS = frozenset(
-    {
-        torch.Tag.nondeterministic_seeded,
-        torch.Tag.data_dependent_output,
-        torch.Tag.dynamic_output_shape,
-        torch.Tag.inplace_view,
-    }
-)
+_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 
 
 def is_plain_operator(operator: Any) -> bool:
@@ -74,6 +68,17 @@ def fake_of(value: FunctionalTensor, *, is_argument: bool) -> Any:
     return torch._from_functional_tensor(value.elem)
 
 
+def is_plain(fake: Any, fake_mode: FakeTensorMode) -> bool:
+    """Whether this is a strided fake tensor of the mode's."""
+    return type(fake) is FakeTensor and fake.fake_mode is fake_mode and fake.layout is torch.strided
+
+
+def device_of(value: Any, fake_mode: FakeTensorMode) -> Any:
+    """The device of a fake tensor; NotImplemented for others, and in the middle of its fake kernel."""
+    is_own = type(value) is FakeTensor and value.fake_mode is fake_mode
+    return value._fake_device if is_own and not fake_mode.in_kernel_invocation else NotImplemented
+
+
 def node_of_fake(tracer: PythonKeyTracer, fake: torch.Tensor) -> torch.fx.Node | None:
     """The node that computes a fake tensor; None where it is unknown, or its data are known."""
     slot: Any = tracer.tensor_tracker.get(fake)
@@ -105,7 +110,7 @@ class Pattern:
     attributes: Mapping[str, Any]
     alias: int
 
-    def make(self, arguments: Sequence[torch.Tensor], count: int) -> list[Any]:
+    def make(self, fake_mode: FakeTensorMode, arguments: Sequence[torch.Tensor], count: int) -> list[Any]:
         """That many fake tensors, in one storage."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -119,6 +124,7 @@ class Pattern:
                 )
                 torch._C._set_throw_on_mutable_data_ptr(fake)
                 fake.__dict__.update(self.attributes)
+                fake.fake_mode = fake_mode
                 made.append(fake)
         return made
 
@@ -136,12 +142,18 @@ def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
         fake.storage_offset(),
         fake.dtype,
         fake._fake_device,
-        dict(fake.__dict__),
+        {**fake.__dict__, "fake_mode": None},
         storages.index(own) if own in storages else -1,
     )
-    (again,) = pattern.make(arguments, 1)
-    alike = facts_of(again) == facts and again.__dict__ == fake.__dict__ and again.is_inference() is fake.is_inference()
-    return pattern if alike and type(fake) is FakeTensor and not fake.requires_grad else None
+    (again,) = pattern.make(fake.fake_mode, arguments, 1)
+    memos = {*fake.__dict__} - {"fake_mode", "_fake_device"}
+    alike = (
+        facts_of(again) == facts
+        and all(fake.__dict__[name] is None for name in memos)
+        and again.__dict__ == fake.__dict__
+        and again.is_inference() is fake.is_inference()
+    )
+    return pattern if alike and not fake.requires_grad else None
 
 
 def track(tracer: PythonKeyTracer, fake: torch.Tensor, node: torch.fx.Node) -> None:
@@ -164,7 +176,7 @@ class _Answer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the base class."""
-        if func is _DEVICE:
+        if func is DEVICE:
             return args[0]._fake_device
         assert func is self.operator, f"{func} is called in place of {self.operator}"
         return self.result
