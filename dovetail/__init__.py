@@ -5,8 +5,8 @@
 >>> square(torch.tensor(3.0))
 tensor(9.)
 
-Importing the package checks versions and loads nothing else, not even torch: each name below is loaded on first use.
-``__init__.pyi`` declares the same names for type checkers.
+Importing the package checks versions, tells its name to its neighbours, and loads nothing else, not even torch: each name
+below is loaded on first use. ``__init__.pyi`` declares the same names for type checkers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from dovetail.versions import __version__, check_versions
 
 check_versions()
+importlib.import_module("dovetail.neighbours")
 
 #: The module of each public name.
 _PLACES: dict[str, str] = {

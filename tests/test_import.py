@@ -31,6 +31,7 @@ def test_import_loads_no_torch_and_no_room() -> None:
     assert {name for name in loaded if name.startswith("dovetail")} == {
         "dovetail",
         "dovetail.errors",
+        "dovetail.neighbours",
         "dovetail.versions",
     }
 

@@ -188,6 +188,27 @@ def test_accelerate(precision: str, when: str) -> None:
     assert_graphs(wrapped, 2)
 
 
+@pytest.mark.parametrize("regional", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_accelerates_own_compilation(regional: bool) -> None:
+    """Accelerate calls ``torch.compile`` itself, with the name of the backend."""
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    network = Network()
+    results = []
+    for name in ("no", "dovetail"):
+        accelerate.state.AcceleratorState._reset_state(True)
+        plugin = accelerate.utils.TorchDynamoPlugin(
+            backend=name, options={"inner": "aten"}, use_regional_compilation=regional
+        )
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, dynamo_plugin=plugin)
+        model = copy.deepcopy(network)
+        losses, wrapped = accelerate_loop(accelerator, model, leave, leave)
+        assert accelerator.unwrap_model(wrapped, keep_torch_compile=False) is model
+        results.append((losses, dict(model.state_dict())))
+    accelerate.state.AcceleratorState._reset_state(True)
+    torch._dynamo.reset()
+    same(*results)
+
+
 # Hugging Face
 
 

@@ -16,7 +16,7 @@ from dovetail.aot.compile_joint import choose_backend, compile_joint
 from dovetail.aot.state import create_state
 from dovetail.backends import Backend
 from dovetail.backends.foreign.callers_graph import CallersFrontend
-from dovetail.errors import CaptureError, DovetailError, EagerFallbackWarning, InputError, OptionError
+from dovetail.errors import BackendError, CaptureError, DovetailError, EagerFallbackWarning, InputError, OptionError
 from dovetail.events import EventLog
 from dovetail.face.loading import load_rules
 from dovetail.options import Options, make_options
@@ -59,6 +59,8 @@ class TorchBackend:
             return self._compile(graph, inputs)
         except (CaptureError, InputError) as error:
             return self._fall_back(graph, error)
+        except BackendError as error:
+            return self._with_operators(error)(graph, inputs)
         except DovetailError:
             raise
         except Exception as error:  # noqa: BLE001  (a graph that cannot be captured is still a graph that runs)
@@ -93,6 +95,19 @@ class TorchBackend:
                 numerics=self.options.numerics,
             )
             return frontend.call.runtime(compiled)
+
+    def _with_operators(self, error: BackendError) -> TorchBackend:
+        """The backend "aten" in the place of one that does not work; raises for one of the user's own, which is to be mended."""
+        chosen = self.options.backend
+        if self.inner.name == "aten" or not (chosen is None or (chosen == "inductor" and not self.options.fullgraph)):
+            raise error
+        self.events.note("backend given up", instead="aten", reason=error.what)
+        warnings.warn(
+            f"a graph of torch.compile runs the captured ATen operators one by one, because {error.what}",
+            EagerFallbackWarning,
+            stacklevel=3,
+        )
+        return TorchBackend(self.options, choose_backend("aten", self.options.numerics), self.events)
 
     def _fall_back(self, graph: torch.fx.GraphModule, error: CaptureError | InputError) -> TorchCompiled:
         self.events.note("runs as torch captured it", reason=error.what, where=error.where)

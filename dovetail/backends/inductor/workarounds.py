@@ -86,13 +86,19 @@ def give_sizes_as_inputs(job: Job) -> None:
     """
     known = {private_sizes.first_expression(item) for item in job.examples if isinstance(item, torch.SymInt)}
     places: dict[Any, tuple[Place, Any]] = {}
-    needed: dict[Any, None] = {}
+    needed: dict[Any, Any] = {}
     for place, number in _symbolic_sizes(job.examples):
         expression = private_sizes.first_expression(number)
-        needed.update(dict.fromkeys(private_sizes.symbols_of(expression)))
+        needed.update(dict.fromkeys(private_sizes.symbols_of(expression), number))
         if private_sizes.is_symbol(expression):
             places.setdefault(expression, (place, number))
-    missing = [symbol for symbol in needed if symbol not in known and symbol not in places]
+    there = known | set(places)
+    # A symbol that turned out to be another one (torch.compile's symbols for strides) is that one.
+    missing = [
+        symbol
+        for symbol, number in needed.items()
+        if symbol not in there and not there.issuperset(private_sizes.symbols_of(private_sizes.expression_of(number)))
+    ]
     if missing:
         raise BackendError(
             f"the size {missing[0]} is no size of an input",

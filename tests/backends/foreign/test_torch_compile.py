@@ -7,7 +7,7 @@ import importlib.metadata
 import pickle
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.aot.compile_joint import compile_joint
+from dovetail.backends.foreign import torch_compile
 from dovetail.backends.foreign.torch_compile import TorchBackend
-from dovetail.errors import EagerFallbackWarning, OptionError
+from dovetail.backends.inductor.job import Job
+from dovetail.backends.inductor.workarounds import give_sizes_as_inputs
+from dovetail.errors import BackendError, EagerFallbackWarning, OptionError
 from tests.differential import backward, check_calls, same
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +45,7 @@ def fall_backs(backend: TorchBackend) -> list[str]:
 def compare(
     function: Callable[..., Any],
     *calls: tuple[Any, ...],
-    inner: str = "aten",
+    inner: Any = "aten",
     exact: bool = True,
     dynamic: bool | None = None,
     refuses: bool = False,
@@ -456,3 +460,43 @@ def test_without_a_caller_of_its_own() -> None:
     first, second = leaf(2, 3), leaf(3, 2)
     run = dovetail.torch_backend("aten", fullgraph=True)(graph, [first, second])
     assert torch.equal(run(first, second), graph(first, second))
+
+
+def sizes_as_inputs(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """A backend that asks for its sizes as Inductor's does, and runs the graph as it is."""
+    give_sizes_as_inputs(Job(copy.deepcopy(graph), list(examples), {}))
+    return graph.forward
+
+
+@pytest.mark.parametrize("inner", [sizes_as_inputs, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_sizes_that_turn_out_to_be_equal(inner: Any) -> None:
+    """Torch has a symbol for each size of each input; those of a sum are one, and strides are made of the other."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.layer_norm(x, (4,)) + y
+
+    calls = [
+        (torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 3, 4)),
+        (torch.randn(5, 6, 4), torch.randn(5, 6, 4)),
+    ]
+    compare(function, *calls, inner=inner, exact=inner != "inductor", dynamic=True)
+
+
+def test_a_default_backend_that_fails_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fails(source: Any, joint: Any, backend: Any, **options: Any) -> Any:
+        tried.append(backend.name)
+        if backend.name == "inductor":
+            raise BackendError("there is no compiler")
+        return compile_joint(source, joint, backend, **options)
+
+    monkeypatch.setattr(torch_compile, "compile_joint", fails)
+    x = torch.randn(3, requires_grad=True)
+    with pytest.warns(EagerFallbackWarning, match="one by one, because there is no compiler"):
+        result = torch.compile(torch.sin, backend="dovetail")(x)
+    same(result, x.sin())
+    assert tried == ["inductor", "aten"]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="there is no compiler"):
+        torch.compile(torch.sin, backend=dovetail.torch_backend("inductor", fullgraph=True))(x)
