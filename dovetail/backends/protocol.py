@@ -81,7 +81,7 @@ class Backend:
 
     name: str
     compile: CompileFunction
-    decompositions: Callable[[], dict[Any, Callable[..., Any]] | None] = _no_decompositions
+    decompositions: Callable[[], Mapping[Any, Callable[..., Any]] | None] = _no_decompositions
     takes_program: bool = False
     numerics: Numerics = "tolerance"
     description: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import needed_for
 from dovetail.aot.steps import Lowering, Table, decomposes
 from dovetail.errors import GraphInvalidError
@@ -20,34 +21,47 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 
-# Facts about one value, not about where it comes from.
-_VALUE_META = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
+#: Entries of ``meta`` that are facts about one value, not about where it comes from.
+ABOUT_THE_VALUE = frozenset({"val", "tensor_meta", "desc", "example_value", "unbacked_bindings"})
 
 # What these give depends on the strides of what they are given, or they refuse other ones.
 _READ_STRIDES = frozenset({torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
 #: A mark in the ``meta`` of an input that operators of the gradients read; a decomposition may not read it.
 IN_GRADIENTS = "in_gradients"
+_ORIGINS = "dovetail_origins"
 
 
 @decomposes
 def decompose_joint(lowering: Lowering, table: Table) -> torch.fx.GraphModule:
     """Apply all of the backend's table."""
-    # Its second derivative is zeros in eager, not None.
-    for node in needed_for(lowering.joint.gradients) & set(lowering.joint.primals):
-        node.meta[IN_GRADIENTS] = True
+    mark_read_by_gradients(lowering.joint)
     return decompose_graph(lowering.joint.graph_module, table, lowering.joint.fake_mode)
+
+
+def mark_read_by_gradients(joint: JointGraph) -> None:
+    """Set :data:`IN_GRADIENTS`: the second derivative of such an input is zeros in eager, not None."""
+    for node in needed_for(joint.gradients) & set(joint.primals):
+        node.meta[IN_GRADIENTS] = True
+
+
+def origins_of(module: torch.fx.GraphModule) -> dict[str, str]:
+    """By the names of the nodes of a graph that was decomposed: the nodes that they come from."""
+    found: dict[str, str] = module.meta.get(_ORIGINS, {})
+    return found
 
 
 class _Tracer(private_tracing.PythonKeyTracer):
     """Gives each new node the meta of the node that is being decomposed."""
 
     origin: torch.fx.Node | None = None
+    origins: dict[str, str]
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node: torch.fx.Node = super().create_node(*args, **kwargs)
         if self.origin is not None:
-            node.meta.update({key: value for key, value in self.origin.meta.items() if key not in _VALUE_META})
+            node.meta.update({key: value for key, value in self.origin.meta.items() if key not in ABOUT_THE_VALUE})
+            self.origins[node.name] = self.origin.name
         return node
 
 
@@ -159,6 +173,7 @@ def decompose_graph(
     tracer.graph = graph
     tracer.root = torch.nn.Module()
     tracer.tensor_attrs = {}
+    tracer.origins = {}
     with _recording(tracer, table or {}, fake_mode):
         values = _Decomposer(graph_module, tracer, fake_mode).run(enable_io_processing=False)
         tracer.origin = None
@@ -179,7 +194,9 @@ def decompose_graph(
             advice="take this operator's decomposition out of the backend's table",
         )
     graph.lint()
-    return torch.fx.GraphModule(tracer.root, graph)
+    module = torch.fx.GraphModule(tracer.root, graph)
+    module.meta[_ORIGINS] = tracer.origins
+    return module
 
 
 @contextlib.contextmanager

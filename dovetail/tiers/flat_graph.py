@@ -64,10 +64,11 @@ def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node) -> dict[str, 
         raise UnportableError(f"{node.name} is a node of kind {node.op}")
     args = [encode_argument(item) for item in node.args]
     kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
-    return entry | {"target": _name_of(node.target), "args": args, "kwargs": kwargs}
+    return entry | {"target": name_of(node.target), "args": args, "kwargs": kwargs}
 
 
-def _name_of(target: Any) -> str:
+def name_of(target: Any) -> str:
+    """The name of an operator of torch's; raises :class:`UnportableError` for others."""
     if not isinstance(target, private_operators.OpOverload):
         return name_of_operator(target)
     if target.namespace not in NAMESPACES or target._schema.is_mutable:
@@ -75,7 +76,8 @@ def _name_of(target: Any) -> str:
     return f"{target._schema.name}.{target._overloadname}"
 
 
-def _operator(name: str) -> Any:
+def operator_named(name: str) -> Any:
+    """The operator with a name that :func:`name_of` has given."""
     namespace, is_torch, rest = name.partition("::")
     if not is_torch:
         return operator_by_name(name)
@@ -163,7 +165,7 @@ class DecodedGraph:
         self._known[name], self._values[node] = node, value
 
     def _call(self, entry: Mapping[str, Any]) -> tuple[torch.fx.Node, Any]:
-        target = _operator(entry["target"])
+        target = operator_named(entry["target"])
         args = tuple(decode_argument(item, self._known.__getitem__) for item in entry["args"])
         kwargs = {name: decode_argument(item, self._known.__getitem__) for name, item in entry["kwargs"]}
         check_arguments(target, len(args), list(kwargs))

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from dovetail import cache
 from dovetail.aot.backward_graphs import taking
 from dovetail.aot.compile_joint import run_steps
 from dovetail.aot.compiled_graph import CompiledGraph
@@ -62,6 +63,9 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
         return None
     events, reason = lowering.settings.events, why_not(lowering, tiers)
     if reason is None:
+        kept = _from_cache(lowering, tiers)
+        if kept is not None:
+            return kept
         try:
             process.worker().start()
         except OSError as error:
@@ -76,6 +80,21 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     run = SwappingRun(first, lowering, tiers)
     _UNSETTLED.setdefault(events, weakref.WeakSet()).add(run)
     return dataclasses.replace(first, run=run, backend=lowering.backend)
+
+
+def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
+    """The graph with its kernels, where an earlier process has left all of it in Dovetail's cache: tier 0 is not needed."""
+    if tiers.check_swap or not cache.is_on():
+        return None
+    start = time.monotonic()
+    try:
+        with private_state.preserved_rng_state(), CACHES[tiers.backend.name].only_from_cache(ours=True):
+            compiled = run_steps(lowering.with_(backend=tiers.backend))
+    except Exception:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
+        return None
+    seconds = time.monotonic() - start
+    lowering.settings.events.note("tier 1", backend=tiers.backend.name, after=0.0, compiled=0.0, loaded=seconds)
+    return dataclasses.replace(compiled, backend=lowering.backend)
 
 
 class SwappingRun:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,26 @@ from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.repeats import draws_random_numbers
+
+
+class _Decompositions(Mapping[Any, Callable[..., Any]]):
+    """:func:`wanted_decompositions`, made when somebody looks: a graph that comes from the cache is decomposed already."""
+
+    @functools.cached_property
+    def _table(self) -> dict[Any, Callable[..., Any]]:
+        return wanted_decompositions()
+
+    def __getitem__(self, target: Any) -> Callable[..., Any]:
+        return self._table[target]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 def wanted_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -208,7 +229,7 @@ INDUCTOR = Backend(
     "inductor",
     compile_inductor,
     for_options=_for_options,
-    decompositions=wanted_decompositions,
+    decompositions=_Decompositions,
     data_sizes=True,
     writes_back=True,
     slow_to_compile=True,

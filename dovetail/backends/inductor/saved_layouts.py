@@ -30,7 +30,9 @@ def save_with_channels_last(lowering: Lowering) -> Lowering:
     parts = lowering.parts
     if lowering.backend.name != "inductor" or parts is None or parts.backward is None:
         return lowering
-    if not private_inductor.inductor_moves_channels(parts.forward):
+    # Inductor is asked where it may say yes: to load it takes a second.
+    convolutions = parts.forward.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    if not convolutions or not private_inductor.inductor_moves_channels(parts.forward):
         return lowering
     output = parts.forward.graph.output_node()
     results: Any = output.args[0]

@@ -1,0 +1,241 @@
+"""Joint graphs in the operators of a backend, kept in the cache on disk: decomposing takes seconds, with the table for Inductor.
+
+The key is a digest of the joint graph (operators, arguments, and all facts of each value, with the memory that it shares), the
+backend, its settings, and the files and versions of the programs that decompose. The entry says for each new node from which old
+one it comes; marks on nodes, which no decomposition reads, are taken from the live joint graph. An entry is written only where
+reading it gives the same graph again. What cannot be written into a key is decomposed in each process: symbolic sizes, constants,
+operators that are not torch's own, tables with functions of the program's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from dovetail import cache
+from dovetail.aot import steps
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.steps import Lowering, Table, decomposes
+from dovetail.artefacts.allow_list import check_arguments
+from dovetail.artefacts.arguments import decode_argument, encode_argument, value_named
+from dovetail.errors import ArtefactError
+from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, origins_of
+from dovetail.quirks.registry import QUIRKS
+from dovetail.tiers.flat_graph import name_of, operator_named
+from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import inductor_cache as private_cache
+from dovetail.torch_private import inductor_code as private_code
+from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
+
+#: Where the settings of a backend can be written down.
+SETTINGS: dict[str, Callable[[], str | None]] = {"inductor": private_code.settings_as_text}
+
+
+@decomposes
+def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | None:
+    """Take the decomposed graph from the cache, or make it as the hooks before this one do, and keep it."""
+    key = _key(lowering)
+    if key is None:
+        private_cache.look_no_further()
+        return None
+    joint = lowering.joint
+    content = cache.read("graphs", key)
+    if content is not None:
+        mark_read_by_gradients(joint)
+        try:
+            return decoded(joint, json.loads(content))
+        except Exception:  # noqa: BLE001  (whatever lies under the key: the graph is decomposed, and the entry written anew)
+            content = None
+    private_cache.look_no_further()
+    for hook in reversed(list(steps.decomposes)):
+        module = None if hook is decompose_once else hook(lowering, table)
+        if module is not None:
+            _keep(key, joint, module, table)
+            return module
+    return None
+
+
+def _key(lowering: Lowering) -> str | None:
+    """The key of the decomposed graph; None where it is not kept."""
+    backend, software = lowering.backend.name, cache.software()
+    if not cache.is_on() or software is None or backend not in SETTINGS:
+        return None
+    hooks = [f"{hook.__module__}.{hook.__qualname__}" for hook in steps.decomposes]
+    settings = SETTINGS[backend]()
+    if settings is None or not all(name.startswith("dovetail.") for name in hooks):
+        return None
+    try:
+        graph = json.dumps([*_encoded_joint(lowering.joint)])
+    except (UnportableError, ArtefactError):
+        return None
+    state = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), private_state.kernel_flags())
+    given = (sorted(lowering.write_backs.items()), lowering.backend.leaves_fused_updates, lowering.joint.num_primals)
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return cache.key_of("graph", graph, given, backend, settings, hooks, sorted(QUIRKS), state, cpu, *software)
+
+
+def _encoded_joint(joint: JointGraph) -> Iterator[Any]:
+    memories: dict[int, int] = {}
+    for node in joint.graph.nodes:
+        if node.op == "output":
+            yield [encode_argument(item) for item in node.args[0]]
+            continue
+        yield [*_encoded_node(node), _facts(node.meta.get("val"), memories)]
+
+
+def _encoded_node(node: torch.fx.Node) -> list[Any]:
+    if node.op not in ("placeholder", "call_function"):
+        raise UnportableError(f"{node.name} is a node of kind {node.op}")
+    target = node.target if node.op == "placeholder" else name_of(node.target)
+    kwargs = [[name, encode_argument(item)] for name, item in node.kwargs.items()]
+    return [node.op, node.name, target, [encode_argument(item) for item in node.args], kwargs]
+
+
+def _facts(value: Any, memories: dict[int, int]) -> Any:
+    """All that a value is, with a number for the memory that it lies in."""
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *(_facts(item, memories) for item in value)]
+    if value is None or type(value) in (bool, int, float):
+        return value if type(value) is not float else value.hex()
+    if not isinstance(value, torch.Tensor) or private_sizes.has_symbols(value):
+        raise UnportableError(f"a value is a {type(value).__name__} that has no fixed sizes")
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_conj() or value.is_neg():
+        raise UnportableError("a value is no plain tensor of the CPU")
+    memory = memories.setdefault(int(value.untyped_storage()._cdata), len(memories))
+    return {
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+        "offset": value.storage_offset(),
+        "dtype": str(value.dtype),
+        "memory": memory,
+        "bytes": value.untyped_storage().nbytes(),
+        "requires_grad": value.requires_grad,
+        "inference": value.is_inference(),
+    }
+
+
+# --- an entry -----------------------------------------------------------------------------------------------------------
+
+
+def _keep(key: str, joint: JointGraph, module: torch.fx.GraphModule, table: Table) -> None:
+    """Write a decomposed graph down, where reading it gives the same graph."""
+    if not all(map(_is_known, table.values())):
+        return
+    try:
+        data = encoded(joint, module)
+        again = decoded(joint, json.loads(json.dumps(data)))
+        is_same = encoded(joint, again, module) == data
+    except Exception:  # noqa: BLE001  (what cannot be written down and read again is not kept)
+        return
+    if is_same and _means(again) == _means(module):
+        cache.write("graphs", key, json.dumps(data).encode())
+
+
+def _is_known(rule: Any) -> bool:
+    """Whether a decomposition is torch's own or Dovetail's: the key has the version of both."""
+    while isinstance(rule, functools.partial):
+        rule = rule.func
+    return str(getattr(rule, "__module__", "")).startswith(("torch.", "dovetail."))
+
+
+def _means(module: torch.fx.GraphModule) -> list[Any]:
+    """What a graph computes and what is known of its nodes, but for the values."""
+    return [
+        [node.op, node.name, node.target, repr(node.args), repr(node.kwargs), *map(repr, sorted(_marks(node)))]
+        for node in module.graph.nodes
+    ]
+
+
+def _marks(node: torch.fx.Node) -> list[tuple[str, int]]:
+    return [(name, id(item)) for name, item in node.meta.items() if name not in ABOUT_THE_VALUE]
+
+
+def encoded(joint: JointGraph, module: torch.fx.GraphModule, like: torch.fx.GraphModule | None = None) -> list[Any]:
+    """A decomposed graph as data; ``like`` is a graph with the same nodes that says from which nodes of the joint graph they
+    come. Raises :class:`UnportableError`.
+    """
+    origins = origins_of(module if like is None else like)
+    memories: dict[int, int] = {}
+    nodes: list[Any] = []
+    for node in module.graph.nodes:
+        if node.op == "output":
+            nodes.append([encode_argument(item) for item in node.args[0]])
+        elif node.op == "placeholder":
+            nodes.append([node.op, node.name, _facts(node.meta.get("val"), memories)])
+        elif node.name not in origins:
+            raise UnportableError(f"nobody knows where {node.name} comes from")
+        else:
+            nodes.append([*_encoded_node(node), origins[node.name], _facts(node.meta.get("val"), memories)])
+    return nodes
+
+
+def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
+    """The graph that :func:`encoded` has written down; raises whatever data that means nothing leads to."""
+    *entries, outputs = data
+    graph = torch.fx.Graph(tracer_cls=private_tracing.PythonKeyTracer)
+    old = {node.name: node for node in joint.graph.nodes}
+    known: dict[str, torch.fx.Node] = {}
+    memories: dict[int, Any] = {}
+    with private_tracing.disable_current_modes(), torch.no_grad():
+        for entry in entries:
+            if entry[0] == "placeholder":
+                node = graph.create_node("placeholder", old[entry[1]].target, (), {}, name=entry[1])
+                node.meta = dict(old[entry[1]].meta)
+                if isinstance(value := node.meta.get("val"), torch.Tensor):
+                    memories.setdefault(entry[2]["memory"], value.untyped_storage())
+            else:
+                node = _decoded_call(graph, entry, old, known)
+                node.meta["val"] = _value(joint, node, entry[6], memories)
+            if node.name != entry[1]:
+                raise UnportableError(f"{entry[1]!r} is not a name that a node can have")
+            known[node.name] = node
+    output = graph.output([decode_argument(item, known.__getitem__) for item in outputs])
+    output.meta = dict(joint.graph.output_node().meta)
+    graph.lint()
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    joint.with_graph(module).lint()
+    return module
+
+
+def _decoded_call(
+    graph: torch.fx.Graph, entry: list[Any], old: Mapping[str, torch.fx.Node], known: Mapping[str, torch.fx.Node]
+) -> torch.fx.Node:
+    _, name, target, args, kwargs, origin, _ = entry
+    arguments = tuple(decode_argument(item, known.__getitem__) for item in args)
+    named = {key: decode_argument(item, known.__getitem__) for key, item in kwargs}
+    operator_found = operator_named(target)
+    check_arguments(operator_found, len(arguments), list(named))
+    node = graph.create_node("call_function", operator_found, arguments, named, name=name)
+    node.meta = {key: item for key, item in old[origin].meta.items() if key not in ABOUT_THE_VALUE}
+    return node
+
+
+def _value(joint: JointGraph, node: torch.fx.Node, facts: Any, memories: dict[int, Any]) -> Any:
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        return node.args[0].meta["val"][node.args[1]]
+    if isinstance(facts, list):
+        items = [_value_of(joint, item, memories) for item in facts[1:]]
+        return tuple(items) if facts[0] == "tuple" else items
+    return _value_of(joint, facts, memories)
+
+
+def _value_of(joint: JointGraph, facts: Any, memories: dict[int, Any]) -> Any:
+    """The fake value with these facts, in a memory that those of other nodes may share."""
+    if facts is None:
+        return None
+    if facts["requires_grad"] or facts["inference"]:
+        raise UnportableError("a value inside of the graph requires a gradient")
+    memory = memories.get(facts["memory"])
+    if memory is None:
+        memory = memories[facts["memory"]] = torch.UntypedStorage(facts["bytes"], device="meta")
+    inside = torch.empty(0, dtype=value_named("dtype", facts["dtype"]), device="meta")
+    inside.set_(memory, facts["offset"], facts["shape"], facts["stride"])
+    return private_tensors.FakeTensor(joint.fake_mode, inside, torch.device("cpu"))

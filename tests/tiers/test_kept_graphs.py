@@ -1,0 +1,223 @@
+"""Decomposed graphs in the cache on disk: read again they are the same graphs, under keys that hold all that decides about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
+
+import dovetail
+from dovetail import cache
+from dovetail.aot.compile_joint import decompose
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.steps import CompileSettings, Lowering
+from dovetail.backends import lookup_backend
+from dovetail.backends.inductor import backend as inductor_backend
+from dovetail.tiers import choice, kept_graphs, process
+from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
+from tests.differential import same
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own, switched on."""
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    cache.switch(True)
+    yield cache.directory()
+    cache.switch(None)
+
+
+def lowering_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Lowering:
+    joint = dovetail.capture(function, inputs)
+    return Lowering(joint, lookup_backend("inductor"), CompileSettings())
+
+
+def leaf(*sizes: int) -> torch.Tensor:
+    return (torch.arange(torch.Size(sizes).numel()).reshape(sizes) / 7).requires_grad_()
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x).sum(0)
+
+
+def _several(x: torch.Tensor) -> Any:
+    one, two = F.layer_norm(x, (4,)).split(2, 1)
+    values, indices = two.max(1)
+    return one.t(), x[1:].expand(2, 2, 4), values * 2.5, indices, torch.full((2,), float("inf"))
+
+
+PROGRAMS: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+    (program, (leaf(3, 4),)),
+    (program, (torch.ones(4, 3).t(),)),
+    (_several, (leaf(3, 4),)),
+    (lambda x, y: F.cross_entropy(x @ y.t(), torch.tensor([0, 1, 1])[x.shape[0] - 3 :]), (leaf(3, 4), leaf(2, 4))),
+    (lambda x: (x.view(-1).view(torch.int32) + 1, F.silu(x).to(torch.float64)), (torch.ones(3, 4),)),
+    (lambda x: x.sin_().add_(1) * F.dropout(x, 0.5), (torch.ones(3, 4),)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_a_graph_read_again_is_the_same_graph(number: int) -> None:
+    function, inputs = PROGRAMS[number]
+    lowering = lowering_of(function, *inputs)
+    made = decompose(lowering).joint
+    entries = [entry for entry in cache.ls() if entry.kind == "graphs"]
+    if number == 3:  # has a constant
+        assert not entries
+        return
+    assert len(entries) == 1
+    again = decompose(lowering).joint
+    assert again.graph_module is not made.graph_module
+    assert kept_graphs._means(again.graph_module) == kept_graphs._means(made.graph_module)
+    assert facts(again) == facts(made)
+    again.lint()
+
+
+def facts(joint: JointGraph) -> list[Any]:
+    memories: dict[int, int] = {}
+    return [kept_graphs._facts(node.meta.get("val"), memories) for node in joint.graph.nodes if node.op != "output"]
+
+
+def test_a_hit_needs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with only_from_cache(ours=True), pytest.raises(NotCachedError):
+        decompose(lowering_of(program, leaf(3, 4)))
+    made = decompose(lowering_of(program, leaf(3, 4))).joint
+
+    def refuse() -> Any:
+        raise AssertionError("the table was made")
+
+    monkeypatch.setattr(inductor_backend, "wanted_decompositions", refuse)
+    with only_from_cache(ours=True):
+        found = decompose(lowering_of(program, leaf(3, 4))).joint
+    assert [node.name for node in found.graph.nodes] == [node.name for node in made.graph.nodes]
+    marked = [node.name for node in found.primals if "in_gradients" in node.meta]
+    assert marked == [node.name for node in made.primals if "in_gradients" in node.meta] != []
+
+
+OTHERS: list[Callable[[], Lowering]] = [
+    lambda: lowering_of(program, leaf(4, 3)),
+    lambda: lowering_of(program, leaf(3, 4).detach()),
+    lambda: lowering_of(program, leaf(4, 3).detach().t().requires_grad_()),
+    lambda: lowering_of(program, leaf(3, 4).detach().double().requires_grad_()),
+    lambda: lowering_of(lambda x: F.gelu(x, approximate="tanh").sum(0), leaf(3, 4)),
+    lambda: lowering_of(lambda x: F.gelu(x).sum(1), leaf(3, 4)),
+    lambda: lowering_of(program, leaf(3, 4)).with_(write_backs={0: 0}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_another_graph_has_another_key(number: int) -> None:
+    key, other = kept_graphs._key(lowering_of(program, leaf(3, 4))), kept_graphs._key(OTHERS[number]())
+    assert key is not None and other not in (None, key)
+
+
+@pytest.mark.parametrize("change", ["setting", "dtype", "switch", "software", "quirk", "hook"])
+def test_what_decides_about_a_graph_is_in_the_key(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering = lowering_of(program, leaf(3, 4))
+    key = kept_graphs._key(lowering)
+    assert key == kept_graphs._key(lowering_of(program, leaf(3, 4)))
+    with config.patch({"emulate_precision_casts": True} if change == "setting" else {}):
+        if change == "dtype":
+            monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+        elif change == "switch":
+            monkeypatch.setattr(kept_graphs.private_state, "kernel_flags", lambda: ("others",))
+        elif change == "software":
+            monkeypatch.setattr(cache, "software", lambda: ("others",))
+        elif change == "quirk":
+            monkeypatch.setitem(kept_graphs.QUIRKS, "mine", None)
+        elif change == "hook":
+            monkeypatch.setattr(
+                kept_graphs.steps, "decomposes", [*kept_graphs.steps.decomposes, test_a_hit_needs_no_table]
+            )
+        found = kept_graphs._key(lowering)
+    assert found is None if change == "hook" else found not in (None, key)
+
+
+def test_what_cannot_be_written_down_is_decomposed_each_time() -> None:
+    symbolic = lowering_of(program, dovetail.mark_dynamic(torch.ones(3, 4), 0))
+    assert kept_graphs._key(symbolic) is None
+    constant = torch.arange(4.0)
+    with_constant = lowering_of(lambda x: x + torch.tensor([1.0, 2.0]) * 2, torch.ones(3, 2))
+    assert with_constant.joint.graph.find_nodes(op="get_attr") and kept_graphs._key(with_constant) is None
+    conjugated = lowering_of(lambda x: x.abs(), torch.ones(3, dtype=torch.complex64).conj())
+    assert kept_graphs._key(conjugated) is None
+    assert kept_graphs._key(lowering_of(lambda x: x + constant, torch.ones(3, 4))) is not None
+    cache.switch(False)
+    assert kept_graphs._key(lowering_of(program, torch.ones(3, 4))) is None
+
+
+def test_a_table_with_a_function_of_the_programs_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+        return x * 2
+
+    table = {torch.ops.aten.gelu.default: mine}
+    monkeypatch.setattr(inductor_backend, "wanted_decompositions", lambda: table)
+    decompose(lowering_of(program, torch.ones(3, 4)))
+    assert not cache.ls()
+
+
+def test_entries_that_mean_nothing_are_misses(base: Path) -> None:
+    lowering = lowering_of(program, leaf(3, 4))
+    made, key = decompose(lowering).joint, kept_graphs._key(lowering)
+    assert key is not None
+    content = cache.read("graphs", key)
+    assert content is not None
+    data = json.loads(content)
+    wrong: list[Any] = [None, 3, "x", [], {}, [[]], data[:-1], data[1:], [*data, 1]]
+    for place, entry in enumerate(data[:-1]):
+        for item in range(len(entry)):
+            wrong += [
+                [*data[:place], [*entry[:item], value, *entry[item + 1 :]], *data[place + 1 :]]
+                for value in (None, "os::system.x", 7, [])
+            ]
+    right = kept_graphs._means(made.graph_module)
+    for item in wrong:
+        assert cache.write("graphs", key, json.dumps(item).encode())
+        found = decompose(lowering).joint
+        found.lint()
+        assert found.num_primals == made.num_primals
+    path = base / "graphs" / key
+    decompose(lowering)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert kept_graphs._means(decompose(lowering).joint.graph_module) == right
+
+
+def _train(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    loss = model(x).square().mean()
+    loss.backward()
+    return [loss.detach(), *(item.grad for item in model.parameters() if item.grad is not None)]
+
+
+@pytest.mark.slow
+def test_kernels_run_from_the_first_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(choice.SWITCH, raising=False)
+    monkeypatch.setenv("DOVETAIL_CACHE", "1")  # for the process in the background
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(4)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    x = torch.randn(5, 6)
+    eager = _train(models[0], x)
+    with process.stopped_at_end(), fresh_cache():
+        first = dovetail.compile(models[1], backend="inductor")
+        same(eager, _train(first, x))
+        assert dovetail.wait(first, 300)
+        assert dovetail.events_of(first).count("tier 0") == 1
+    for model in models[2:]:
+        dovetail.reset()  # or the entries of the equal module would be taken
+        with fresh_cache():
+            compiled = dovetail.compile(model, backend="inductor")
+            same(eager, _train(compiled, x), exact=False)
+            log = dovetail.events_of(compiled)
+            assert (log.count("tier 0"), log.count("tier 1")) == (0, 1)
+            assert dovetail.wait(compiled, 0)
