@@ -42,6 +42,7 @@ from dovetail.higher_order.backward import (
 )
 from dovetail.higher_order.eager_replay import eager_backward
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
+from dovetail.higher_order.graph_replay import gradients_by_operators, is_replayed_by_operators
 from dovetail.higher_order.kept_inputs import NeededInputs
 from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reused
 from dovetail.passes.decompose import IN_GRADIENTS
@@ -293,7 +294,7 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
     program = joint.program
     if program is None:
         return "the graph was not captured together with its program"
-    if program.unreplayable:
+    if program.unreplayable and not is_replayed_by_operators(joint):
         return f"the program cannot be replayed call by call: {program.unreplayable}"
     if joint.provenance:
         return "the joint graph was edited, and its derivatives come from the program as it was"
@@ -345,6 +346,8 @@ def _gradients(
     """The wanted gradients of a replay of the program."""
     with torch.enable_grad():
         sources = _sources(joint, primals)
+        if joint.program is not None and joint.program.unreplayable:
+            return gradients_by_operators(joint, request, sources, tangents)
         outputs = _replay(trace, joint, sources)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]
         roots = [value for value, flag in zip(differentiable, request.defined, strict=True) if flag]

@@ -21,7 +21,7 @@ from dovetail.whole_calls.whole import Whole
 def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | None:
     """The wanted gradients as a function of the needed inputs and the tangents; None where the user's code would run again."""
     program = joint.program
-    if program is None or joint.order > 1 or _runs_users_code(program):
+    if program is None or program.unreplayable or joint.order > 1 or _runs_users_code(program):
         return None
     written = {mutation.input_index for mutation in joint.spec.mutations}
     written |= {change.input_index for change in joint.spec.metadata_changes}

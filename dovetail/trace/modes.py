@@ -98,6 +98,8 @@ class Tracer(private_tracing.PythonKeyTracer):
         if is_random:
             trace.random.record(node)
         node.meta["phase"] = trace.phase
+        if not torch.is_grad_enabled():
+            node.meta["without_gradients"] = True
         backward = private_autograd.current_backward()
         if backward >= 0:
             node.meta["in_backward"] = backward

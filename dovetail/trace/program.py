@@ -23,7 +23,9 @@ from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.overrides import RefusedOperatorError
 
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_GET_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What they give has another derivative than the operators that compute it, or none.
+_CUTS = frozenset({"detach", "detach_", "_set_data", "set_", "apply", "custom_function_call", "_make_subclass"})
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
@@ -100,7 +102,8 @@ def _show(value: Any) -> str:
 class Program:
     """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
 
-    ``numbers`` computes the numbers among the arguments of the calls from the sizes of the inputs.
+    ``numbers`` computes the numbers among the arguments of the calls from the sizes of the inputs. ``cuts``: a call of it is no
+    function of its arguments for autograd, so that its operators alone have other derivatives.
     """
 
     inputs: tuple[int, ...]
@@ -108,6 +111,7 @@ class Program:
     outputs: tuple[int, ...]
     unreplayable: str = ""
     numbers: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
+    cuts: bool = False
 
     def run(self, inputs: list[torch.Tensor], sizes_of: Sequence[Any] | None = None) -> list[torch.Tensor]:
         """The output tensors, computed by the same torch calls on other inputs; numbers are read from ``sizes_of``."""
@@ -192,6 +196,7 @@ class Recorder:
     calls: list[ProgramCall] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     unreplayable: str = ""
+    cuts: bool = False
     _numbers: dict[int, int] = field(default_factory=dict)
     _paused: int = 0
     _symbolic: list[Any] = field(default_factory=list)
@@ -229,6 +234,7 @@ class Recorder:
         name = getattr(function, "__name__", "")
         if name in HOOKS and not self._paused:
             self.refuse_replay("it registers a hook on a tensor")
+        self.cuts |= name in _CUTS or function == _GET_DATA
         results = _tensors(result)
         # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
         is_getter = name == "__get__"
@@ -303,6 +309,7 @@ class Recorder:
             tuple(self.number(tensor) for tensor in outputs),
             self.unreplayable,
             compute,
+            self.cuts,
         )
 
 

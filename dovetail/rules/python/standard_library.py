@@ -14,6 +14,8 @@ import types
 import typing
 from typing import Any
 
+import torch
+
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import own_check
 from dovetail.frontend.interpreter.generator import shown_type
@@ -71,6 +73,7 @@ _LOOK_AT_FRAMES += filter(inspect.isfunction, map(vars(traceback).get, traceback
 for _function in _LOOK_AT_FRAMES:
     _refuse(_function, f"{_function.__module__}.{_function.__name__} looks at the frames that are running")
 _refuse(collections.namedtuple, "a class is defined")
+_refuse(torch.func.linearize, "torch.func.linearize traces the function by itself")
 
 
 @rule(logging.Logger.isEnabledFor)
