@@ -255,10 +255,15 @@ def write_results(
 ) -> list[Path]:
     """Write ``results.json``, ``trace.json`` and ``curves.html``; return their paths."""
     finished = [run for run in runs if not run.failure]
-    losses = [Curve(run.engine, tuple(run.losses)) for run in finished]
+
+    def curve(run: Run, values: Sequence[float]) -> Curve:
+        return Curve(run.engine, tuple(values), ENGINES.index(run.engine))
+
+    losses = [curve(run, run.losses) for run in finished]
+    milliseconds = [curve(run, [1e3 * item for item in run.seconds]) for run in finished]
     eager = next((run for run in finished if run.engine == "eager"), None)
     deviations = [
-        Curve(run.engine, relative_deviations(run.losses, eager.losses))
+        curve(run, relative_deviations(run.losses, eager.losses))
         for run in finished
         if eager is not None and run is not eager
     ]
@@ -280,7 +285,13 @@ def write_results(
     trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
     title = _heading(settings[0])
     page = write_html(
-        output / "curves.html", title=title, losses=losses, deviations=deviations, table=table, remarks=remarks
+        output / "curves.html",
+        title=title,
+        losses=losses,
+        deviations=deviations,
+        milliseconds=milliseconds,
+        table=table,
+        remarks=remarks,
     )
     return [page, results_path, trace_path]
 

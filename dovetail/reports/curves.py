@@ -39,10 +39,13 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class Curve:
-    """A named series; step ``i + 1`` has the value ``values[i]``."""
+    """A named series; step ``i + 1`` has the value ``values[i]``. ``look`` is its place in :data:`LOOKS`: one for each engine,
+    whatever charts it is in; None: that of its place among the curves.
+    """
 
     name: str
     values: tuple[float, ...]
+    look: int | None = None
 
 
 def relative_deviations(values: Sequence[float], reference: Sequence[float]) -> tuple[float, ...]:
@@ -96,7 +99,8 @@ def svg_chart(curves: Sequence[Curve], *, title: str, unit: str, logarithmic: bo
     turn = f'transform="translate(18 {(_TOP + _HEIGHT - _BOTTOM) / 2}) rotate(-90)" text-anchor="middle"'
     parts.append(_text(0, 0, unit, turn))
     for number, curve in enumerate(curves):
-        colour, dash, thickness = LOOKS[number % len(LOOKS)]
+        look = number if curve.look is None else curve.look
+        colour, dash, thickness = LOOKS[look % len(LOOKS)]
         style = f'fill="none" stroke="{colour}" stroke-width="{thickness}" stroke-dasharray="{dash or "none"}"'
         for piece in _pieces(curve.values, logarithmic):
             points = " ".join(f"{x_of(step):.1f},{y_of(scale(value)):.1f}" for step, value in piece)
@@ -117,10 +121,11 @@ def write_html(
     title: str,
     losses: Sequence[Curve],
     deviations: Sequence[Curve],
+    milliseconds: Sequence[Curve],
     table: Table,
     remarks: Sequence[str] = (),
 ) -> Path:
-    """Write one page that needs no other file: both charts, the table and the remarks."""
+    """Write one page that needs no other file: the three charts, the table and the remarks."""
     items = "\n".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
     target = Path(path)
     target.write_text(
@@ -131,6 +136,7 @@ def write_html(
 <div class="scroll">{table.to_html()}</div>
 <ul>{items}</ul>
 {svg_chart(losses, title="Training loss", unit="loss")}
+{svg_chart(milliseconds, title="Time of each step", unit="milliseconds", logarithmic=True)}
 {svg_chart(deviations, title="Deviation from eager", unit="relative deviation", logarithmic=True)}
 </body></html>
 """,

@@ -68,7 +68,7 @@ def test_eager_and_aten_agree_to_the_last_bit_and_everything_is_written(
     names = {row["name"] for row in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"process_name", "step", "capture", "partition"} <= names
     page = (tmp_path / "curves.html").read_text()
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
     assert "<script" not in page and "<link" not in page and "src=" not in page
 
 
@@ -210,6 +210,16 @@ def test_training_is_the_same_in_any_turns() -> None:
     assert whole.losses == parts.losses
     assert digest(whole.model) == digest(parts.model)
     assert digest(whole.model) != digest(Training(TINY).model)
+
+
+def test_the_demo_needs_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", missing)
+    training = Training(TINY)
+    assert len(training.train(1)["losses"]) == 1
+    assert training.summary()["weights_sha256"] == digest(training.model)
 
 
 def test_a_worker_answers_line_by_line() -> None:

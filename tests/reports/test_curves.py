@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.reports.curves import Curve, relative_deviations, svg_chart, write_html
+from dovetail.reports.curves import LOOKS, Curve, relative_deviations, svg_chart, write_html
 from dovetail.reports.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,6 +42,13 @@ def test_a_gap_splits_the_line() -> None:
     assert len(lines_of(chart)) == 2
 
 
+def test_an_engine_has_one_look_in_all_charts() -> None:
+    both = svg_chart([Curve("eager", (1.0, 2.0), 0), Curve("other", (2.0, 1.0), 1)], title="t", unit="u")
+    alone = svg_chart([Curve("other", (2.0, 1.0), 1)], title="t", unit="u")
+    assert f'stroke="{LOOKS[1][0]}"' in both and f'stroke="{LOOKS[1][0]}"' in alone
+    assert f'stroke="{LOOKS[0][0]}"' in both and f'stroke="{LOOKS[0][0]}"' not in alone
+
+
 def test_deviations() -> None:
     assert relative_deviations([1.0, 3.0, 0.0], [1.0, 2.0, 0.0]) == (0.0, 0.5, 0.0)
     assert relative_deviations([math.nan], [math.nan]) == (0.0,)
@@ -55,6 +62,7 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path: Path) -> None:
         title="a & b",
         losses=[Curve("<eager>", (1.0, 0.5))],
         deviations=[],
+        milliseconds=[Curve("<eager>", (900.0, 30.0))],
         table=Table(("engine", "x"), (("<eager>", "1"),)),
         remarks=["1 < 2"],
     ).read_text()
