@@ -24,14 +24,13 @@ import torch
 from dovetail.torch_private import fast_capture as private
 from dovetail.torch_private import state as private_state
 from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, Run
+from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import Trace, open_trace
 
 _is_plain = functools.cache(private.is_plain_operator)
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 #: What the tracer notes on a node by itself, and the value, which is made again.
-_NOTED = frozenset(
-    {"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward", "eager_input_vals"}
-)
+_NOTED = frozenset({"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward"})
 _NO_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8})
 
 
@@ -142,14 +141,17 @@ EVERY.append(known_operator)
 def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tracer = call.trace.tracer
     name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
-    named = {name: call.kwargs[name] for name in known.names}
-    node = tracer.create_node("call_function", call.operator, call.args[: known.count], named, name)
+    recorded = (call.args[: known.count], {name: call.kwargs[name] for name in known.names})
+    if draws_random_numbers(call.operator):
+        node = tracer.create_node("call_function", call.operator, *recorded, name)
+    else:
+        node = tracer.note(tracer.graph.create_node("call_function", call.operator, *recorded, name))
     if known.several is None:
         result = _note(call, node, known.outputs[0])
     else:
         items = []
         for place, output in enumerate(known.outputs):
-            item = tracer.create_node("call_function", python_operator.getitem, (node, place), {})
+            item = tracer.note(tracer.graph.create_node("call_function", python_operator.getitem, (node, place), {}))
             items.append((_note(call, item, output), item))
         result = known.several([fake for fake, _ in items])
         node.meta["val"] = known.several([item.meta.get("val") for _, item in items])

@@ -148,6 +148,11 @@ def unknown_instruction(
 
 
 @functools.lru_cache(maxsize=4096)
+def _location(code: types.CodeType, line: int, module: str) -> UserLocation:
+    return UserLocation(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip(), module)
+
+
+@functools.lru_cache(maxsize=4096)
 def decode(code: types.CodeType) -> Decoded:
     """Decode a code object once; the cache holds the 4096 latest."""
     try:
@@ -261,6 +266,4 @@ class Frame:
 
     def location(self, module: str = "") -> UserLocation:
         """The current place in the user's source; ``module`` is the path of the module whose code runs there."""
-        line = self.line()
-        text = linecache.getline(self.code.co_filename, line).strip()
-        return UserLocation(self.code.co_filename, line, self.code.co_name, text, module)
+        return _location(self.code, self.line(), module)

@@ -289,6 +289,10 @@ class Values:
                 f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",
                 "read it in the forward, and hand it over as a closure variable or by ctx.save_for_backward",
             )
+        with private_calls.no_torch_function():
+            return self._read_plain_tensor(value, source)
+
+    def _read_plain_tensor(self, value: torch.Tensor, source: Source) -> Any:
         try:
             traced = self.trace.input(value, source.name)
         except CaptureError:
