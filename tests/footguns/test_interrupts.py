@@ -16,6 +16,12 @@ from dovetail.torch_private.state import dispatch_mode_count
 from dovetail.trace import overrides
 
 
+@pytest.fixture(autouse=True)
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators that were recorded before, in any test, do not ask the modes that these tests interrupt."""
+    monkeypatch.setattr("dovetail.fast_capture.operators._memories", {})
+
+
 class StopNow(BaseException):
     """Neither an error nor an interrupt."""
 
