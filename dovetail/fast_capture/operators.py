@@ -24,7 +24,6 @@ import torch
 from dovetail.torch_private import fast_capture as private
 from dovetail.torch_private import state as private_state
 from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, Run
-from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import Trace, open_trace
 
 _is_plain = functools.cache(private.is_plain_operator)
@@ -142,16 +141,13 @@ def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str
     tracer = call.trace.tracer
     name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
     recorded = (call.args[: known.count], {name: call.kwargs[name] for name in known.names})
-    if draws_random_numbers(call.operator):
-        node = tracer.create_node("call_function", call.operator, *recorded, name)
-    else:
-        node = tracer.note(tracer.graph.create_node("call_function", call.operator, *recorded, name))
+    node = tracer.create_node("call_function", call.operator, *recorded, name)
     if known.several is None:
         result = _note(call, node, known.outputs[0])
     else:
         items = []
         for place, output in enumerate(known.outputs):
-            item = tracer.note(tracer.graph.create_node("call_function", python_operator.getitem, (node, place), {}))
+            item = tracer.create_node("call_function", python_operator.getitem, (node, place), {})
             items.append((_note(call, item, output), item))
         result = known.several([fake for fake, _ in items])
         node.meta["val"] = known.several([item.meta.get("val") for _, item in items])

@@ -97,11 +97,6 @@ class Tracer(private_tracing.PythonKeyTracer):
         node = super().create_node(*args, **kwargs)
         if is_random:
             trace.random.record(node)
-        return self.note(node)
-
-    def note(self, node: torch.fx.Node) -> torch.fx.Node:
-        """Write on a new node where it comes from."""
-        trace = self.open_trace
         node.meta["phase"] = trace.phase
         if not torch.is_grad_enabled():
             node.meta["without_gradients"] = True
@@ -111,7 +106,7 @@ class Tracer(private_tracing.PythonKeyTracer):
         if trace.phase == "backward" and torch.is_grad_enabled():
             # Autograd's own formulas run without recording; only a checkpointed region, called again, records. A part of a
             # result is where the result is: in the forward, for that of a random operator, which is not repeated.
-            node.meta["checkpointed"] = node.target is not operator.getitem
+            node.meta["checkpointed"] = args[1] is not operator.getitem
         elif trace.phase == "backward" and trace.user_backward:
             node.meta["user_backward"] = True
         line = trace.backward_line() if trace.phase == "backward" else trace.locate()

@@ -257,12 +257,9 @@ class Frame:
 
     def line(self) -> int:
         """The line number of the current instruction."""
-        instructions = self.decoded.instructions
-        if self.position < len(instructions):
-            positions = instructions[self.position].positions
-            if positions is not None and positions.lineno is not None:
-                return positions.lineno
-        return self.code.co_firstlineno
+        positions = [item.positions for item in self.decoded.instructions[self.position : self.position + 1]]
+        line = positions[0].lineno if positions and positions[0] is not None else None
+        return self.code.co_firstlineno if line is None else line
 
     def location(self, module: str = "") -> UserLocation:
         """The current place in the user's source; ``module`` is the path of the module whose code runs there."""

@@ -290,21 +290,18 @@ class Values:
                 "read it in the forward, and hand it over as a closure variable or by ctx.save_for_backward",
             )
         with private_calls.no_torch_function():
-            return self._read_plain_tensor(value, source)
-
-    def _read_plain_tensor(self, value: torch.Tensor, source: Source) -> Any:
-        try:
-            traced = self.trace.input(value, source.name)
-        except CaptureError:
-            # Eager takes the calls with such a tensor only.
-            form = ComputedSource(_FORM, (source,), f"the form of {source.name}")
-            self.guard(form, Equals(_FORM(value)), f"{source.name} was read")
-            raise
-        index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
-        if index != traced.index:
-            raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")
-        self.note_backward_read(source, TensorMatch(index), f"{source.name} was read")
-        return traced.value
+            try:
+                traced = self.trace.input(value, source.name)
+            except CaptureError:
+                # Eager takes the calls with such a tensor only.
+                form = ComputedSource(_FORM, (source,), f"the form of {source.name}")
+                self.guard(form, Equals(_FORM(value)), f"{source.name} was read")
+                raise
+            index = self.guards.add_tensor(source, value, self.where(), traced.node.meta["val"])
+            if index != traced.index:
+                raise Break(f"{source.name} was seen under another number", "report this as a bug of Dovetail")
+            self.note_backward_read(source, TensorMatch(index), f"{source.name} was read")
+            return traced.value
 
     def _read_stand_in(self, value: torch.Tensor, source: Source, kind: ValueKind) -> Any:
         known = self._stand_ins.get(id(value))
