@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
+.PHONY: help demo test test-ecosystem lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
+	@echo "also: make test-ecosystem, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -139,6 +139,20 @@ $(SCIENCE)/.installed: pyproject.toml
 
 conformance-science: $(SCIENCE)/.installed
 	OMP_NUM_THREADS=1 $(SCIENCE)/bin/python -W ignore -m tests.conformance.science_runner -j $(JOBS) $(CONFORMANCE_ARGS)
+
+# Libraries around PyTorch, in an environment of their own. One that cannot be installed is left out, and its tests are skipped.
+ECOSYSTEM := $(VENV)-ecosystem
+
+$(ECOSYSTEM)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==$(TORCH)" -e '.[test]'
+	for package in diffusers peft torchrl; do \
+	    $(ECOSYSTEM)/bin/python -m pip install --quiet "torch==$(TORCH)" $$package || echo "$$package cannot be installed"; \
+	done
+	@touch $@
+
+test-ecosystem: $(ECOSYSTEM)/.installed
+	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/python -m pytest -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
 
 backend-tables: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md

@@ -12,7 +12,7 @@ from tests import layout
 
 MODULES = layout.MODULES
 #: Folders of tests that cut across the rooms; all others are named as the room they test.
-OWN_FOLDERS_OF_TESTS = ("assumptions", "conformance", "core", "footguns", "fuzz", "gpu")
+OWN_FOLDERS_OF_TESTS = ("assumptions", "conformance", "core", "ecosystem", "footguns", "fuzz", "gpu")
 
 
 def _name(path: Path) -> str:

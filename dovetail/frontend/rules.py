@@ -127,7 +127,7 @@ AttributeRule = Callable[["TracingInterpreter", "torch.Tensor", Any], Any]
 #: ``rule(interpreter, function, operands)`` does an operator, by its function of the module ``operator``, or ``max`` or ``min``.
 OperatorRule = Callable[["TracingInterpreter", Any, Arguments], Any]
 
-#: An attribute of a traced tensor that is read, or set, by its name.
+#: An attribute of a traced tensor that is read, or set, by its name; ``threading.local`` stands for all of such an object.
 attribute_rule: Table[AttributeRule] = Table()
 setter_rule: Table[AttributeRule] = Table()
 #: An operator on something else than numbers, texts and traced tensors.

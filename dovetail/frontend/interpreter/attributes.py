@@ -139,14 +139,16 @@ class Attributes(LookupGuards):
 
     def _load_module_attribute(self, target: types.ModuleType, name: str) -> Any:
         values, is_fixed = self.values, is_trusted(target.__name__)
-        try:
-            value = getattr(target, name)
-        except AttributeError:
-            if not is_fixed:
-                source = InstanceDictSource(values.pin(target, target.__name__))
-                values.guard(source, HasNoKey(name), f"{target.__name__} has no {name}")
-            raise
-        place = AttributeSource(values.pin(target, target.__name__), name)
+        at = values.pin(target, target.__name__)
+        found = getattr(target, name, MISSING)  # some are filled when they are asked
+        if not is_fixed and name not in target.__dict__ and class_attribute(type(target), name)[0] is MISSING:
+            values.guard(InstanceDictSource(at), HasNoKey(name), f"{target.__name__} has no {name}")
+            # A function of its class, as transformers has it, or of its own, that is asked at every reading.
+            if (getter := class_attribute(type(target), "__getattr__")[0]) is not MISSING:
+                return self.call(getter, (target, name), {})
+            if "__getattr__" in target.__dict__:
+                return self.call(self.load_attribute(target, "__getattr__"), (name,), {})
+        value, place = getattr(target, name) if found is MISSING else found, AttributeSource(at, name)
         if not is_fixed or isinstance(value, torch.Tensor):
             return values.read(value, place)
         # Somebody may put another function in the place of one of torch's.
@@ -245,7 +247,7 @@ class Attributes(LookupGuards):
         """Do the work of ``object.__getattribute__``."""
         kind, values = type(target), self.values
         if issubclass(kind, threading.local):
-            raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
+            return attribute_rule[threading.local](self, target, name)
         found, owner = class_attribute(kind, name)
         if name == "__class__" and (owner is object or owner is None):
             return kind

@@ -19,7 +19,9 @@ from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.trace.settings import SAYS_COMPILING, SAYS_EAGER
 
 #: They keep nothing by the answer that a later call computes with.
-_CHOOSES_ALGORITHMS = frozenset({"torch", "transformers", "torch_geometric", "diffusers", "accelerate", "peft"})
+_CHOOSES_ALGORITHMS = frozenset(
+    {"torch", "transformers", "torch_geometric", "diffusers", "accelerate", "peft", "tensordict", "torchrl"}
+)
 
 
 def _is_trained(encoder: Any) -> bool:

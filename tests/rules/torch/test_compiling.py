@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -164,3 +165,18 @@ def test_hooks_that_run_where_forward_raises(everywhere: bool, own: bool, fullgr
     assert run(lambda program: dovetail.compile(program, backend="aten", fullgraph=fullgraph)) == run(
         lambda program: program
     )
+
+
+@pytest.mark.parametrize("library", ["tensordict.base", "torchrl.objectives", "transformers.models"])
+def test_libraries_that_choose_algorithms_are_told_yes(library: str) -> None:
+    """They take locks and references that a graph does not need where the answer is no."""
+    space: dict[str, Any] = {"__name__": library, "torch": torch, "lock": threading.Lock()}
+    exec(
+        "def added(x):\n"
+        "    if torch.compiler.is_compiling():\n        return x + 1\n"
+        "    with lock:\n        return x + 1\n",
+        space,
+    )
+    compiled = dovetail.compile(lambda x: space["added"](x) * 2, backend="aten")
+    assert compiled(torch.ones(2)).tolist() == [4, 4]
+    assert len(compiled.entries) == 1 and not compiled.continuations()

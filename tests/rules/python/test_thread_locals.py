@@ -1,0 +1,93 @@
+"""Attributes of thread-local objects: guarded by what the running thread has."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+
+import torch
+
+import dovetail
+from tests.differential import same
+
+X = torch.ones(2)
+
+
+class State(threading.local):
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.is_on = False
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.state = State()
+
+    @property
+    def is_on(self) -> bool:
+        return self.state.is_on
+
+
+def in_a_thread(function: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failed, failed
+
+
+def test_what_the_running_thread_has_set() -> None:
+    holder, weights = Holder(), threading.local()
+    weights.w = torch.ones(2, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * holder.state.scale
+        return (y + 1 if holder.is_on else y) * weights.w
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+
+    def check() -> None:
+        same(function(X), compiled(X))
+
+    def another() -> None:
+        weights.w = torch.full((2,), 5.0)
+        check()
+        holder.state.scale = 11.0
+        check()
+
+    check()
+    holder.state.scale = 3.0
+    check()
+    holder.state.is_on = True
+    check()
+    # The check of a hit remembers what it has found, in this thread.
+    for _ in range(3):
+        check()
+        in_a_thread(another)
+        check()
+    weights.w = torch.zeros(2)
+    check()
+
+
+def test_what_the_thread_has_not_set() -> None:
+    state = threading.local()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(state, "scale", 4)
+
+    compiled = dovetail.compile(function, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scale in (None, 2, 3):
+            if scale is not None:
+                state.scale = scale
+            same(function(X), compiled(X))
+            in_a_thread(lambda: same(compiled(X), X * 4))
