@@ -22,6 +22,7 @@ from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
 from dovetail.runtime.entry import Entry
 from dovetail.surface import checkpoints as checkpoints
+from dovetail.surface import precompiling as precompiling
 from dovetail.surface.lightning import compile_steps
 from dovetail.surface.modes import without_modes
 from dovetail.surface.regions import compile_regions
@@ -69,6 +70,9 @@ class Compiled(Protocol[Parameters, ResultOf]):
     @property
     def backend(self) -> Backend:
         """The backend in use."""
+
+    def precompile(self, *args: Any, **kwargs: Any) -> bool:
+        """Compile for a call with these arguments, which does not happen, and wait for the kernels."""
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultOf:
         """Call it like the original."""

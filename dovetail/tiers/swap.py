@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,9 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, instead_of_steps
 from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
+from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.dispatcher import compile_lock
+from dovetail.face.module import CompiledModule
 from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
 from dovetail.tiers import process
@@ -129,6 +131,11 @@ class SwappingRun:
         if region is not None:
             region[0].runs[self] = self._run
         return self._run(inputs)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to come."""
+        return self._before is None
 
     @property
     def is_to_check(self) -> bool:
@@ -346,19 +353,45 @@ def wait(compiled: Any, seconds: float | None = None) -> bool:
     """Block until the kernels of all graphs of ``compiled`` so far are in place, at most so many seconds.
 
     Returns whether nothing is left to come. A graph that was called once is compiled too. With ``check_swap=True``, the next call
-    compares the tiers, and swaps.
+    compares the tiers, and swaps. A model whose parts are compiled (``regional=True``) is waited for part by part.
 
     >>> import torch, dovetail
     >>> dovetail.wait(dovetail.compile(torch.sin, backend="aten"))
     True
     """
-    from dovetail.reports.explanation import events_of
-
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
-    events = events_of(compiled)
-    while pending := [item for item in unsettled(events) if not item.is_to_check]:
+    functions = _compiled_functions(compiled)
+    while pending := [item for item in _pending(functions) if not item.is_to_check]:
         for run in pending:
             run.wait(deadline)
         if time.monotonic() >= deadline or torch.are_deterministic_algorithms_enabled():
             break
-    return not unsettled(events)
+    return not _pending(functions)
+
+
+def _pending(functions: Sequence[CompiledFunction]) -> list[SwappingRun]:
+    """The graphs that have not ended up on a tier, those of entries that were made for an equal module included."""
+    found = {run: None for function in functions for run in unsettled(function.events)}
+    taken = (entry.run for function in functions for entry in function.entries)
+    found |= {run: None for run in taken if isinstance(run, SwappingRun) and not run.is_settled}
+    return list(found)
+
+
+def _compiled_functions(compiled: Any) -> list[CompiledFunction]:
+    """The compiled function behind an object, or those of the parts of a module; raises :class:`NotCallableError` where none is."""
+    from dovetail.reports.explanation import compiled_function
+
+    found: list[CompiledFunction] = []
+    waiting, seen = [compiled], {None}
+    while isinstance(compiled, torch.nn.Module) and waiting:
+        module = waiting.pop()
+        if isinstance(module, CompiledModule):
+            found.append(compiled_function(module))
+            module = module.original
+        if module in seen:
+            continue
+        seen.add(module)
+        forward = vars(module).get("forward")
+        found += [forward] if isinstance(forward, CompiledFunction) else []
+        waiting += [part for part in module._modules.values() if part is not None]
+    return found or [compiled_function(compiled)]
