@@ -44,8 +44,13 @@ class ReferentSource(Step):
 
 @callable_rule(weakref.ReferenceType)
 def _reference(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    source = interpreter.values.source_of(function)
-    return interpreter.values.read(function(), None if source is None else ReferentSource(source))
+    source, referent = interpreter.values.source_of(function), function()
+    if source is None and isinstance(referent, torch.Tensor) and interpreter.trace.input_of(referent) is None:
+        # The capture keeps its tensors alive.
+        raise Break(
+            "a weak reference to a tensor of the function's own is asked whether it lives", "keep the tensor itself"
+        )
+    return interpreter.values.read(referent, None if source is None else ReferentSource(source))
 
 
 @callable_rule(typing.NewType)
