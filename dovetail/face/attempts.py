@@ -31,7 +31,7 @@ from dovetail.errors import (
     UninitialisedError,
 )
 from dovetail.face.learned import Part
-from dovetail.face.warnings import explain_break, name_of, warn_user
+from dovetail.face.warnings import messages, name_of, warn_user
 from dovetail.frontend.capture import capture as run_frontend
 from dovetail.frontend.code.frame import Break, LockTaken
 from dovetail.guards import GuardSet
@@ -359,7 +359,7 @@ class Attempts:
         """Record a graph break, and warn at the first one of each place."""
         self._shared.events.note("graph break", reason=stop.reason, where=stop.where, advice=stop.advice)
         if self._shared.is_news(stop.reason, stop.where):
-            warn_user(explain_break("graph break", stop), GraphBreakWarning)
+            warn_user(messages().explain_break("graph break", stop), GraphBreakWarning)
 
     def _give_up_backend(self, error: BackendError) -> None:
         """Take "aten" in the place of a backend that does not work here; raise for one of the user's own, which is to be mended."""

@@ -25,7 +25,7 @@ from dovetail.events import EventLog
 from dovetail.face.attempts import Attempts, Compiled, EagerFromNowOn, EagerOnce, Outcome, capturing
 from dovetail.face.learned import Part
 from dovetail.face.loading import load_distributed_rules, load_rules
-from dovetail.face.warnings import explain_break, name_of, warn_user
+from dovetail.face.warnings import messages, name_of, warn_user
 from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.code.points import ResumePoint
 from dovetail.frontend.interpreter.generator import cleans_up
@@ -88,7 +88,8 @@ class Dispatcher:
                 if entry.resume_point is None:
                     return entry.call(original, args, kwargs, tensors)
                 return self._run(entry, args, kwargs, tensors)
-        return self._miss(args, kwargs)
+        with messages().Telling():
+            return self._miss(args, kwargs)
 
     def take_options(self, options: Options) -> None:
         """Compile later entries with other options."""
@@ -196,8 +197,8 @@ class Dispatcher:
                 # Where the program itself raises, this is its error; that of a fake kernel has another text, and no line.
                 self.original(*args, **kwargs)
             advice = stop.advice or "drop fullgraph=True to run it eagerly"
-            raise GraphBreakError(stop.reason, where=stop.where, advice=advice) from error or stop
-        text = explain_break(f"{name_of(self.original)} runs eagerly", stop)
+            raise GraphBreakError(stop.reason, where=messages().place(stop.where), advice=advice) from error or stop
+        text = messages().explain_break(f"{name_of(self.original)} runs eagerly", stop)
         if isinstance(stop, LetGo) or any(map(cleans_up, args)):
             # The frames of the capture refer to the object, in circles.
             stop.__traceback__ = stop.__cause__ = stop.__context__ = None

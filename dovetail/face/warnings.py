@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
 from collections.abc import Sized
 from typing import Any
 
-from dovetail.frontend.code.frame import Break
-
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """Warn at the user's line: the nearest one outside of this package and of torch's module calls."""
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("dovetail", "torch"):
-        frame = frame.f_back
-        level += 1
-    warnings.warn(text, category, stacklevel=level)
+    """Warn at the user's line, which is the nearest one outside of this package and of libraries."""
+    messages().warn_user(text, category)
 
 
-def explain_break(head: str, stop: Break) -> str:
-    """A graph break as a sentence with its place and what to do about it; see :mod:`dovetail.reports.messages`."""
-    return str(importlib.import_module("dovetail.reports.messages").explain_break(head, stop))
+def messages() -> Any:
+    """The sentences of warnings and errors (:mod:`dovetail.reports.messages`), loaded when there is something to say."""
+    return importlib.import_module("dovetail.reports.messages")
 
 
 def name_of(function: Any) -> str:

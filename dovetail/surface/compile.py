@@ -20,6 +20,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.options import Options
+from dovetail.reports.messages import Telling
 from dovetail.runtime.entry import Entry
 from dovetail.surface import checkpoints as checkpoints
 from dovetail.surface import precompiling as precompiling
@@ -168,7 +169,8 @@ def compile(function: Any = None, **given: Any) -> Any:
         return compile_regions(function, options)
     if isinstance(function, torch.nn.Module):
         compile_steps(function, options)
-    return face.compile(function, **options)
+    with Telling():
+        return face.compile(function, **options)
 
 
 if os.environ.get("DOVETAIL_REPORT"):

@@ -6,6 +6,7 @@ from dovetail.errors import InputError, RecompileLimitWarning
 from dovetail.face.warnings import warn_user
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import end_rule
+from dovetail.guards.guard import GuardFailure
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace.shapes import marks_of
 
@@ -23,9 +24,8 @@ def _held_to_a_number(interpreter: TracingInterpreter) -> None:
             size = traced.node.meta["val"].shape[dimension]
             if not private_sizes.is_symbolic(size) or private_sizes.expression_of(size).free_symbols:
                 continue
-            text = (
-                f"dimension {dimension} of {traced.name} was marked as dynamic, and the program holds it to {int(size)}"
-            )
+            of = f"dimension {dimension} of `{traced.name}`"
+            text = str(GuardFailure(f"{of} was marked as dynamic, and the program holds it to {int(size)}"))
             if dimension in strict:
                 raise InputError(
                     text, advice="use torch._dynamo.maybe_mark_dynamic, or make the program right for every size"

@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail.errors import EagerFallbackWarning, GraphBreakError
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
-from dovetail.face.warnings import explain_break, name_of, warn_user
+from dovetail.face.warnings import messages, name_of, warn_user
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
@@ -114,4 +114,4 @@ def _report(dispatcher: Dispatcher) -> None:
         _REPORTED.add(dispatcher)
     if dispatcher.options.fullgraph:
         raise GraphBreakError(stop.reason, advice=stop.advice)
-    warn_user(explain_break(f"{name_of(dispatcher.original)} runs eagerly", stop), EagerFallbackWarning)
+    warn_user(messages().explain_break(f"{name_of(dispatcher.original)} runs eagerly", stop), EagerFallbackWarning)

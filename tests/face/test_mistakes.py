@@ -1,0 +1,131 @@
+"""Typical mistakes: the message names the user's line first, says what is wrong, and shows nothing of Dovetail's inside."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail import errors
+from dovetail.reports.messages import INTERNALS, is_library
+from tests import layout
+from tests.face.mistakes import MISTAKES, Mistake, printed
+
+
+def ours(function: Any, **options: Any) -> Any:
+    return dovetail.compile(function, **{"backend": "aten", **options})
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake: Mistake, tmp_path: Path) -> None:
+    text = printed(mistake, ours, tmp_path, ours=True)
+    assert mistake.line in text and all(part in text for part in mistake.says), text
+    last = next((line for line in text.splitlines()[::-1] if re.match(r"[\w.]+(:|$)", line)), "")
+    assert mistake.raises in last.split(":")[0] if mistake.raises else "Traceback" not in text, text
+    assert text.count("GraphBreakWarning") <= 1 and "Break:" not in text
+    allowed = ("face/module.py", "surface/compile.py")
+    if mistake.name != "backward twice":  # autograd calls the backward
+        shown = re.findall(r'File "([^"]*)"', text)
+        assert not [file for file in shown if file.startswith(str(layout.PACKAGE)) and not file.endswith(allowed)]
+
+
+def test_a_break_error_can_be_caught_and_says_where() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(errors.GraphBreakError) as caught:
+        dovetail.compile(step, backend="aten", fullgraph=True)(torch.ones(2))
+    assert caught.value.where is not None and caught.value.where.text == "return x if x.sum() > 0 else -x"
+    frames = [item.path for item in caught.traceback]
+    assert [Path(frame).name for frame in frames] == ["test_mistakes.py"]
+
+
+def test_the_inside_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x
+
+    monkeypatch.setenv(INTERNALS, "1")
+    with pytest.raises(errors.GraphBreakError) as caught:
+        dovetail.compile(step, backend="aten", fullgraph=True)(torch.ones(2))
+    assert caught.value.__cause__ is not None and len(caught.traceback) > 2
+
+
+def test_breaks_of_one_call_are_one_warning_and_each_is_an_event() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        x = x.sin()
+        print(end="")
+        return x.cos()
+
+    compiled = dovetail.compile(step, backend="aten")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(torch.ones(2))
+        compiled(torch.ones(2))
+    assert len(caught) == 1 and str(caught[0].message).endswith("1 more in this call: DOVETAIL_LOG=breaks shows it")
+    assert caught[0].filename == __file__
+    assert compiled.events.count("graph break") == 2
+
+
+def test_a_warning_that_is_an_error_leaves_the_next_call_as_it_is() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x.sin()
+
+    compiled = dovetail.compile(step, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.GraphBreakWarning):
+            compiled(torch.ones(2))
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_an_error_after_a_break_comes_with_the_warning() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        raise ValueError("the user's own")
+
+    with (
+        pytest.warns(errors.GraphBreakWarning, match="print writes"),
+        pytest.raises(ValueError, match="the user's own"),
+    ):
+        dovetail.compile(step, backend="aten")(torch.ones(2))
+
+
+def test_a_function_inside_of_another_call_warns_with_it() -> None:
+    @dovetail.compile(backend="aten")
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x.sin()
+
+    @dovetail.disable
+    def eagerly(x: torch.Tensor) -> torch.Tensor:
+        return inside(x)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dovetail.compile(lambda x: eagerly(x) + 1, backend="aten")(torch.ones(2))
+    assert len(caught) == 1
+
+
+def test_files_of_libraries() -> None:
+    assert is_library(logging.__file__) and is_library(torch.nn.__file__) and is_library(dovetail.__file__)
+    assert is_library("/home/me/.venv/lib/python3.11/site-packages/transformers/trainer.py")
+    assert not is_library(__file__) and not is_library("<ipython-input-1>")
+
+
+def test_each_class_of_error_has_its_place_in_troubleshooting() -> None:
+    page = (layout.ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    names = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, (errors.DovetailError, Warning)) and value is not Warning
+    ]
+    assert names and all(f"\n## {name}\n" in page for name in names)
