@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -37,6 +38,10 @@ class CompiledFunction(Dispatcher):
     def backend(self) -> Backend:
         """The backend in use: another than the default one where that does not work here."""
         return self._part.shared.backend
+
+    def cost(self) -> Any:
+        """FLOPs, bytes and peak of memory of a call, by module (:mod:`dovetail.reports.cost`)."""
+        return importlib.import_module("dovetail.reports.cost").cost(self)
 
     def continuations(self) -> list[Continuation]:
         """The code after each graph break, with entries of its own."""

@@ -52,6 +52,10 @@ class CompiledModule(torch.nn.Module):
             return object.__getattribute__(self, name)
         return of_original(self, name, getattr(object.__getattribute__(self, "original"), name))
 
+    def __getattr__(self, name: str) -> Any:
+        """What the original lacks: ``cost``, of the compiled function."""
+        return getattr(object.__getattribute__(self, "compiled_call" if name == "cost" else "original"), name)
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the original; a method bound to the wrapper becomes the original's."""
         if isinstance(value, types.MethodType) and value.__self__ is self:

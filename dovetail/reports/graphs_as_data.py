@@ -120,7 +120,7 @@ def _saved(parts: Any) -> list[dict[str, Any]]:
     if parts.backward is None:
         return []
     nodes = parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]
-    free, seen, rows = kept_anyway(parts.backward.graph), set(), []
+    free, seen, rows = kept_anyway(parts.forward.graph), set(), []
     for node, descriptor in zip(nodes, parts.saved, strict=False):
         memory = memory_kept_by(node, free)
         size = 0 if memory is None or memory[0] in seen else memory[1]

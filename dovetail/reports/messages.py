@@ -124,7 +124,9 @@ _here = _Here()
 
 
 class Telling:
-    """A block that tells its user of all graph breaks in one warning, and leaves Dovetail's frames out of errors."""
+    """A block that tells its user of all graph breaks in one warning, of what runs eagerly as a whole in another one, and leaves
+    Dovetail's frames out of errors.
+    """
 
     def __enter__(self) -> None:
         _here.depth += 1
@@ -136,10 +138,13 @@ class Telling:
         if _here.depth or not _here.waiting:
             return
         waiting, _here.waiting = _here.waiting, []
-        text, category = waiting[0]
-        if more := len(waiting) - 1:
-            text += f"\n  {more} more in this call: DOVETAIL_LOG=breaks shows {'it' if more == 1 else 'them'}"
-        warn_user(text, category)
+        for category in dict.fromkeys(kind for _, kind in waiting):
+            text, *more = (text for text, kind in waiting if kind is category)
+            if more:
+                text += (
+                    f"\n  {len(more)} more in this call: DOVETAIL_LOG=breaks shows {'it' if len(more) == 1 else 'them'}"
+                )
+            warn_user(text, category)
 
 
 def without_internals(error: Exception) -> None:
@@ -148,9 +153,10 @@ def without_internals(error: Exception) -> None:
         return
     if isinstance(error, GraphBreakError):
         error.__cause__, error.__suppress_context__ = None, True
-    trace, last = error.__traceback__, None
+    trace, last = error.__traceback__, ""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
-        trace, last = trace.tb_next, trace.tb_frame.f_code.co_name
+        last = trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
     # A call that Python itself refuses, as with an argument too few, has no frame of the user's.
     is_told = trace is not None or isinstance(error, DovetailError) or last == "_fall_back"
     if is_told:

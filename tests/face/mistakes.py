@@ -248,7 +248,7 @@ def step(x):
 compile(step)(torch.ones(3))
 """,
         'log.warning("mean %s", y.mean())',
-        ("logging",),
+        ("a message with an object in it",),
     ),
     Mistake(
         "a random number of Python's",
