@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 class UserLocation:
     """A place in the user's source: file name, line number (from 1), function name and the line's text.
 
-    ``module`` is the path of the ``torch.nn.Module`` whose code runs there, such as ``blocks.3.attn``, if there is one. ``stack``
-    are the frames that lead there, outermost first, from the compiled function on; noted at graph breaks.
+    ``module`` is the path of the module that runs there (``blocks.3.attn``); ``stack``, at a graph break, the frames from outside in.
     """
 
     file: str
