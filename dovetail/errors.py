@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 class UserLocation:
     """A place in the user's source: file name, line number (from 1), function name and the line's text.
 
-    ``module`` is the path of the module that runs there (``blocks.3.attn``); ``stack``, at a graph break, the frames from outside in.
+    ``module`` is the path of the module that runs there (``blocks.3.attn``); ``stack``, at a graph break, all frames up to there.
     """
 
     file: str
