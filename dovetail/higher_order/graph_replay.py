@@ -23,6 +23,7 @@ _PASSED_ON = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """What autograd's own formulas do to the values that they have saved."""
 _KNOWS_ITS_STATISTICS = (torch.ops.aten.native_layer_norm_backward.default,)
 """Operators whose derivative counts in that the mean and the deviation that they are given depend on the input."""
+_PLAIN = (operator.getitem,)
 _CONSTANTS = frozenset(
     {
         *("zeros_like", "ones_like", "full_like", "empty_like"),
@@ -44,9 +45,16 @@ def is_replayed_by_operators(joint: JointGraph) -> bool:
             or draws_random_numbers(node.target)
         ):
             return False
-        if node.op in ("get_attr", "call_module"):
+        if node.op in ("get_attr", "call_module") or not _has_formulas(node):
             return False
     return True
+
+
+def _has_formulas(node: torch.fx.Node) -> bool:
+    """Whether autograd has torch's formulas of a node: a call that is kept whole, and a custom operator, say nothing of theirs."""
+    if node.op != "call_function" or node.target in _PLAIN:
+        return True
+    return getattr(node.target, "namespace", "") in ("aten", "prims")
 
 
 def gradients_by_operators(

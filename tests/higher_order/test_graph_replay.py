@@ -67,6 +67,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "data": lambda x: (func.vmap(torch.sin)(x) * x.data).sum(),
     "without gradients": without_gradients,
     "without gradients inside": without_gradients_inside,
+    "kept whole": lambda x: func.vmap(torch.exp)(x).prod(),
+    "kept whole, one element": lambda x: func.vmap(torch.exp)(x).max(),
     "a formula of its own": lambda x: (Tripled.apply(x) * func.vmap(torch.sin)(x)).sum(),
     "factors": lambda x: func.vmap(lambda row: torch.linalg.det(torch.outer(row, row) + torch.eye(2).double()))(
         x
