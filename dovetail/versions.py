@@ -9,7 +9,7 @@ import sys
 
 from dovetail.errors import UnsupportedVersionError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PYTHON_RANGE = ((3, 11), (3, 16))
 TORCH_RANGE = ((2, 11), (2, 16))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,26 +69,50 @@ def _list(one: str, items: Sequence[str]) -> str:
     return f"<p>{count(items, one)}</p><ol start='0'>{rows}</ol>" if items else ""
 
 
-def explain(compiled: Any) -> Callable[..., Explanation]:
+@dataclass(frozen=True, repr=False)
+class Explainer:
+    """What :func:`explain` returns: called with a call's arguments, it explains that call; printed, what there is so far."""
+
+    function: CompiledFunction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Explain the call with these arguments; it is not run."""
+        function = self.function
+        entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
+        expected = "" if entries else _expected(function, args, kwargs)
+        return Explanation(entries, self._events(), self._breaks(), expected)
+
+    def _breaks(self) -> tuple[str, ...]:
+        return tuple(
+            f"{item.original.__qualname__}: {count(item.entries, 'compiled entry')} after it"
+            for item in self.function.continuations()
+        )
+
+    def _events(self) -> tuple[str, ...]:
+        return tuple(map(str, self.function.events.events))
+
+    def _so_far(self) -> Explanation:
+        entries = tuple(map(_state, self.function.entries))
+        return Explanation(entries, self._events(), self._breaks())
+
+    def __str__(self) -> str:
+        return f"{self._so_far()}\ncall this with arguments to see whether they would hit: dovetail.explain(compiled)(*args)"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._so_far()._repr_html_()
+
+
+def explain(compiled: Any) -> Explainer:
     """``dovetail.explain(compiled)(*args)``: for each entry, whether its guards hold and if not, which failed and why.
 
     Before the first call it captures the call, and says what the graph would be, or where it would break. Nothing is run and
-    nothing compiled, and the compiled function stays as it is.
+    nothing compiled, and the compiled function stays as it is. Printed without a call, it shows entries and events so far.
     """
     if capturing.active:
         raise Break("dovetail.explain is called inside of a compiled function", "call it outside")
-    function = compiled_function(compiled)
-
-    def report(*args: Any, **kwargs: Any) -> Explanation:
-        entries = tuple(_explain_entry(entry, function.original, args, kwargs) for entry in function.entries)
-        breaks = tuple(
-            f"{item.original.__qualname__}: {count(item.entries, 'compiled entry')} after it"
-            for item in function.continuations()
-        )
-        expected = "" if entries else _expected(function, args, kwargs)
-        return Explanation(entries, tuple(map(str, function.events.events)), breaks, expected)
-
-    return report
+    return Explainer(compiled_function(compiled))
 
 
 def _expected(function: CompiledFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -105,10 +129,16 @@ def _explain_entry(entry: Entry, callee: Any, args: tuple[Any, ...], kwargs: dic
     failures = entry.checker.explain(callee, args, kwargs)
     if failures:
         return "miss: " + "; ".join(map(str, failures))
+    return f"runs eagerly ({entry.reason})" if entry.run is None else f"hit{_tier(entry)}"
+
+
+def _state(entry: Entry) -> str:
+    return f"runs eagerly ({entry.reason})" if entry.run is None else f"compiled{_tier(entry)}"
+
+
+def _tier(entry: Entry) -> str:
     tier = getattr(entry.run, "tier", None)
-    if tier is not None:
-        return f"hit, tier {tier}: {entry.run.state}"  # type: ignore[union-attr]
-    return f"runs eagerly ({entry.reason})" if entry.run is None else "hit"
+    return "" if tier is None else f", tier {tier}: {entry.run.state}"  # type: ignore[union-attr]
 
 
 def compiled_function(compiled: Any) -> CompiledFunction:

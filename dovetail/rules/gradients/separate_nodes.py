@@ -19,6 +19,7 @@ from dovetail.runtime.derivatives import Gradients
 from dovetail.runtime.function import Call, CompiledBackward, DifferentiableGraph, FlatCallable
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import state as private_state
+from dovetail.whole_calls.handles import detached
 
 Groups = tuple[tuple[frozenset[int], tuple[int, ...]], ...]
 """For each node the inputs that it has no edge to, and its outputs."""
@@ -111,7 +112,7 @@ class NodeOfSomeOutputs(CompiledBackward):
         ctx.set_materialize_grads(False)
         ctx.call, ctx.flags, ctx.outputs = call, flags, outputs
         # The same memory and version counter, and no view for autograd.
-        return tuple([value.detach() for value in given[: len(outputs)]])
+        return tuple([detached(value) for value in given[: len(outputs)]])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
