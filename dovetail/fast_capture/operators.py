@@ -134,7 +134,8 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
     return result
 
 
-EVERY.append(known_operator)
+if private.IS_KNOWN:
+    EVERY.append(known_operator)
 
 
 def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

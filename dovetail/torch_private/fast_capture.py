@@ -1,4 +1,4 @@
-"""Traced tensors of known shape, made without the dispatch modes that usually make them. Checked on torch 2.11 to 2.13."""
+"""Traced tensors of known shape, made without the dispatch modes that usually make them. Checked on torch 2.13 and 2.15."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 _INCLUDED = torch._C.DispatchKeySet(_FUNCTIONALIZE)
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+#: Whether torch's modes and fake tensors are as this module knows them: those of torch 2.11 are not.
+IS_KNOWN = isinstance(getattr(FakeTensor, "fake_device", None), property)
 #: Asks for the device of a tensor.
 DEVICE = torch.ops.prim.device.default
 #: Tags of operators whose results do not follow from what is known of the arguments before they run.
@@ -76,7 +78,7 @@ def is_plain(fake: Any, fake_mode: FakeTensorMode) -> bool:
 def device_of(value: Any, fake_mode: FakeTensorMode) -> Any:
     """The device of a fake tensor; NotImplemented for others, and in the middle of its fake kernel."""
     is_own = type(value) is FakeTensor and value.fake_mode is fake_mode
-    return value._fake_device if is_own and not fake_mode.in_kernel_invocation else NotImplemented
+    return value.fake_device if is_own and not fake_mode.in_kernel_invocation else NotImplemented
 
 
 def node_of_fake(tracer: PythonKeyTracer, fake: torch.Tensor) -> torch.fx.Node | None:
@@ -92,7 +94,7 @@ def facts_of(fake: Any) -> tuple[Any, ...]:
         fake.shape,
         fake.stride(),
         fake.storage_offset(),
-        fake._fake_device,
+        fake.fake_device,
         torch._C._dispatch_keys(fake).raw_repr(),
         fake.untyped_storage().nbytes(),
     )
@@ -141,12 +143,12 @@ def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
         tuple(fake.stride()),
         fake.storage_offset(),
         fake.dtype,
-        fake._fake_device,
+        fake.fake_device,
         {**fake.__dict__, "fake_mode": None},
         storages.index(own) if own in storages else -1,
     )
     (again,) = pattern.make(fake.fake_mode, arguments, 1)
-    memos = {*fake.__dict__} - {"fake_mode", "_fake_device"}
+    memos = {*fake.__dict__} - {"fake_mode", "_fake_device", "fake_device"}
     alike = (
         facts_of(again) == facts
         and all(fake.__dict__[name] is None for name in memos)
@@ -177,7 +179,7 @@ class _Answer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the base class."""
         if func is DEVICE:
-            return args[0]._fake_device
+            return args[0].fake_device
         assert func is self.operator, f"{func} is called in place of {self.operator}"
         return self.result
 
