@@ -7,9 +7,12 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from dovetail import cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +71,15 @@ def _ambient_state() -> Iterator[None]:
     torch.set_grad_enabled(before[0])
     torch.set_default_dtype(before[1])
     assert after == before, f"the test left (grad mode, default dtype) as {after}, found them as {before}"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of a cache of the test's own, switched on; an empty one."""
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    cache.switch(True)
+    yield cache.directory()
+    cache.switch(None)
 
 
 @pytest.fixture

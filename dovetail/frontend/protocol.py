@@ -225,6 +225,9 @@ class TracingInterpreter(FrameRunner, Protocol):
     def guard_class_item(self, owner: type, name: str, found: Any) -> None:
         """Guard what a class has under a name."""
 
+    def guard_not_shadowed(self, kind: type, owner: type | None, name: str, after: type | None = None) -> None:
+        """Guard that no class gets such an attribute that is asked before ``owner``."""
+
     def guard_order(self, kind: type) -> None:
         """Guard which classes a class inherits from."""
 

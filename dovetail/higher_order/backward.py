@@ -65,8 +65,8 @@ def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return values
 
 
-#: Gradients may differ by this many roundings of the largest one among them: what cancels out leaves nothing but roundings, as in
-#: the gradient of a bias in front of a normalisation.
+#: Gradients may differ by this many roundings of the largest one among them, and by the root of one (half of the digits) where the
+#: type has few: what cancels out leaves nothing but roundings, as in the gradient of a bias in front of a normalisation.
 _ROUNDINGS = 1000
 
 
@@ -84,7 +84,7 @@ def _is_close(one: torch.Tensor | None, other: torch.Tensor | None, largest: flo
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     eps = torch.finfo(other.dtype).eps
-    allowed = max(eps**0.5 * _largest(other), _ROUNDINGS * eps * largest)
+    allowed = max(eps**0.5 * _largest(other), min(_ROUNDINGS * eps, eps**0.5) * largest)
     return bool(torch.isclose(one, other, eps**0.5, allowed, equal_nan=True).all())
 
 

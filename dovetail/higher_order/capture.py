@@ -194,7 +194,8 @@ class _Capturing:
             find_reused=find,
         )
         moved = _laid_out_otherwise(lowering)
-        places = [len(captured.primals) + index for index, place in enumerate(compiled.reused) if place in moved]
+        first = len(captured.primals)
+        places = frozenset(first + index for index, place in enumerate(compiled.reused) if place in moved)
         return _with_contiguous(compiled.run, places), compiled.reused
 
 
@@ -209,7 +210,7 @@ def _laid_out_otherwise(lowering: Lowering) -> frozenset[int]:
     return frozenset(place for place, node in saved if node.meta.get("val") is not captured.get(node.name))
 
 
-def _with_contiguous(run: BackwardFunction, places: Sequence[int]) -> BackwardFunction:
+def _with_contiguous(run: BackwardFunction, places: frozenset[int]) -> BackwardFunction:
     """``run``, whose inputs at these places were captured contiguous."""
     if not places:
         return run

@@ -17,6 +17,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.higher_order.backward import Request
 from dovetail.runtime.derivatives import refusal
 from dovetail.torch_private import calls as private_calls
+from dovetail.trace.program import USES_FUNC
 from dovetail.trace.repeats import draws_random_numbers
 
 _PASSED_ON = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -35,7 +36,7 @@ _CONSTANTS = frozenset(
 def is_replayed_by_operators(joint: JointGraph) -> bool:
     """Whether the operators of a program without a tape have its derivatives."""
     program = joint.program
-    if program is None or program.unreplayable != "it uses torch.func" or program.cuts or joint.order > 1:
+    if program is None or program.unreplayable != USES_FUNC or program.cuts or joint.order > 1:
         return False
     if joint.spec.mutations or joint.spec.metadata_changes:
         return False

@@ -28,6 +28,7 @@ _GET_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # t
 _CUTS = frozenset({"detach", "detach_", "_set_data", "set_", "apply", "custom_function_call", "_make_subclass"})
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+USES_FUNC = "it uses torch.func"
 
 
 @dataclass(frozen=True)
@@ -237,14 +238,10 @@ class Recorder:
         self.cuts |= name in _CUTS or function == _GET_DATA
         results = _tensors(result)
         # Reading an attribute such as .grad is no operation; what was read is a value of the capture, not of the replay.
-        is_getter = name == "__get__"
-        if self._paused or (not results and (result is not None or is_getter)):
+        if self._paused or (not results and (result is not None or name == "__get__")):
             return
-        if any(
-            private_tensors.is_functorch_wrapped(tensor)
-            for tensor in (*results, *_tensors(args), *_tensors(dict(kwargs)))
-        ):
-            self.refuse_replay("it uses torch.func")
+        if any(map(private_tensors.is_functorch_wrapped, (*results, *_tensors(args), *_tensors(dict(kwargs))))):
+            self.refuse_replay(USES_FUNC)
             return
         if private_autograd.saved_tensor_hooks_change_values():
             self.refuse_replay("saved-tensor hooks are set in it")
@@ -281,9 +278,8 @@ class Recorder:
         """Record how a tensor is found again that torch made no call for, but a view of it (autograd's formulas do)."""
         for number, known in enumerate(self.tensors):
             if known._base is base:
-                results = (self.number(base),)
                 state = torch.is_grad_enabled(), autocast_state()
-                self.calls.append(ProgramCall(base_of, (Slot(number),), {}, results, *state))
+                self.calls.append(ProgramCall(base_of, (Slot(number),), {}, (self.number(base),), *state))
                 return True
         return False
 

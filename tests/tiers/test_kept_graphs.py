@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,7 @@ from dovetail.tiers import choice, kept_graphs, process
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
 
-
-@pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own, switched on."""
-    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
-    cache.switch(True)
-    yield cache.directory()
-    cache.switch(None)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def lowering_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Lowering:
@@ -166,7 +159,7 @@ def test_a_table_with_a_function_of_the_programs_is_not_kept(monkeypatch: pytest
 
 # Each is as bad as the next: a few of them in the default run.
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
-def test_entries_that_mean_nothing_are_misses(base: Path, every: int) -> None:
+def test_entries_that_mean_nothing_are_misses(own_cache: Path, every: int) -> None:
     lowering = lowering_of(program, leaf(3, 4))
     made, key = decompose(lowering).joint, kept_graphs._key(lowering)
     assert key is not None
@@ -186,7 +179,7 @@ def test_entries_that_mean_nothing_are_misses(base: Path, every: int) -> None:
         found = decompose(lowering).joint
         found.lint()
         assert found.num_primals == made.num_primals
-    path = base / "graphs" / key
+    path = own_cache / "graphs" / key
     decompose(lowering)
     whole = path.read_bytes()
     for place in range(0, len(whole), 97 * every):

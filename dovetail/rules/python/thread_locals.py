@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.lookup import class_attribute, comes_before_the_object
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import attribute_rule
 from dovetail.guards.source import Step
@@ -34,9 +35,14 @@ class OfThisThread(Step):
 
 @attribute_rule(threading.local)
 def _attribute(interpreter: TracingInterpreter, target: Any, name: Any) -> Any:
-    """Guard what this thread has set; what is found elsewhere, or nowhere, breaks the graph."""
+    """Guard what this thread has set, and that no class has a descriptor before it; what is found elsewhere breaks the graph."""
     source = interpreter.values.source_of(target)
-    own = _load(target, "__dict__")
-    if source is None or name not in own:
+    own, kind = _load(target, "__dict__"), type(target)
+    by_class, owner = class_attribute(kind, name)
+    its_own_look_up = class_attribute(kind, "__getattribute__")[0] is not _load
+    if source is None or name not in own or its_own_look_up or comes_before_the_object(by_class):
         raise Break("an attribute of a thread-local object is read", "read it outside, and hand its value on")
+    interpreter.guard_not_shadowed(kind, owner, name)
+    if owner is not None:
+        interpreter.guard_class_item(owner, name, by_class)
     return interpreter.values.read(own[name], OfThisThread(source, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,7 @@ from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
 
-
-@pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own, switched on."""
-    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
-    cache.switch(True)
-    yield cache.directory()
-    cache.switch(None)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def program(x: torch.Tensor) -> torch.Tensor:
@@ -153,9 +146,9 @@ def test_entries_that_mean_nothing_are_misses() -> None:
         assert kept_code.take_code(KEY) is None, content
 
 
-def test_an_entry_that_is_damaged_on_disk_is_a_miss(base: Path) -> None:
+def test_an_entry_that_is_damaged_on_disk_is_a_miss(own_cache: Path) -> None:
     assert cache.write("code", KEY, WHOLE.encode())
-    path = base / "code" / KEY
+    path = own_cache / "code" / KEY
     whole = path.read_bytes()
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])

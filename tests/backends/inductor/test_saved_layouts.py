@@ -13,7 +13,6 @@ from dovetail.aot.partition import PartitionedGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
 from dovetail.backends.common import outputs as promised
-from dovetail.higher_order import backward as higher
 from tests.differential import same
 
 needs_onednn = pytest.mark.skipif(
@@ -104,12 +103,3 @@ def test_a_step_and_its_derivative_are_those_of_eager(
     same(trained(False), trained(True), "the step", exact=False)
     # Each saved image comes out of the kernels as it was promised; none is copied afterwards.
     assert not restrided
-
-
-@pytest.mark.parametrize(("off", "agrees"), [(1e-17, True), (1e-13, False)])
-def test_gradients_that_cancel_out_agree_up_to_roundings_of_the_largest(off: float, agrees: bool) -> None:
-    large, none = torch.ones(3, dtype=torch.double), torch.zeros(3, dtype=torch.double)
-    assert higher._agree([large, none + off], [large * 1e-1, none]) is False
-    assert higher._agree([large * 1e-1, none + off * 10], [large * 1e-1, none]) is agrees
-    assert higher._agree([large, None], [large, none])
-    assert not higher._agree([large, None], [large, large])

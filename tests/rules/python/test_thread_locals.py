@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import dovetail
@@ -91,3 +92,45 @@ def test_what_the_thread_has_not_set() -> None:
                 state.scale = scale
             same(function(X), compiled(X))
             in_a_thread(lambda: same(compiled(X), X * 4))
+
+
+class Shadowed(threading.local):
+    """What an instance holds under ``scale`` is not what its property gives."""
+
+    def __init__(self) -> None:
+        self.__dict__["scale"] = 5.0
+
+    @property
+    def scale(self) -> float:
+        return 7.0
+
+
+class Doubled(threading.local):
+    def __getattribute__(self, name: str) -> object:
+        found = super().__getattribute__(name)
+        return found * 2 if isinstance(found, float) else found
+
+
+class WithDefault(threading.local):
+    scale = 3.0
+
+
+@pytest.mark.parametrize("kind", [Shadowed, Doubled, WithDefault])
+def test_what_the_class_says_comes_first(kind: type[threading.local], quiet: None) -> None:
+    state = kind()
+    state.__dict__["scale"] = 5.0
+    compiled = dovetail.compile(lambda x: x * state.scale, backend="aten")  # type: ignore[attr-defined]
+    for _ in range(2):
+        same(X * state.scale, compiled(X))  # type: ignore[attr-defined]
+
+
+def test_a_property_that_the_class_gets_later(quiet: None) -> None:
+    class Own(threading.local):
+        pass
+
+    state = Own()
+    state.__dict__["scale"] = 5.0
+    compiled = dovetail.compile(lambda x: x * state.scale, backend="aten")  # type: ignore[attr-defined]
+    same(X * 5.0, compiled(X))
+    Own.scale = property(lambda self: 7.0)  # type: ignore[attr-defined]
+    same(X * 7.0, compiled(X))
