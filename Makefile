@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ecosystem lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
+.PHONY: help demo test test-ecosystem site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-ecosystem, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
+	@echo "also: make test-ecosystem, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -56,6 +56,13 @@ demo: $(VENV)/.demo
 # One thread per worker: more would only make the workers wait for each other.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@echo "installing torch $(TORCH) and the packages of the documentation into $(VENV) ..."
+	@$(call install,docs)
+
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parent.parent
 INSIDE = sorted((ROOT / "docs" / "inside").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *INSIDE]
 #: ``from_scratch.md`` is one program, which a test of its own runs; the others have nothing to run.
-WITHOUT_EXAMPLES = {"from_scratch.md", "map.md", "decisions.md", "glossary.md", "torch_names.md", "matrix.md"}
+WITHOUT_EXAMPLES = {
+    "limits.md",
+    "performance.md",
+    "from_scratch.md",
+    "map.md",
+    "decisions.md",
+    "glossary.md",
+    "torch_names.md",
+    "matrix.md",
+}
 
 
 @pytest.mark.parametrize(
