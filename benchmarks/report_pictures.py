@@ -1,4 +1,4 @@
-"""Make the pictures of ``docs/report.md``: reports of a small GPT, of 60 graph breaks, and of 5,000 nodes.
+"""Make the pictures of ``docs/report.md``: reports of a small GPT, measured too, of 60 graph breaks, and of 5,000 nodes.
 
     python benchmarks/report_pictures.py docs/images
 
@@ -36,6 +36,15 @@ def small_gpt() -> Any:
     return compiled
 
 
+def larger_gpt() -> Any:
+    """The model of ``dovetail demo``, large enough to be measured."""
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(vocabulary=64, block=64, layers=2, heads=4, width=128))
+    compiled = dovetail.compile(model, backend="aten")
+    compiled(torch.zeros(8, 64, dtype=torch.long)).sum().backward()
+    return compiled
+
+
 def sixty_breaks() -> Any:
     """A graph break at 60 places."""
     lines = [f"    x = (x * {number + 1}).sin()\n    print(end='')" for number in range(60)]
@@ -57,9 +66,12 @@ def large_step() -> Any:
     return compiled
 
 
+_ONLY_MEASURED = """for (const item of document.querySelectorAll("header, nav, h3, .times, .panes, section > p, h2")) item.remove();
+document.querySelector(".columns").style.display = "block";"""
 #: The program, whether the picture is dark, and what is done in the page before.
 PICTURES: dict[str, tuple[Callable[[], Any], bool, str]] = {
     "report": (small_gpt, False, "mark(1, 10)"),
+    "report-measured": (larger_gpt, False, _ONLY_MEASURED),
     "report-breaks": (sixty_breaks, False, ""),
     "report-large": (large_step, True, "mark(1, 12)"),
 }
@@ -78,14 +90,19 @@ def main() -> None:
     sys.argv[:] = ["train.py"]
     for name, (make, is_dark, action) in PICTURES.items():
         with tempfile.TemporaryDirectory() as work:
-            page = dovetail.report(make(), f"{work}/page.html")
+            page = dovetail.report(make(), f"{work}/page.html", measure=name == "report-measured")
             root = f"{Path(__file__).parent.parent}/"
             text = page.read_text(encoding="utf-8").replace(root, "").replace("</body>", _MARK % action)
             if is_dark:
                 text = text.replace("(prefers-color-scheme: dark)", "all")
             page.write_text(text, encoding="utf-8")
             options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000"]
-            command = [browser, *options, f"--user-data-dir={work}/browser", "--window-size=1280,860"]
+            command = [
+                browser,
+                *options,
+                f"--user-data-dir={work}/browser",
+                f"--window-size=1280,{1400 if name == 'report-measured' else 860}",
+            ]
             subprocess.run(
                 [*command, f"--screenshot={folder.absolute()}/{name}.png", page.as_uri()],
                 check=True,

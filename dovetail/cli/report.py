@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the page; the JSON is written beside it",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("--measure", action="store_true", help="time operators and calls too, on made-up values")
     parser.add_argument("script", help="a Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         stem = page.stem if os.getpid() == own else f"{page.stem}-{os.getpid()}"
         return [page.with_name(f"{stem}{suffix}") for suffix in (page.suffix or ".html", ".json")]
 
-    watcher = Watcher(targets)
+    watcher = Watcher(targets, options.measure)
     sys.argv = [options.script, *options.arguments]
     try:
         if options.is_module:

@@ -39,9 +39,9 @@ class CompiledFunction(Dispatcher):
         """The backend in use: another than the default one where that does not work here."""
         return self._part.shared.backend
 
-    def cost(self) -> Any:
-        """FLOPs, bytes and peak of memory of a call, by module (:mod:`dovetail.reports.cost`)."""
-        return importlib.import_module("dovetail.reports.cost").cost(self)
+    def cost(self, measure: bool = False) -> Any:
+        """FLOPs, bytes, peak of memory and measured time of a call, by module (:mod:`dovetail.reports.cost`)."""
+        return importlib.import_module("dovetail.reports.cost").cost(self, measure)
 
     def continuations(self) -> list[Continuation]:
         """The code after each graph break, with entries of its own."""

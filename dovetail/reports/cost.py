@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.nodes import kept_anyway, memory_kept_by, memory_of
 from dovetail.errors import StageError
 from dovetail.reports.explanation import compiled_function
+from dovetail.reports.measured import Measured
+from dovetail.reports.measured import measure as measure_entry
 from dovetail.reports.table import Table
 from dovetail.torch_private import sizes as private_sizes
 
@@ -23,12 +25,13 @@ _MOST_ROWS = 40
 
 @dataclass
 class ModuleCost:
-    """The costs of one module with all modules in it; ``saved`` are bytes kept for the backward."""
+    """The costs of one module with all modules in it; ``saved`` are bytes kept for the backward, ``seconds`` those measured."""
 
     forward_flops: int = 0
     backward_flops: int = 0
     bytes: int = 0
     saved: int = 0
+    seconds: float = 0.0
 
     def add(self, other: ModuleCost) -> None:
         """Add the costs of another one."""
@@ -44,10 +47,14 @@ class Cost:
     read and write when each runs by itself, which generated kernels lessen. ``peak_memory`` is the most that inputs, parameters,
     saved values and intermediate ones take together in forward and backward, if each value is freed after its last reader.
     ``modules`` has the same by module, "" for the whole call.
+
+    With ``measure=True`` each module has the ``seconds`` that its operators take one by one, and ``measured`` says of each graph
+    what the whole call takes, and its measured peak (:class:`dovetail.reports.measured.Measured`).
     """
 
     peak_memory: int
     modules: dict[str, ModuleCost] = field(default_factory=dict)
+    measured: tuple[Measured, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -78,16 +85,30 @@ class Cost:
                 amount(cost.backward_flops, 1000),
                 f"{amount(cost.bytes, 1024)}B",
                 f"{amount(cost.saved, 1024)}B",
+                *([f"{cost.seconds * 1e3:.3f} ms"] if self.measured else []),
             )
             for name, cost in shown
         )
-        return Table(("module", "forward FLOP", "backward FLOP", "bytes", "saved"), rows)
+        last = ("one by one",) if self.measured else ()
+        return Table(("module", "forward FLOP", "backward FLOP", "bytes", "saved", *last), rows)
+
+    def _sentences(self) -> list[str]:
+        found = [f"predicted peak of memory: {amount(self.peak_memory, 1024)}B"]
+        for item in self.measured:
+            peak = "" if item.peak_memory is None else f", peak of memory {amount(item.peak_memory, 1024)}B"
+            times = [
+                f"{name} {value * 1e3:.3f} ms"
+                for name, value in (("forward", item.forward), ("backward", item.backward))
+                if value is not None
+            ]
+            found.append(f"measured as compiled: {', '.join(times) or f'nothing ({item.problem})'}{peak}")
+        return found
 
     def __repr__(self) -> str:
-        return f"{self.table()}\npredicted peak of memory: {amount(self.peak_memory, 1024)}B"
+        return "\n".join([str(self.table()), *self._sentences()])
 
     def _repr_html_(self) -> str:
-        return f"{self.table().to_html()}<p>{html.escape(repr(self).splitlines()[-1])}</p>"
+        return f"{self.table().to_html()}<p>{'<br>'.join(map(html.escape, self._sentences()))}</p>"
 
 
 def amount(number: float, base: int) -> str:
@@ -104,10 +125,11 @@ def amount(number: float, base: int) -> str:
     return f"{number:.2f} {prefixes[power]}{'i' if base == 1024 else ''}" if power else f"{number:.0f} "
 
 
-def cost(compiled: Any) -> Cost:
+def cost(compiled: Any, measure: bool = False) -> Cost:
     """What one call of a compiled function or module costs, by the entry that was used last, and by those after a graph break.
 
-    Raises :class:`StageError` where nothing has been compiled yet.
+    ``measure``: also what it takes on this machine, on made-up values (:mod:`dovetail.reports.measured`). Raises
+    :class:`StageError` where nothing has been compiled yet.
 
     >>> import torch, dovetail
     >>> model = dovetail.compile(torch.nn.Linear(4, 8), backend="aten")
@@ -117,19 +139,21 @@ def cost(compiled: Any) -> Cost:
     """
     function = compiled_function(compiled)
     entries = [part.entries[0] for part in (function, *function.continuations()) if part.entries]
-    graphs = [entry.compiled for entry in entries if entry.compiled is not None]
-    if not graphs:
+    entries = [entry for entry in entries if entry.compiled is not None]
+    if not entries:
         raise StageError("nothing has been compiled yet", advice="call the compiled function once before it is asked")
     modules: defaultdict[str, ModuleCost] = defaultdict(ModuleCost)
-    for graph in graphs:
-        for name, found in _by_module(graph):
+    measured = tuple(map(measure_entry, entries)) if measure else ()
+    for entry, times in zip(entries, measured or [Measured()] * len(entries), strict=True):
+        for name, found in _by_module(entry.compiled, times.seconds):
             for path in _paths(name):
                 modules[path].add(found)
     # Modules as they are first met, each with those in it.
     first = {path: number for number, path in enumerate(modules)}
     return Cost(
-        max(map(_peak, graphs)),
+        max(memory_of_call(entry.compiled).peak for entry in entries),
         dict(sorted(modules.items(), key=lambda item: [first[path] for path in _paths(item[0])])),
+        measured,
     )
 
 
@@ -139,16 +163,16 @@ def _paths(module: str) -> list[str]:
     return ["", *(".".join(parts[: count + 1]) for count in range(len(parts)))]
 
 
-def _by_module(graph: CompiledGraph) -> Iterable[tuple[str, ModuleCost]]:
+def _by_module(graph: CompiledGraph, seconds: Mapping[str, float]) -> Iterable[tuple[str, ModuleCost]]:
     joint, parts = graph.joint, graph.partitioned
     for node in joint.graph.nodes:
         if node.op != "call_function":
             continue
         is_backward = node.meta.get("phase") == "backward"
-        flops = _flops(node)
-        moved = _bytes_moved(node)
-        if flops or moved:
-            yield _module_of(node), ModuleCost(0 if is_backward else flops, flops if is_backward else 0, moved)
+        flops, moved, took = flops_of(node), bytes_moved(node), seconds.get(node.name, 0.0)
+        if flops or moved or took:
+            own = (0, flops) if is_backward else (flops, 0)
+            yield _module_of(node), ModuleCost(*own, moved, seconds=took)
     if parts is not None and parts.backward is not None:
         free, seen = kept_anyway(parts.forward.graph), set()
         for node in parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]:
@@ -167,7 +191,7 @@ def _value(argument: Any) -> Any:
     return torch.fx.node.map_arg(argument, lambda node: node.meta.get("val"))
 
 
-def _flops(node: torch.fx.Node) -> int:
+def flops_of(node: torch.fx.Node) -> int:
     """The floating-point operations of a node, by torch's formulas; 0 where torch has none."""
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
@@ -175,7 +199,7 @@ def _flops(node: torch.fx.Node) -> int:
     return private_sizes.hint(formula(*_value(node.args), **_value(node.kwargs), out_val=node.meta.get("val")))
 
 
-def _bytes_moved(node: torch.fx.Node) -> int:
+def bytes_moved(node: torch.fx.Node) -> int:
     """What an operator reads and writes; a view moves nothing."""
     own = memory_of(node)
     if own is not None and any(memory_of(argument) == own for argument in node.all_input_nodes):
@@ -198,16 +222,40 @@ def _bytes(value: Any) -> int:
     return private_sizes.hint(value.numel()) * value.element_size()
 
 
-def _peak(graph: CompiledGraph) -> int:
-    """The most memory that is alive at once in forward and backward."""
+@dataclass
+class Memory:
+    """What is alive after each operator of forward and backward, in bytes; values are freed after their last reader.
+
+    ``alive`` is all of it, ``saved`` what the forward keeps for the backward beside inputs and parameters, which are ``inputs``.
+    ``nodes`` are the operators, the first ``forward`` of them those of the forward.
+    """
+
+    inputs: int
+    forward: int = 0
+    nodes: list[torch.fx.Node] = field(default_factory=list)
+    alive: list[int] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """The most that is alive at once."""
+        return max([self.inputs, *self.alive])
+
+
+def memory_of_call(graph: CompiledGraph) -> Memory:
+    """The memory that forward and backward take, from the graphs alone."""
     parts = graph.partitioned
     if parts is None:
-        return sum(_bytes(node.meta.get("val")) for node in graph.joint.primals)
+        return Memory(sum(_bytes(node.meta.get("val")) for node in graph.joint.primals))
     inputs = _memories(parts.forward.graph.find_nodes(op="placeholder"))
-    forward = _peak_of(parts.forward.graph, inputs)
-    if parts.backward is None:
-        return forward
-    return max(forward, _peak_of(parts.backward.graph, inputs))
+    found = Memory(sum(inputs.values()))
+    backward = [] if parts.backward is None else parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]
+    saved = _memories(backward).keys() - inputs.keys()
+    _follow(parts.forward.graph, inputs, saved, found)
+    found.forward = len(found.nodes)
+    if parts.backward is not None:
+        _follow(parts.backward.graph, inputs, saved, found)
+    return found
 
 
 def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
@@ -216,7 +264,7 @@ def _memories(nodes: Iterable[torch.fx.Node]) -> dict[int, int]:
     return dict(item for item in found if item is not None)
 
 
-def _peak_of(graph: torch.fx.Graph, kept: dict[int, int]) -> int:
+def _follow(graph: torch.fx.Graph, inputs: dict[int, int], saved: Set[int], found: Memory) -> None:
     nodes: Sequence[torch.fx.Node] = list(graph.nodes)
     last: dict[int, int] = {}
     for index, node in enumerate(nodes):
@@ -227,15 +275,20 @@ def _peak_of(graph: torch.fx.Graph, kept: dict[int, int]) -> int:
     ends: defaultdict[int, list[int]] = defaultdict(list)
     for key, index in last.items():
         ends[index].append(key)
-    alive = kept | _memories(graph.find_nodes(op="placeholder"))
-    total = peak = sum(alive.values())
+    alive = inputs | _memories(graph.find_nodes(op="placeholder"))
+    total, kept = sum(alive.values()), sum(alive[key] for key in alive.keys() & saved)
     for index, node in enumerate(nodes):
         for key, size in _memories([node]).items():
             if key not in alive:
                 alive[key] = size
                 total += size
-        peak = max(peak, total)
+                kept += size * (key in saved)
+        if node.op not in ("placeholder", "output"):
+            found.nodes.append(node)
+            found.alive.append(total)
+            found.saved.append(kept)
         for key in ends[index]:
-            if key in alive and key not in kept:
-                total -= alive.pop(key)
-    return peak
+            if key in alive and key not in inputs:
+                size = alive.pop(key)
+                total -= size
+                kept -= size * (key in saved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import time
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -16,17 +17,24 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import kept_anyway, memory_kept_by
 from dovetail.backends.inductor.generated import code_of
 from dovetail.errors import UserLocation
+from dovetail.reports.cost import bytes_moved, flops_of, memory_of_call
 from dovetail.reports.joint_graphs import describe_value, operation_text, summarise
+from dovetail.reports.measured import machine_of, measure
+from dovetail.runtime.entry import Entry
 
 _MOST_ARGUMENTS = 400
 _AROUND = 3
+#: Points of the picture of memory, and rows of each table of measured times.
+_MOST_POINTS, _MOST_ROWS = 600, 300
 
 
 class Room:
-    """How much a report may still hold: operators, lines of source, and characters of generated code."""
+    """How much a report may still hold: operators, lines of source, and characters of generated code; seconds to measure."""
 
-    def __init__(self, nodes: int = 60_000, lines: int = 60_000, characters: int = 6_000_000) -> None:
-        self.nodes, self.lines, self.characters = nodes, lines, characters
+    def __init__(
+        self, nodes: int = 60_000, lines: int = 60_000, characters: int = 6_000_000, seconds: float = 0.0
+    ) -> None:
+        self.nodes, self.lines, self.characters, self.seconds = nodes, lines, characters, seconds
         self._files: dict[str, str] = {}
 
     def kernels_of(self, joint: JointGraph) -> list[dict[str, Any]]:
@@ -57,8 +65,9 @@ def place_as_data(place: UserLocation | None) -> dict[str, Any] | None:
     return found | {"module": place.module} if place.module else found
 
 
-def describe_graphs(compiled: CompiledGraph, room: Room) -> dict[str, Any]:
-    """Forward and backward as rows, the source that they come from, and the values saved between them."""
+def describe_graphs(entry: Entry, room: Room) -> dict[str, Any]:
+    """Forward and backward as rows, the source that they come from, the memory that they take, and what was measured."""
+    compiled: CompiledGraph = entry.compiled
     joint, parts = compiled.joint, compiled.partitioned
     found: dict[str, Any] = {"summary": summarise(joint), "passes": [str(record) for record in joint.provenance]}
     if parts is not None:
@@ -77,7 +86,57 @@ def describe_graphs(compiled: CompiledGraph, room: Room) -> dict[str, Any]:
     found["lines"] = [list(key) for key in lines]
     found["modules"] = list(modules)
     found["source"] = _source(functions, room)
+    found["memory"] = _memory(compiled)
+    if room.seconds > 0:
+        begin = time.monotonic()
+        found["measured"] = _measured(entry, found)
+        room.seconds -= time.monotonic() - begin
     return found
+
+
+def _memory(compiled: CompiledGraph) -> dict[str, Any]:
+    """The bytes that are alive over a step, the highest of each stretch of operators."""
+    memory = memory_of_call(compiled)
+    step = -(-len(memory.alive) // _MOST_POINTS) or 1
+    starts = range(0, len(memory.alive), step)
+    highest = [
+        max(range(start, start + step)[: len(memory.alive) - start], key=memory.alive.__getitem__) for start in starts
+    ]
+    found: dict[str, Any] = {
+        "inputs": memory.inputs,
+        "peak": memory.peak,
+        "operators": len(memory.nodes),
+        "forward": memory.forward,
+    }
+    if highest:
+        node = memory.nodes[max(highest, key=memory.alive.__getitem__)]
+        found["at"] = {"name": node.name, "where": place_as_data(node.meta.get("user_line"))}
+    points = [[index, memory.alive[index], memory.saved[index]] for index in highest]
+    return {**found, "points": points}
+
+
+def _measured(entry: Entry, shown: dict[str, Any]) -> dict[str, Any]:
+    """What each operator takes by itself, as the last item of its row, and the sums by module, line and operator.
+
+    Each sum is its name, seconds in forward and backward, floating-point operations, bytes, and the number of operators.
+    """
+    joint, measured = entry.compiled.joint, measure(entry)
+    sums: dict[str, dict[Any, list[Any]]] = {"modules": {}, "lines": {}, "operators": {}}
+    for place, phase in enumerate(("forward", "backward")):
+        for node, row in zip(joint.nodes_of(phase), shown[phase], strict=True):
+            seconds = measured.seconds.get(node.name, 0.0)
+            row.append(seconds)
+            name = getattr(node.target, "__name__", str(node.target)).removesuffix(".default")
+            for kind, key in (("modules", shown["modules"][row[4]]), ("lines", row[3]), ("operators", name)):
+                own = sums[kind].setdefault(key, [key, 0.0, 0.0, 0, 0, 0])
+                for index, value in ((1 + place, seconds), (3, flops_of(node)), (4, bytes_moved(node)), (5, 1)):
+                    own[index] += value
+    found: dict[str, Any] = {
+        kind: sorted(rows.values(), key=lambda row: -row[1] - row[2])[:_MOST_ROWS] for kind, rows in sums.items()
+    }
+    whole = {name: getattr(measured, name) for name in ("forward", "backward", "peak_memory", "problem")}
+    machine = asdict(machine_of(joint, flops_of)) if measured.seconds else None
+    return {**found, **whole, "not_run": list(measured.not_run[:_MOST_ROWS]), "machine": machine}
 
 
 def _row(

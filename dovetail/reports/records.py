@@ -40,7 +40,7 @@ class PartRecord:
 class FunctionRecord:
     """One compiled function. :meth:`look` takes in what is new; :meth:`as_data` is what the report shows."""
 
-    def __init__(self, name: str, place: UserLocation | None, options: Options, log: EventLog) -> None:
+    def __init__(self, name: str, place: UserLocation | None, options: Options, log: EventLog, seconds: float) -> None:
         self.name = name
         self.left_out = 0
         self._place = place
@@ -48,22 +48,22 @@ class FunctionRecord:
         self._log = log
         self._parts: dict[ResumePoint, PartRecord] = {}
         self._known: weakref.WeakKeyDictionary[Entry, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self._room = Room()
+        self._room = Room(seconds=seconds)
 
     @classmethod
-    def of(cls, compiled: CompiledFunction) -> FunctionRecord:
+    def of(cls, compiled: CompiledFunction, seconds: float = 0.0) -> FunctionRecord:
         """All that is there of a compiled function."""
-        record = cls.begun(compiled)
+        record = cls.begun(compiled, seconds)
         for dispatcher in (compiled, *compiled.continuations()):
             record.look(dispatcher)
         return record
 
     @classmethod
-    def begun(cls, dispatcher: Dispatcher) -> FunctionRecord:
-        """A record with no entries yet."""
+    def begun(cls, dispatcher: Dispatcher, seconds: float = 0.0) -> FunctionRecord:
+        """A record with no entries yet; ``seconds`` are for measuring them."""
         function = inspect.unwrap(dispatcher.original) if callable(dispatcher.original) else dispatcher.original
         log = dispatcher.events
-        return cls(log.owner or name_of(function), _place_of(function), dispatcher.options, log)
+        return cls(log.owner or name_of(function), _place_of(function), dispatcher.options, log, seconds)
 
     def look(self, dispatcher: Dispatcher) -> None:
         """Take in the entries of a function, or of its code after a graph break, that are not there yet."""
@@ -144,7 +144,7 @@ def _describe_entry(entry: Entry, room: Room) -> dict[str, Any]:
         "effects": [short(effect, 200) for effect in entry.effects[:MOST_ROWS]],
     }
     if entry.compiled is not None:
-        found |= describe_graphs(entry.compiled, room)
+        found |= describe_graphs(entry, room)
     return found
 
 

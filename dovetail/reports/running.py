@@ -22,9 +22,9 @@ from typing import Any
 from dovetail.events import EventLog
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
 from dovetail.reports.records import FunctionRecord, short
-from dovetail.reports.write import write
+from dovetail.reports.write import MEASURING, write
 
-VARIABLE = "DOVETAIL_REPORT"
+VARIABLE, MEASURE = "DOVETAIL_REPORT", "DOVETAIL_REPORT_MEASURE"
 MOST_FUNCTIONS = 200
 _SECONDS_BETWEEN = 30.0
 #: Writing takes no more of the program's time than one part in so many.
@@ -32,10 +32,11 @@ _SHARE = 50
 
 
 class Watcher:
-    """Notes what is compiled in this process, and writes it to ``targets()``."""
+    """Notes what is compiled in this process, and writes it to ``targets()``; ``measure``: times it too, before it runs first."""
 
-    def __init__(self, targets: Callable[[], list[Path]]) -> None:
+    def __init__(self, targets: Callable[[], list[Path]], measure: bool = False) -> None:
         self._targets = targets
+        self._seconds = MEASURING if measure else 0.0
         self._begin()
         SURROUNDINGS.append(self.around)
         atexit.register(self.write)
@@ -87,7 +88,7 @@ class Watcher:
                 if len(self._records) >= MOST_FUNCTIONS:
                     self._left_out += 1
                     return
-                record = self._records[dispatcher.events] = FunctionRecord.begun(dispatcher)
+                record = self._records[dispatcher.events] = FunctionRecord.begun(dispatcher, self._seconds)
                 if not self._ends_later and multiprocessing.parent_process() is not None:
                     # The processes of multiprocessing end without atexit.
                     self._ends_later = Finalize(None, self.write, exitpriority=1)
@@ -145,7 +146,7 @@ def watch(folder: str) -> Watcher | None:
         rank = f"-rank{os.environ['RANK']}" if "RANK" in os.environ else ""
         return [Path(place, f"{script}{rank}-{os.getpid()}.{kind}") for kind in ("html", "json")]
 
-    return Watcher(target)
+    return Watcher(target, os.environ.get(MEASURE) == "1")
 
 
 if os.environ.get(VARIABLE):

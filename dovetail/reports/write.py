@@ -20,12 +20,15 @@ from dovetail.reports.page import EMPTY, render
 from dovetail.reports.records import FunctionRecord, short
 from dovetail.versions import __version__
 
+#: How long a function's entries are measured; those that are left then are not.
+MEASURING = 60.0
 
-def report(compiled: Any, path: str | os.PathLike[str]) -> Path:
+
+def report(compiled: Any, path: str | os.PathLike[str], *, measure: bool = False) -> Path:
     """Write what Dovetail has made of a compiled function or module, or of several in a list, and why, to a file.
 
     A path that ends with ``.json`` gets the report as JSON, any other one a page that needs no other file and no network. Returns
-    the path. Raises OSError where it cannot be written.
+    the path. Raises OSError where it cannot be written. ``measure``: time each operator, and the whole call, on made-up values.
 
     >>> import tempfile, torch, dovetail
     >>> double = dovetail.compile(lambda x: x * 2, backend="aten")
@@ -35,8 +38,9 @@ def report(compiled: Any, path: str | os.PathLike[str]) -> Path:
     """
     if capturing.active:
         raise Break("dovetail.report is called inside of a compiled function", "call it outside")
+    seconds = MEASURING if measure else 0.0
     several = compiled if isinstance(compiled, (list, tuple)) else [compiled]
-    return write(Path(path), [FunctionRecord.of(compiled_function(item)) for item in several])
+    return write(Path(path), [FunctionRecord.of(compiled_function(item), seconds) for item in several])
 
 
 def write(path: Path, records: Iterable[FunctionRecord], left_out: int = 0, ended: str = "") -> Path:

@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dovetail
 from dovetail.cli.gpt import GPT, GPTConfig
-from dovetail.reports.cost import Cost, amount, cost
+from dovetail.reports.cost import Cost, amount, cost, memory_of_call
+from dovetail.reports.explanation import compiled_function
+from dovetail.reports.measured import made_up
 
 
 class Net(torch.nn.Module):
@@ -105,3 +107,67 @@ def test_nothing_compiled_yet_and_a_module_with_a_cost_of_its_own() -> None:
         cost(compiled)
     with pytest.raises(AttributeError, match="'Net' object has no attribute 'costs'"):
         _ = dovetail.compile(Net(), backend="aten").costs
+
+
+def test_what_was_measured() -> None:
+    model = Net()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    compiled = dovetail.compile(model, backend="aten")
+    compiled(torch.ones(2, 3, 8, 8))
+    state = torch.get_rng_state()
+    found = compiled.cost(measure=True)
+    (measured,) = found.measured
+    assert measured.forward > 0 and measured.backward > 0 and not measured.problem and not measured.not_run
+    # Inputs and saved values at least; not more than everything at once, and again for the copies.
+    assert found.saved < measured.peak_memory < 3 * found.peak_memory
+    body, head, whole = (found.modules[name].seconds for name in ("body", "head", ""))
+    assert (
+        body > 0 and head > 0 and whole == pytest.approx(body + head) == pytest.approx(sum(measured.seconds.values()))
+    )
+    assert "measured as compiled: forward" in repr(found) and "one by one" in repr(found)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_an_operator_that_refuses_made_up_values_is_named_and_the_rest_is_measured() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x @ x.mT + torch.eye(4)).sin()
+
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x).sin()
+
+    for function, argument in ((step, torch.zeros(4, 4)), (refused, torch.eye(4))):
+        compiled = dovetail.compile(function, backend="aten")
+        compiled(argument)
+        (measured,) = compiled.cost(measure=True).measured
+        assert bool(measured.problem) == (function is refused) and measured.seconds["sin"] > 0
+        assert "linalg_cholesky_ex" in measured.seconds or measured.not_run
+    assert "_linalg_check_errors" in measured.not_run[0] and "cholesky" in measured.problem
+
+
+def test_inputs_of_every_layout_are_made_up_alike() -> None:
+    for value in (
+        torch.ones(3, 1).expand(3, 4),
+        torch.ones(2, 3).t(),
+        torch.ones(0, 3),
+        torch.ones(2, dtype=torch.int8),
+        torch.ones((), dtype=torch.complex64),
+        torch.ones(4, dtype=torch.bfloat16)[::2],
+    ):
+        made = made_up(value)
+        facts = [(item.shape, item.stride(), item.dtype) for item in (made, value)]
+        assert facts[0] == facts[1]
+        assert not made.is_floating_point() or bool((made > 0).all())
+    assert made_up((torch.ones(1), 3, None))[1:] == (3, None)
+
+
+def test_memory_over_a_step() -> None:
+    compiled = dovetail.compile(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Tanh()), backend="aten"
+    )
+    compiled(torch.ones(64, 8)).sum().backward()
+    memory = memory_of_call(compiled_function(compiled).entries[0].compiled)
+    assert memory.inputs == 4 * (64 * 8 + 8 * 8 + 8) and memory.peak == compiled.cost().peak_memory
+    assert memory.saved[0] == 0 and memory.saved[memory.forward - 1] == 2 * 4 * 64 * 8 and memory.saved[-1] == 0
+    assert all(alive >= memory.inputs + saved for alive, saved in zip(memory.alive, memory.saved, strict=True))

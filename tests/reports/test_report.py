@@ -133,6 +133,51 @@ def test_an_object_whose_text_cannot_be_had_is_named(tmp_path: Path) -> None:
     assert records.short("x" * 5000).endswith("… (5,000 characters)")
 
 
+def test_what_was_measured_by_module_line_and_operator(compiled: Any, data: dict[str, Any], tmp_path: Path) -> None:
+    assert "measured" not in data["parts"][0]["entries"][0]
+    path = dovetail.report(compiled, tmp_path / "report.json", measure=True)
+    entry = json.loads(path.read_text(encoding="utf-8"))["functions"][0]["parts"][0]["entries"][0]
+    measured = entry["measured"]
+    rows = [*entry["forward"], *entry["backward"]]
+    total = sum(row[5] for row in rows)
+    assert total > 0 and measured["forward"] > 0 and measured["backward"] > 0 and measured["peak_memory"] > 0
+    for kind in ("modules", "lines", "operators"):
+        assert sum(row[1] + row[2] for row in measured[kind]) == pytest.approx(total)
+        assert sum(row[5] for row in measured[kind]) == len(rows)
+        assert [row[1] + row[2] for row in measured[kind]] == sorted(
+            (row[1] + row[2] for row in measured[kind]), reverse=True
+        )
+    first = next(row for row in measured["modules"] if row[0] == "first")
+    assert first[1] > 0 and first[2] > 0 and first[3] == 2 * 2 * (2 * 4 * 8)  # forward, and the gradient of the weight
+    shown = {(file["file"], number): text for file in entry["source"] for number, text in file["rows"]}
+    line = next(row for row in measured["lines"] if "self.first(x)" in shown[tuple(entry["lines"][row[0]])])
+    assert line[1] > 0 and line[2] > 0
+    assert measured["machine"]["flops"] > 1e8 and measured["machine"]["bytes"] > 1e8
+
+
+def test_memory_over_a_step_has_as_many_points_as_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.reports.graphs_as_data._MOST_POINTS", 3)
+    compiled = dovetail.compile(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Tanh()), backend="aten"
+    )
+    compiled(torch.ones(2, 4)).sum().backward()
+    path = dovetail.report(compiled, tmp_path / "report.json")
+    memory = json.loads(path.read_text(encoding="utf-8"))["functions"][0]["parts"][0]["entries"][0]["memory"]
+    assert len(memory["points"]) <= 3 < memory["operators"]
+    assert max(row[1] for row in memory["points"]) == memory["peak"] == compiled.cost().peak_memory
+    assert memory["at"]["name"] and memory["at"]["where"]["line"]
+
+
+def test_an_entry_with_no_operators_and_an_eager_backend_are_measured_too(tmp_path: Path) -> None:
+    same = dovetail.compile(lambda x: x, backend="aten")
+    eager = dovetail.compile(lambda x: x.sin(), backend="eager")
+    for function in (same, eager):
+        function(torch.ones(2))
+    page = dovetail.report([same, eager], tmp_path / "page.html", measure=True).read_text(encoding="utf-8")
+    entries = [item["parts"][0]["entries"][0] for item in check_page(page).data()["functions"]]
+    assert entries[0]["measured"]["machine"] is None and entries[1]["measured"]["operators"][0][0] == "sin"
+
+
 def test_several_functions_and_one_that_was_never_called(compiled: Any, tmp_path: Path) -> None:
     fresh = dovetail.compile(inner, backend="aten")
     path = dovetail.report([compiled, fresh], tmp_path / "page.html")
@@ -150,7 +195,7 @@ def test_what_was_not_compiled_and_where_nothing_can_be_written(compiled: Any, t
 def test_a_full_report_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(records, "MOST_ENTRIES", 1)
     monkeypatch.setattr(records, "MOST_GUARDS", 2)
-    monkeypatch.setattr(records, "Room", lambda: records_room(nodes=1))
+    monkeypatch.setattr(records, "Room", lambda seconds: records_room(nodes=1))
     compiled = dovetail.compile(lambda x, n: x * n, backend="aten", dynamic=False)
     for n in (1.5, 2.5):
         compiled(torch.ones(2), n)
@@ -200,6 +245,21 @@ def test_a_function_that_is_gone_is_in_the_report(watched: Watcher, tmp_path: Pa
     (function,) = data["functions"]
     assert function["name"] == "Net" and function["parts"][0]["entries"][0]["forward"] and len(function["parts"]) > 1
     assert data["ended"] == "ended with ValueError: <lost>"
+
+
+def test_a_program_is_measured_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_REPORT_MEASURE", "1")
+    watcher = watch(str(tmp_path))
+    assert watcher is not None
+    try:
+        dovetail.compile(torch.nn.Linear(4, 4), backend="aten")(torch.ones(2, 4)).sum().backward()
+        watcher.write()
+    finally:
+        SURROUNDINGS.remove(watcher.around)
+        watcher._is_on = False
+    (path,) = tmp_path.glob("*.json")
+    (entry,) = json.loads(path.read_text(encoding="utf-8"))["functions"][0]["parts"][0]["entries"]
+    assert entry["measured"]["forward"] > 0
 
 
 def test_a_report_that_fails_warns_once_and_the_program_goes_on(watched: Watcher, tmp_path: Path) -> None:
@@ -304,7 +364,9 @@ backward.scrollTop = 1e7;
 backward.dispatchEvent(new Event("scroll"));  // a page without a screen may draw no frame
 const last = [...backward.querySelectorAll(".row")].map((item) => Number(item.dataset.index));
 return { lit, pinned, last: Math.max(...last), elements: document.querySelectorAll("*").length,
-         guards: document.querySelectorAll(".slot td").length };
+         guards: document.querySelectorAll(".slot td").length,
+         pictures: [...document.querySelectorAll("svg")].map((svg) => svg.getAttribute("aria-label")),
+         points: document.querySelectorAll(".point").length, bars: document.querySelectorAll(".row.timed, td.timed").length };
 """
 
 
@@ -317,10 +379,11 @@ def test_a_browser_marks_what_belongs_to_a_line(layers: int, tmp_path: Path) -> 
     parts = [part for _ in range(layers) for part in (torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.GELU())]
     compiled = dovetail.compile(torch.nn.Sequential(*parts), backend="aten")
     compiled(torch.ones(2, 4)).sum().backward()
-    path = dovetail.report(compiled, tmp_path / "page.html")
+    path = dovetail.report(compiled, tmp_path / "page.html", measure=True)
     entry = check_page(path.read_text(encoding="utf-8")).data()["functions"][0]["parts"][0]["entries"][0]
     found = in_browser(browser, path, _LOOK)
     assert all(found["lit"]) and all(found["pinned"]) and found["guards"] > 0, found
     assert found["last"] >= len(entry["backward"])  # there are rows for modules too
+    assert found["pictures"] == ["roofline", "memory over a step"] and found["points"] > 5 and found["bars"] > 20, found
     # Of some thousand operators only those in view are in the page.
     assert found["elements"] < 6000
