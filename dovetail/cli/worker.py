@@ -14,11 +14,9 @@ import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -28,6 +26,7 @@ from dovetail.cli.demo import ENGINES, Settings
 from dovetail.cli.gpt import GPT, GPTConfig, make_optimizer
 from dovetail.cli.text import read_text
 from dovetail.events import EventLog
+from dovetail.reports.event_logs import trace_rows
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Engine:
     step: Callable[[Tensor, Tensor], Tensor]
     capture_seconds: Callable[[], float | None] = lambda: None
     graph_breaks: Callable[[], int | None] = lambda: None
-    trace_rows: Callable[[], list[dict[str, Any]]] = list
+    logs: tuple[EventLog, ...] = ()
 
 
 def make_step(
@@ -81,7 +80,7 @@ def make_engine(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -
         compiled,
         lambda: log.seconds("capture") + log.seconds("partition"),
         lambda: log.count("graph break"),
-        lambda: _rows(log),
+        (log,),
     )
 
 
@@ -97,7 +96,7 @@ class Training:
         sizes = {name: getattr(settings, name) for name in ("block", "layers", "heads", "width")}
         self.model = GPT(GPTConfig(vocabulary, **sizes))
         self.optimizer = make_optimizer(self.model, settings.learning_rate)
-        self.log = EventLog()
+        self.log = EventLog(owner="training")
         self.seconds: list[float] = []
         self.losses: list[float] = []
         start = time.perf_counter()
@@ -135,7 +134,7 @@ class Training:
             "final_loss": self.losses[-1],
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "weights_sha256": digest(self.model),
-            "trace": _rows(self.log) + self.engine.trace_rows(),
+            "trace": trace_rows([self.log, *self.engine.logs]),
         }
 
 
@@ -163,12 +162,6 @@ def digest(model: nn.Module) -> str:
         # Not by numpy, which a user of torch need not have.
         total.update(ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size()))
     return total.hexdigest()
-
-
-def _rows(log: EventLog) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        rows: list[dict[str, Any]] = json.loads(log.write_trace(Path(folder) / "trace.json").read_text())["traceEvents"]
-    return rows
 
 
 def serve(lines: TextIO, answers: TextIO) -> None:

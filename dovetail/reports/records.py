@@ -45,7 +45,7 @@ class FunctionRecord:
         self.left_out = 0
         self._place = place
         self._options = options
-        self._log = log
+        self.log = log
         self._parts: dict[ResumePoint, PartRecord] = {}
         self._known: weakref.WeakKeyDictionary[Entry, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._room = Room(seconds=seconds)
@@ -87,7 +87,7 @@ class FunctionRecord:
         for entry, known in list(self._known.items()):
             if known:
                 known.update(_state_of(entry, self._room))
-        events = self._log.events
+        events = self.log.events
         fields = dataclasses.fields(Options)
         chosen = {item.name: getattr(self._options, item.name) for item in fields}
         return {
@@ -106,8 +106,8 @@ class FunctionRecord:
             ][-MOST_ROWS:],
             "cache": [short(event) for event in events if _is_of_cache(event)][-MOST_ROWS:],
             "timeline": _timeline(events),
-            "events_dropped": self._log.dropped,
-            "seconds": {name: self._log.seconds(name) for name in _stages(events)},
+            "events_dropped": self.log.dropped,
+            "seconds": {name: self.log.seconds(name) for name in _stages(events)},
         }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.face.attempts import capturing
 from dovetail.frontend.code.frame import Break
+from dovetail.reports.event_logs import as_trace
 from dovetail.reports.explanation import compiled_function
 from dovetail.reports.page import EMPTY, render
 from dovetail.reports.records import FunctionRecord, short
@@ -27,7 +28,8 @@ MEASURING = 60.0
 def report(compiled: Any, path: str | os.PathLike[str], *, measure: bool = False) -> Path:
     """Write what Dovetail has made of a compiled function or module, or of several in a list, and why, to a file.
 
-    A path that ends with ``.json`` gets the report as JSON, any other one a page that needs no other file and no network. Returns
+    A path that ends with ``.trace.json`` gets the stages as a trace that Perfetto opens, one that ends with ``.json`` the report as
+    JSON, any other one a page that needs no other file and no network. Returns
     the path. Raises OSError where it cannot be written. ``measure``: time each operator, and the whole call, on made-up values.
 
     >>> import tempfile, torch, dovetail
@@ -45,6 +47,7 @@ def report(compiled: Any, path: str | os.PathLike[str], *, measure: bool = False
 
 def write(path: Path, records: Iterable[FunctionRecord], left_out: int = 0, ended: str = "") -> Path:
     """Write a report on these functions; a file that was there is replaced as a whole."""
+    records = list(records)
     shown = " ".join(os.path.basename(item) if not index else item for index, item in enumerate(sys.argv))
     data = {
         **EMPTY,
@@ -58,6 +61,8 @@ def write(path: Path, records: Iterable[FunctionRecord], left_out: int = 0, ende
         "functions_left_out": left_out,
     }
     text = json.dumps(data, ensure_ascii=False) if path.suffix == ".json" else render(data)
+    if path.name.endswith(".trace.json"):
+        text = as_trace([record.log for record in records])
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         # A lone surrogate, in the name of a file say, is no text that can be written.

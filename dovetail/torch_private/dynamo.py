@@ -23,6 +23,19 @@ def torch_backend(name: str) -> Any:
     return lookup_backend(name)
 
 
+def labelled(label: str, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The same function, with a label around it for a profiler that is active when it is called."""
+    profiler = torch.autograd.profiler
+
+    def run_labelled(inputs: list[Any]) -> Any:
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(label):
+                return run(inputs)
+        return run(inputs)
+
+    return run_labelled
+
+
 def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     """A backend for torch.compile: AOTAutograd, with one compiler for the forward and the backward graph."""
     from torch._dynamo.backends.common import aot_autograd

@@ -231,7 +231,8 @@ def test_a_worker_answers_line_by_line() -> None:
     assert summary["final_loss"] == rest["losses"][-1]
     assert 0 < summary["time_to_second_step"] < 50
     assert summary["peak_memory_bytes"] > 2**20
-    assert [row["name"] for row in summary["trace"]] == ["step"] * 4
+    assert [row["name"] for row in summary["trace"] if row["ph"] == "X"] == ["step"] * 4
+    assert summary["trace"][0]["args"] == {"name": "training (MainThread)"}
 
 
 def test_without_a_terminal_progress_is_a_few_lines() -> None:
