@@ -13,6 +13,7 @@ import torch
 from dovetail.errors import UserLocation
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.lookup import class_attribute
+from dovetail.frontend.interpreter.user_code import is_user_function
 
 
 def code_of(function: Any) -> types.CodeType | None:
@@ -38,6 +39,16 @@ def argument_names(function: Any, count: int) -> list[str]:
     skip = 0 if type(function) is types.FunctionType else 1
     names = code.co_varnames[skip : code.co_argcount] if code is not None else ()
     return [f"L[{names[position]!r}]" if position < len(names) else f"args[{position}]" for position in range(count)]
+
+
+def read_when_used(function: Any) -> frozenset[str]:
+    """The parameters (see :func:`argument_names`) that are plain local variables: one that is not read needs no guard."""
+    function = function.__func__ if type(function) is types.MethodType else function
+    if type(function) is not types.FunctionType or not is_user_function(function):
+        return frozenset()
+    code = function.__code__
+    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    return frozenset(f"L[{name!r}]" for name in names if name not in code.co_cellvars)
 
 
 def definition_of(function: Any) -> UserLocation | None:

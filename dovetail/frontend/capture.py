@@ -11,8 +11,8 @@ from dovetail.aot.capture_result import CaptureResult
 from dovetail.aot.descriptors import BufferInput, Descriptor, ParamInput, UserInput
 from dovetail.errors import CaptureError
 from dovetail.frontend import native_errors
-from dovetail.frontend.callee import argument_names, definition_of, refuse_generator_functions
-from dovetail.frontend.code.frame import Break, Stop
+from dovetail.frontend.callee import argument_names, definition_of, read_when_used, refuse_generator_functions
+from dovetail.frontend.code.frame import Break, Stop, Unread
 from dovetail.frontend.code.points import ResumePoint, flatten
 from dovetail.frontend.code.resumption import Resumption
 from dovetail.frontend.interpreter.interpreter import Interpreter
@@ -20,7 +20,7 @@ from dovetail.frontend.outputs import Outputs
 from dovetail.frontend.rules import end_rule
 from dovetail.frontend.values.aliases import guard_distinct
 from dovetail.frontend.values.class_guards import guard_classes
-from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin
+from dovetail.frontend.values.leaves import IDENTITY_TYPES, is_bound_builtin, is_leaf_value
 from dovetail.frontend.values.module_paths import walk_tables
 from dovetail.guards import (
     AmbientChange,
@@ -121,9 +121,14 @@ class _Capture:
         interpreter, values, function = self._interpreter, self._interpreter.values, self._function
         if isinstance(function, Resumption):
             return interpreter.resume(function.traced_frames(interpreter, args))
-        names = argument_names(function, len(args))
-        arguments = tuple(values.read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
-        keywords = {key: values.read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
+        names, later = argument_names(function, len(args)), read_when_used(function)
+
+        def read(value: Any, source: Source) -> Any:
+            put_off = source.name in later and is_leaf_value(value)
+            return Unread(value, source) if put_off else values.read(value, source)
+
+        arguments = tuple(read(item, ArgumentSource(i, names[i])) for i, item in enumerate(args))
+        keywords = {key: read(item, KeywordSource(key, f"L[{key!r}]")) for key, item in kwargs.items()}
         if is_bound_builtin(function):
             # The owner of a method of a tensor or of a container is an input like any other.
             owner = values.read(function.__self__, AttributeSource(callee, "__self__"))

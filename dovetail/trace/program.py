@@ -214,11 +214,6 @@ class Recorder:
             self.tensors.append(tensor)
         return found
 
-    def call_of(self, tensor: torch.Tensor) -> ProgramCall | None:
-        """The call whose one result is this tensor."""
-        number = self._numbers.get(id(tensor))
-        return next((call for call in reversed(self.calls) if call.results == (number,)), None)
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing in the block."""

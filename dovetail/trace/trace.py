@@ -12,7 +12,7 @@ import functools
 import logging
 import operator
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -320,20 +320,9 @@ class Trace:
         """The input made for this real tensor, if there is one."""
         return self._by_real.get(id(real))
 
-    def free_graph(self, roots: Sequence[torch.Tensor]) -> None:
-        """Note that eager would have freed the autograd graph of these tensors by now."""
-        self.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable"))
-
     def is_freed(self, value: torch.Tensor) -> bool:
         """Whether the graph of a value is one that eager would have freed, at least in part."""
         return bool(self.freed) and not self.freed.isdisjoint(autograd_nodes([value]))
-
-    def inputs_behind(self, roots: list[torch.Tensor]) -> list[TracedInput]:
-        """The inputs that a derivative of ``roots`` reaches."""
-        leaves = {id(item.leaf): item for item in self.inputs}
-        found = [leaves.get(id(root)) for root in roots if root.grad_fn is None]
-        found += [leaves.get(id(getattr(node, "variable", None))) for node in autograd_nodes(roots)]
-        return [item for item in found if item is not None]
 
     def node_of(self, value: torch.Tensor) -> torch.fx.Node:
         """The graph node that computes the current value of a traced tensor."""

@@ -134,9 +134,8 @@ def test_lightning(what: str, tmp_path: Path) -> None:
         # The trainer calls training_step, which is not what was compiled; calling the module is.
         expected.eval(), actual.eval()
         same(expected(torch.ones(4, WIDTH)), actual(torch.ones(4, WIDTH)))
-    # One graph for the first size and one for all sizes. A step has the index of its batch as an argument, too: 0, 1, one
-    # symbolic for all others, and that one again for all sizes.
-    assert_graphs(compiled, {"inner": 2, "whole": 1, "step": 4}[what])
+    # One graph for the first size and one for all sizes; the step does not read the index of its batch.
+    assert_graphs(compiled, {"inner": 2, "whole": 1, "step": 2}[what])
 
 
 # Accelerate

@@ -283,7 +283,7 @@ run = compile(step, recompile_limit=4) if OURS else compile(step)
 for number in range(10):
     run(torch.ones(3), "a" * number + "b")
 """,
-        "def step(x, name):",
+        "return x + len(name)",
         ("recompile_limit", "`name` was"),
     ),
     Mistake(

@@ -71,7 +71,7 @@ class Stop(Interruption):
 
 
 class Unread:
-    """A local variable of a resumed function that nothing has read yet: it needs no guard, and leaves as it came."""
+    """An argument, or a local variable of a resumed function, that nothing has read yet: no guard, and it leaves as it came."""
 
     __slots__ = ("source", "value")
 

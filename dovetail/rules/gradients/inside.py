@@ -21,13 +21,26 @@ from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
-from dovetail.trace import TracedInput
-from dovetail.trace.overrides import requested_gradients
+from dovetail.trace import Trace, TracedInput
+from dovetail.trace.overrides import autograd_nodes, requested_gradients
 
 BACKWARD = inspect.signature(torch.autograd.backward)
 TENSOR_BACKWARD = inspect.signature(torch.Tensor.backward)
 GRAD = inspect.signature(torch.autograd.grad)
 HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _inputs_behind(trace: Trace, roots: list[torch.Tensor]) -> list[TracedInput]:
+    """The inputs that a derivative of ``roots`` reaches."""
+    leaves = {id(item.leaf): item for item in trace.inputs}
+    found = [leaves.get(id(root)) for root in roots if root.grad_fn is None]
+    found += [leaves.get(id(getattr(node, "variable", None))) for node in autograd_nodes(roots)]
+    return [item for item in found if item is not None]
+
+
+def _free_graph(trace: Trace, roots: Sequence[torch.Tensor]) -> None:
+    """Note that eager would have freed the autograd graph of these tensors by now."""
+    trace.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable"))
 
 
 class Gradients:
@@ -152,7 +165,7 @@ class Gradients:
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
-            trace.free_graph(roots)
+            _free_graph(trace, roots)
 
     def grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.autograd.grad(...)``."""
@@ -172,7 +185,7 @@ class Gradients:
             result = self._native(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": True})
         recorder.record(torch.autograd.grad, (outputs, inputs, tangents), {**given, "retain_graph": retain}, result)
         if not (given.get("create_graph", False) if retain is None else retain):
-            self._values.trace.free_graph(outputs)
+            _free_graph(self._values.trace, outputs)
         return result
 
     def _check_freed(self, roots: Sequence[torch.Tensor]) -> None:
@@ -189,7 +202,7 @@ class Gradients:
     def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> list[TracedInput]:
         trace = self._values.trace
         leaves = []
-        for traced in trace.inputs_behind(list(roots)):
+        for traced in _inputs_behind(trace, list(roots)):
             if not traced.real.is_leaf:
                 raise Break(
                     "backward() goes on behind an input that is no leaf, outside of the function",
@@ -270,7 +283,7 @@ def _autograd_grad(interpreter: TracingInterpreter, args: Arguments, kwargs: Key
     trace = interpreter.trace
     interpreter.values.whole(roots)
     roots = [interpreter.values.wrap(item) for item in ([roots] if isinstance(roots, torch.Tensor) else list(roots))]
-    for traced in trace.inputs_behind(roots):
+    for traced in _inputs_behind(trace, roots):
         if not traced.real.is_leaf:
             raise Break(
                 f"torch.autograd.grad goes back through {traced.name}, which was computed before the graph begins",

@@ -16,7 +16,7 @@ from dovetail.errors import CaptureError
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace import Trace
-from dovetail.trace.program import Slot
+from dovetail.trace.program import ProgramCall, Slot
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +35,18 @@ class DeferredCall:
         return result
 
 
+def call_that_made(trace: Trace, value: torch.Tensor) -> ProgramCall | None:
+    """The recorded call whose one result is this tensor."""
+    made = (call for call in reversed(trace.recorder.calls) if len(call.results) == 1)
+    return next((call for call in made if trace.recorder.tensors[call.results[0]] is value), None)
+
+
 def deferred_call(trace: Trace, value: torch.Tensor) -> MadeLate:
     """The dense tensor that a sparse result was made from, the call that made it, and whether gradients were recorded.
 
     Raises :class:`CaptureError` where it was not made by one call from one dense tensor that is still what it was.
     """
-    call = trace.recorder.call_of(value)
+    call = call_that_made(trace, value)
     given = [] if call is None else [*call.args, *call.kwargs.values()]
     slots = [item for item in given if isinstance(item, Slot)]
     if call is None or len(slots) != 1 or not all(isinstance(item, Slot) or _is_constant(item) for item in given):

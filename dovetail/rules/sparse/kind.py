@@ -22,6 +22,7 @@ from dovetail.frontend.rules import Arguments, Keywords, ValueKind, layout_rule,
 from dovetail.frontend.values.leaves import is_leaf_value
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Source
+from dovetail.rules.sparse.deferred import call_that_made
 from dovetail.rules.sparse.handles import HandleSource, SparseMatch
 from dovetail.rules.sparse.value import SPARSE_TYPES, SparseValue
 from dovetail.runtime.recipe import Recipe
@@ -153,7 +154,7 @@ def _entries(interpreter: TracingInterpreter, function: Any, args: Arguments, kw
     value = args[0] if args else getattr(function, "__self__", None)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.sparse_coo:
         return NotImplemented
-    call = interpreter.trace.recorder.call_of(value)
+    call = call_that_made(interpreter.trace, value)
     if call is not None and call.function is torch.sparse_coo_tensor:
         return NotImplemented
     name = getattr(function, "__name__", "")
