@@ -130,5 +130,4 @@ class EventLog:
 
     def _repr_html_(self) -> str:
         """A table for a notebook: name, milliseconds, details."""
-        page: str = importlib.import_module(_PAGES).as_table(self)
-        return page
+        return str(importlib.import_module(_PAGES).as_table(self))

@@ -16,7 +16,7 @@ from dovetail.aot.partition import PartitionedGraph
 from dovetail.backends import Backend
 from dovetail.errors import InputError
 from dovetail.events import EventLog
-from dovetail.runtime.entry import Entry
+from dovetail.runtime.entry import Entry, page
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +64,10 @@ class CompiledGraph:
         return entry.call(function, args, kwargs, tensors)
 
     def __str__(self) -> str:
-        parts = self.partitioned
-        if parts is None:
-            return f"compiled by {self.backend.name}: the program, call by call"
-        return f"compiled by {self.backend.name}: {dataclasses.replace(parts, memory=self.memory)}"
+        return str(page("compiled_by")(self))
 
     def __repr__(self) -> str:
         return f"<{repr(self.joint).strip('<>')}, compiled by {self.backend.name}>"
+
+    def _repr_html_(self) -> str:
+        return str(page("graph_as_page")(self))

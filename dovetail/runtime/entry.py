@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,11 +148,12 @@ class Entry:
             return None
 
     def __repr__(self) -> str:
-        if self.run is None:
-            return f"<entry that runs eagerly: {self.reason.splitlines()[0] if self.reason else 'no reason given'}>"
-        guards = len(self.checker.guards.guards) + len(self.checker.guards.tensors)
-        end = "up to a graph break" if self.resume_point is not None else "of the whole call"
-        parts = [f"{guards} guards", f"{len(self.effects)} effects"]
-        if self.compiled is not None:
-            parts.insert(0, repr(self.compiled).strip("<>"))
-        return f"<entry {end}: {', '.join(parts)}>"
+        return f"<{page('describe')(self)}>"
+
+    def _repr_html_(self) -> str:
+        return str(page("as_page")(self))
+
+
+def page(name: str) -> Callable[..., Any]:
+    """How entries and graphs are shown to a reader, loaded when it is asked for."""
+    return getattr(importlib.import_module("dovetail.reports.entries"), name)  # type: ignore[no-any-return]

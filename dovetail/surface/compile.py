@@ -153,10 +153,8 @@ def compile(function: Any = None, **given: Any) -> Any:
     for name in given:
         if name not in _DEFAULTS:
             near = difflib.get_close_matches(name, _DEFAULTS, n=3, cutoff=0.5)
-            raise OptionError(
-                f"dovetail.compile has no option {name!r}",
-                advice=f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(_DEFAULTS)}",
-            )
+            advice = f"did you mean {', '.join(near)}?" if near else f"the options are: {', '.join(_DEFAULTS)}"
+            raise OptionError(f"dovetail.compile has no option {name!r}; {advice}")
     for name in _OURS:
         if not isinstance(given.get(name, False), bool):
             raise OptionError(f"{name} must be True or False, not {given[name]!r}")

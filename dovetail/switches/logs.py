@@ -85,7 +85,7 @@ def set_logs(*topics: str) -> None:
 def _say(name: str, text: str) -> None:
     logger, topic = logging.getLogger(f"dovetail.{name}"), TOPICS[name]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        text = f"[rank{torch.distributed.get_rank()}] {text}"
+        text = "\n".join(f"[rank{torch.distributed.get_rank()}] {line}" for line in text.splitlines())
     logger.handle(logger.makeRecord(logger.name, topic.level, "", 0, text, (), None))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -93,6 +94,30 @@ def test_the_repr_of_an_entry_says_what_it_does() -> None:
     compiled(torch.randn(4, 4))
     (entry,) = compiled.compiled_call.entries
     assert repr(entry).startswith("<entry of the whole call: joint graph of Blocks") and "\n" not in repr(entry)
+
+
+def test_entries_and_compiled_graphs_are_pages_in_a_notebook() -> None:
+    def step(x: torch.Tensor, tag: str) -> torch.Tensor:
+        return x if tag == "<b>" else x * 2
+
+    step.__qualname__ = "<script>"
+    compiled = dovetail.compile(step, backend="aten")
+    compiled(torch.ones(2), "<i>")
+    (entry,) = compiled.entries
+    for page in (entry._repr_html_(), entry.compiled._repr_html_()):
+        assert page.startswith("<p>") and "mul.Tensor(" in page and "<summary>graph</summary>" in page
+        assert "<script>" not in page and "&lt;script&gt;" in page and "<i>" not in page
+    assert "&lt;i&gt;" in entry._repr_html_() and "saved_bytes" not in repr(entry)
+
+
+def test_an_entry_that_runs_eagerly_says_why_in_a_notebook() -> None:
+    compiled = dovetail.compile(lambda x: x if x.sum() > 0 else -x, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(torch.ones(2))
+    page = compiled.entries[-1]._repr_html_()
+    assert "entry that runs eagerly" in page or "up to a graph break" in page
+    assert "a branch depends on the values of a tensor" in page or "<summary>guards</summary>" in page
 
 
 def test_an_explanation_and_a_log_are_tables_in_a_notebook() -> None:

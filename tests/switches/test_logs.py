@@ -94,7 +94,10 @@ def test_the_rank_is_in_each_line(caplog: pytest.LogCaptureFixture, monkeypatch:
     monkeypatch.setattr(logs, "torch", types.SimpleNamespace(distributed=ranks))
     with caplog.at_level(logging.INFO, "dovetail"):
         run((2,))
-    assert all(text.startswith("[rank3] printing") for _, text in lines(caplog)) and caplog.records
+    texts = [text for _, text in lines(caplog)]
+    assert texts and texts[0].startswith("[rank3] printing: graph break")
+    assert all(line.startswith("[rank3] ") for text in texts for line in text.splitlines())
+    assert any("\n[rank3]   at " in text for text in texts)
 
 
 @pytest.mark.slow
