@@ -347,6 +347,33 @@
     }
   };
 
+  // Stages as bars, a row for each depth in each thread. A pause in which the program runs is drawn as no more than a fiftieth of the rest.
+  const drawTimes = (times, element) => {
+    const depths = [];
+    for (const row of times) depths[row.thread] = Math.max(depths[row.thread] || 1, row.depth + 1);
+    const top = (row) => depths.slice(0, row.thread).reduce((sum, depth) => sum + depth, row.depth);
+    const busy = times.reduce((sum, row) => sum + (row.depth ? 0 : row.seconds || 0), 0) || 1e-6;
+    let [cut, reached, whole] = [0, 0, 1e-6];
+    const starts = times.map((row) => {
+      cut += Math.max(0, row.start - reached - busy / 50);
+      reached = Math.max(reached, row.start + (row.seconds || 0));
+      whole = Math.max(whole, row.start - cut + (row.seconds || 0));
+      return row.start - cut;
+    });
+    element.style.height = `${HEIGHT * depths.reduce((sum, depth) => sum + depth, 0)}px`;
+    times.forEach((row, index) => {
+      const isNote = row.seconds === null;
+      const width = (100 * (row.seconds || 0)) / whole;
+      const made = make("i", isNote ? "note" : "", width > 6 ? row.name : "");
+      made.style.left = `${(100 * starts[index]) / whole}%`;
+      made.style.top = `${HEIGHT * top(row) + 1}px`;
+      if (!isNote) made.style.width = `${width}%`;
+      made.title = `${row.name}${isNote ? "" : ` ${duration(row.seconds)}`} ${row.details}`.trim();
+      element.append(made);
+    });
+  };
+  for (const element of document.querySelectorAll(".times")) drawTimes(data.functions[element.dataset.function].timeline, element);
+
   for (const details of document.querySelectorAll("details.entry")) {
     details.addEventListener("toggle", () => {
       const slot = details.querySelector(".slot");

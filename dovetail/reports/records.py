@@ -88,6 +88,7 @@ class FunctionRecord:
             if known:
                 known.update(_state_of(entry, self._room))
         events = self.log.events
+        timeline = _timeline(events)
         fields = dataclasses.fields(Options)
         chosen = {item.name: getattr(self._options, item.name) for item in fields}
         return {
@@ -105,7 +106,8 @@ class FunctionRecord:
                 short(event) for event in events if event.duration is None and event.name not in _NO_DECISIONS
             ][-MOST_ROWS:],
             "cache": [short(event) for event in events if _is_of_cache(event)][-MOST_ROWS:],
-            "timeline": _timeline(events),
+            "timeline": timeline,
+            "end": max((row["start"] + (row["seconds"] or 0.0) for row in timeline), default=0.0),
             "events_dropped": self.log.dropped,
             "seconds": {name: self.log.seconds(name) for name in _stages(events)},
         }

@@ -16,7 +16,7 @@ import torch
 import dovetail
 from dovetail.face.dispatcher import SURROUNDINGS
 from dovetail.reports import records
-from dovetail.reports.page import lanes
+from dovetail.reports.page import EMPTY, render
 from dovetail.reports.running import Watcher, watch
 from tests import layout
 from tests.reports.pages import check_page, find_browser, in_browser
@@ -212,12 +212,6 @@ def records_room(nodes: int) -> Any:
     return Room(nodes=nodes)
 
 
-def test_pauses_between_stages_are_cut_short() -> None:
-    row = {"name": "compile", "seconds": 1.0, "depth": 0, "details": ""}
-    drawn = lanes([row | {"start": 0.0, "thread": 0}, row | {"start": 86_400.0, "thread": 1}])
-    assert drawn["rows"][1]["width"] > 40 and drawn["rows"][0]["top"] != drawn["rows"][1]["top"]
-
-
 # --- of a whole program -----------------------------------------------------------------------------------------------
 
 
@@ -387,3 +381,33 @@ def test_a_browser_marks_what_belongs_to_a_line(layers: int, tmp_path: Path) -> 
     assert found["pictures"] == ["roofline", "memory over a step"] and found["points"] > 5 and found["bars"] > 20, found
     # Of some thousand operators only those in view are in the page.
     assert found["elements"] < 6000
+
+
+_BARS = """
+return [...document.querySelectorAll(".times i")].map((bar) => [bar.style.width, bar.style.top, bar.title]);
+"""
+
+
+@pytest.mark.slow
+def test_pauses_between_stages_are_cut_short(tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("there is no Chromium or Chrome here (DOVETAIL_BROWSER names one)")
+    row = {"name": "compile", "seconds": 1.0, "depth": 0, "details": "<b>"}
+    times = [row | {"start": 0.0, "thread": 0}, row | {"start": 86_400.0, "thread": 1, "seconds": None}]
+    times.insert(1, row | {"start": 86_398.0, "thread": 1})
+    path = tmp_path / "page.html"
+    shown = {
+        "options": {},
+        "parts": [],
+        "breaks": [],
+        "recompiles": [],
+        "seconds": {},
+        "timeline": times,
+        "end": 86_400.0,
+    }
+    path.write_text(render({**EMPTY, "functions": [shown]}), encoding="utf-8")
+    bars = in_browser(browser, path, _BARS)
+    assert [float(width.removesuffix("%") or 0) > 40 for width, _, _ in bars] == [True, True, False]
+    assert [top for _, top, _ in bars] == ["1px", "19px", "19px"]
+    assert [title for _, _, title in bars] == ["compile 1.00 s <b>", "compile 1.00 s <b>", "compile <b>"]
