@@ -28,7 +28,7 @@ from dovetail.testing.probe import PROBE_SECONDS, Probe, probe_backends
 from dovetail.torch_private import compilers as private_compilers
 
 _COMPILER_SECONDS = 30.0
-_PACKAGES = ("torch", "triton", "numpy", "networkx", "safetensors", "onnxruntime", "openvino")
+_PACKAGES = ("torch", "triton", "numpy", "safetensors", "onnxruntime", "openvino")
 #: Parts of the names of torch's backends that look for its own faults, or need more than a name.
 _NOT_PROBED = ("_TESTING_ONLY", "minifier", "crossref", "with_mode", "invoke_subgraph", "openxla_eval")
 _PROGRAM = (

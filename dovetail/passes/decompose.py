@@ -194,7 +194,7 @@ def decompose_graph(
             advice="take this operator's decomposition out of the backend's table",
         )
     graph.lint()
-    module = torch.fx.GraphModule(tracer.root, graph)
+    module = private_tracing.lazy_graph_module(tracer.root, graph)
     module.meta[_ORIGINS] = tracer.origins
     return module
 

@@ -1,12 +1,14 @@
 """The cheapest values to save, by a minimum cut.
 
 The choice is a minimum cut in a flow network whose capacities are bytes (the construction of Chen et al., "Training Deep Nets
-with Sublinear Memory Cost", 2016, recast as a cut as in min-cut rematerialisation); networkx solves it. Random operators and
-expensive operators are never computed twice, so the numbers never change.
+with Sublinear Memory Cost", 2016, recast as a cut as in min-cut rematerialisation), found along
+shortest paths. Random operators and expensive operators are never computed twice, so the numbers never change.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 from collections.abc import Callable, Collection
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 
 from dovetail.aot.descriptors import BufferInput, ParamInput
 from dovetail.aot.nodes import SAVE, must_stay, tensor_of
+from dovetail.errors import GraphInvalidError
 from dovetail.torch_private import sizes as private_sizes
 
 CHEAP_NAMES = frozenset({
@@ -80,31 +83,27 @@ def minimum_cut(
 
     ``cost`` says what it costs to keep a value. Nodes that are ``reused`` are inputs.
     """
-    network, relevant = _network(read, cost, reused)
-    if "source" not in network or "sink" not in network:
+    left, relevant = _network(read, cost, reused)
+    if "source" not in left or "sink" not in left:
         return []
-    import networkx  # takes a tenth of a second, and inference needs none of it
+    behind = _behind_the_cut(left)
+    return [node for node in relevant if (node.name, "in") not in behind and (node.name, "out") in behind]
 
-    _, (reachable, _) = networkx.minimum_cut(
-        network, "source", "sink", flow_func=networkx.algorithms.flow.boykov_kolmogorov
-    )
-    return [
-        node
-        for node in relevant
-        if (node.name, "in") in reachable
-        and network.has_node((node.name, "out"))
-        and (node.name, "out") not in reachable
-        and network.has_edge((node.name, "in"), (node.name, "out"))
-    ]
+
+#: What can still flow, by the two ends of an edge.
+_Left = dict[Any, dict[Any, float]]
 
 
 def _network(
     read: Collection[torch.fx.Node], cost: Callable[[torch.fx.Node], int], reused: Collection[torch.fx.Node]
-) -> tuple[Any, set[torch.fx.Node]]:
+) -> tuple[_Left, set[torch.fx.Node]]:
     """Each value is an edge with its cost as capacity; the source leads to what cannot be computed again, ``read`` to the sink."""
-    import networkx
+    left: _Left = {}
 
-    network: Any = networkx.DiGraph()
+    def add_edge(start: Any, end: Any, capacity: float = math.inf) -> None:
+        left.setdefault(start, {})[end] = capacity
+        left.setdefault(end, {}).setdefault(start, 0)
+
     relevant: set[torch.fx.Node] = set()
     stack = list(read)
     while stack:
@@ -114,17 +113,42 @@ def _network(
         relevant.add(node)
         entering, leaving = (node.name, "in"), (node.name, "out")
         if node in read:
-            network.add_edge(leaving, "sink")
-        if isinstance(node.meta.get("val"), (tuple, list)):
+            add_edge(leaving, "sink")
+        is_given = node in reused or node.op in ("placeholder", "get_attr") or not _is_cheap(node)
+        if is_given or node.all_input_nodes:
             # A tuple cannot be saved; its parts can, so the cut is moved to them.
-            network.add_edge(entering, leaving)
-        else:
-            network.add_edge(entering, leaving, capacity=cost(node))
-        if node in reused or node.op in ("placeholder", "get_attr") or not _is_cheap(node):
-            network.add_edge("source", entering)
-        elif not node.all_input_nodes:
-            network.remove_edge(entering, leaving)
-        for argument in () if network.has_edge("source", entering) else node.all_input_nodes:
-            network.add_edge((argument.name, "out"), entering)
+            is_tuple = isinstance(node.meta.get("val"), (tuple, list))
+            add_edge(entering, leaving, math.inf if is_tuple else cost(node))
+        if is_given:
+            add_edge("source", entering)
+            continue
+        for argument in node.all_input_nodes:
+            add_edge((argument.name, "out"), entering)
             stack.append(argument)
-    return network, relevant
+    return left, relevant
+
+
+def _behind_the_cut(left: _Left) -> Collection[Any]:
+    """From where the sink can be reached when as much flows as can; of all minimum cuts, this is the one nearest to the sink."""
+    while True:
+        towards: dict[Any, Any] = {"sink": None}
+        queue: list[Any] = ["sink"]
+        for node in queue:
+            for before in left[node]:
+                if before not in towards and left[before][node]:
+                    towards[before] = node
+                    queue.append(before)
+        if "source" not in towards:
+            return towards
+        for first in left["source"]:
+            path = ["source"]
+            while first is not None and first in towards:
+                path.append(first)
+                first = towards[first]
+            steps = list(itertools.pairwise(path))
+            amount = min((left[start][end] for start, end in steps), default=0)
+            if amount == math.inf:
+                raise GraphInvalidError("the backward reads a tuple that cannot be saved")
+            for start, end in steps:
+                left[start][end] -= amount
+                left[end][start] += amount

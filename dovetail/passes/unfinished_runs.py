@@ -23,6 +23,7 @@ from dovetail.errors import DovetailError, EagerFallbackWarning
 from dovetail.face.warnings import warn_user
 from dovetail.passes.recompute import exchanges_with_ranks
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.repeats import draws_random_numbers
 
 _OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -38,7 +39,7 @@ def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
         return unit
     events, name = lowering.settings.events, lowering.backend.name
     # Backends may change the graph that they are given.
-    graph = torch.fx.GraphModule(unit.graph, copy.deepcopy(unit.graph.graph))
+    graph = private_tracing.lazy_graph_module(unit.graph, copy.deepcopy(unit.graph.graph))
 
     def instead() -> FlatCallable:
         examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]

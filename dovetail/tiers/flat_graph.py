@@ -8,7 +8,7 @@ flat graph comes from the process itself, and may have any functional operator o
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def _is_plain(value: Any) -> bool:
 def _encode_node(graph: torch.fx.GraphModule, node: torch.fx.Node) -> dict[str, Any]:
     entry: dict[str, Any] = {"op": node.op, "name": node.name}
     if "val" in node.meta:
-        entry["value"] = _encode_value(node.meta["val"])
+        entry["value"] = encode_value(node.meta["val"])
     if node.op == "placeholder":
         return entry
     if node.op == "get_attr":
@@ -85,9 +85,10 @@ def operator_named(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 
-def _encode_value(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
+    """What a value of a graph is, as data; raises :class:`UnportableError`."""
     if isinstance(value, (list, tuple)):
-        return [_encode_value(item) for item in value]
+        return [encode_value(item) for item in value]
     if value is None or type(value) in (bool, int, float):
         return value
     if not isinstance(value, torch.Tensor) or private_sizes.has_symbols(value):
@@ -108,7 +109,7 @@ def _encode_value(value: Any) -> Any:
 def _encode_constant(value: Any) -> dict[str, Any]:
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise UnportableError("a constant is no plain tensor")
-    _encode_value(value)
+    encode_value(value)
     if value.numel() * value.element_size() > MOST_CONSTANT_BYTES or not value.is_contiguous():
         raise UnportableError("a constant is too large")
     with private_tracing.disable_current_modes(), torch.no_grad():
@@ -139,7 +140,7 @@ class DecodedGraph:
         for entry in data["nodes"]:
             self._add(entry)
         self._graph.output([decode_argument(item, self._known.__getitem__) for item in data["outputs"]])
-        self.graph = torch.fx.GraphModule(self._root, self._graph)
+        self.graph = private_tracing.lazy_graph_module(self._root, self._graph)
 
     @property
     def examples(self) -> list[Any]:
@@ -182,7 +183,7 @@ class DecodedGraph:
         if not isinstance(declared, dict):
             return value
         wanted = {**declared, "requires_grad": False, "inference": False, "bytes": 0}
-        found = {**_encode_value(value), "requires_grad": False, "inference": False, "bytes": 0}
+        found = {**encode_value(value), "requires_grad": False, "inference": False, "bytes": 0}
         return value if found == wanted else self._declared(declared)
 
     def _declared(self, data: Any) -> Any:
@@ -204,8 +205,3 @@ def _decode_constant(data: Mapping[str, Any]) -> torch.Tensor:
     value = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
     value = value.reshape(data["shape"]).clone()
     return torch.nn.Parameter(value, requires_grad=False) if data["parameter"] else value
-
-
-def encode_all(graphs: Sequence[tuple[torch.fx.GraphModule, Kind, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Several graphs as data; raises :class:`UnportableError`."""
-    return [encode(graph, kind, options) for graph, kind, options in graphs]

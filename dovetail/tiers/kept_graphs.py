@@ -26,11 +26,10 @@ from dovetail.artefacts.arguments import decode_argument, encode_argument, value
 from dovetail.errors import ArtefactError
 from dovetail.passes.decompose import ABOUT_THE_VALUE, mark_read_by_gradients, origins_of
 from dovetail.quirks.registry import QUIRKS
-from dovetail.tiers.flat_graph import name_of, operator_named
+from dovetail.tiers.flat_graph import encode_value, name_of, operator_named
 from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import inductor_cache as private_cache
 from dovetail.torch_private import inductor_code as private_code
-from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
@@ -103,23 +102,12 @@ def _facts(value: Any, memories: dict[int, int]) -> Any:
     """All that a value is, with a number for the memory that it lies in."""
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *(_facts(item, memories) for item in value)]
-    if value is None or type(value) in (bool, int, float):
-        return value if type(value) is not float else value.hex()
-    if not isinstance(value, torch.Tensor) or private_sizes.has_symbols(value):
-        raise UnportableError(f"a value is a {type(value).__name__} that has no fixed sizes")
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_conj() or value.is_neg():
-        raise UnportableError("a value is no plain tensor of the CPU")
-    memory = memories.setdefault(int(value.untyped_storage()._cdata), len(memories))
-    return {
-        "shape": list(value.shape),
-        "stride": list(value.stride()),
-        "offset": value.storage_offset(),
-        "dtype": str(value.dtype),
-        "memory": memory,
-        "bytes": value.untyped_storage().nbytes(),
-        "requires_grad": value.requires_grad,
-        "inference": value.is_inference(),
-    }
+    if type(value) is float:
+        return value.hex()
+    facts = encode_value(value)
+    if isinstance(value, torch.Tensor):
+        facts["memory"] = memories.setdefault(int(value.untyped_storage()._cdata), len(memories))
+    return facts
 
 
 # --- an entry -----------------------------------------------------------------------------------------------------------
@@ -200,7 +188,7 @@ def decoded(joint: JointGraph, data: list[Any]) -> torch.fx.GraphModule:
     output = graph.output([decode_argument(item, known.__getitem__) for item in outputs])
     output.meta = dict(joint.graph.output_node().meta)
     graph.lint()
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    module = private_tracing.lazy_graph_module(torch.nn.Module(), graph)
     joint.with_graph(module).lint()
     return module
 

@@ -185,9 +185,6 @@ class SwappingRun:
             # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
             self._stay("its kernels would need other gradients to be dropped first", is_news=False)
             return
-        if self._finds_kernels():
-            self._have_kernels({"compiled": 0.0, "loaded": time.monotonic() - self._asked})
-            return
         try:
             job = make_job(backend.name, self._collector.graphs)
             self._job = process.worker().submit(job)
@@ -205,18 +202,6 @@ class SwappingRun:
         self.state = f"{backend.name} compiles {count} graph{'s' * (count > 1)} in the background"
         self._progress = Progress(self.state, lambda job=self._job: job.stage)  # type: ignore[misc]
         events.note("tier 1 asked for", backend=backend.name, graphs=count)
-
-    def _finds_kernels(self) -> bool:
-        """Whether the kernels are in the cache already, of an earlier run of the program."""
-        try:
-            self._compile_all(CACHES[self._tiers.backend.name].only_from_cache(ours=True))
-        except Exception:  # noqa: BLE001  (where it is not that they are missing, the background says what it is)
-            return False
-        return True
-
-    def _compile_all(self, how: contextlib.AbstractContextManager[None]) -> None:
-        with private_state.preserved_rng_state(), without_autocast(), how:
-            self._collector.compile_all()
 
     def _for_backend(self, lowering: Lowering) -> Lowering:
         """The compilation with a backend that puts off compiling, for the further inputs that tier 0 takes."""
@@ -258,7 +243,8 @@ class SwappingRun:
         start = time.monotonic()
         assert self._second is not None
         try:
-            self._compile_all(how)
+            with private_state.preserved_rng_state(), without_autocast(), how:
+                self._collector.compile_all()
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return

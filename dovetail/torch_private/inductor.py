@@ -6,6 +6,7 @@ Checked on torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,15 +19,20 @@ from dovetail.torch_private.operators import OpOverload
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's table of decompositions, for graphs that draw random numbers as eager does."""
-    # That of max_pool2d takes the lowerings for imported.
-    from torch._inductor import (
-        config,
-        lowering,  # noqa: F401
-    )
+    from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
-        return dict(select_decomp_table())
+        table = dict(select_decomp_table())
+    pools = [target for target, rule in table.items() if getattr(rule, "__name__", "").startswith("max_pool")]
+    return table | {target: functools.partial(_behind_lowerings, table[target]) for target in pools}
+
+
+def _behind_lowerings(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A decomposition that takes Inductor's lowerings for imported, which takes a second of CPU time."""
+    from torch._inductor import lowering  # noqa: F401
+
+    return rule(*args, **kwargs)
 
 
 def inductor_compile(

@@ -8,7 +8,7 @@ be silently wrong. Eager raises in that case, so such outputs are rebuilt as vie
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,9 +133,11 @@ def _share_version(value: torch.Tensor, candidates: Sequence[torch.Tensor]) -> t
     return value.clone()
 
 
-def own_copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy that may be changed: its own nodes and subgraphs, but the same constants."""
-    copied = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+def own_copy(
+    graph: torch.fx.GraphModule, make: Callable[..., torch.fx.GraphModule] = torch.fx.GraphModule
+) -> torch.fx.GraphModule:
+    """Return a copy that may be changed, as ``make`` makes it: its own nodes and subgraphs, but the same constants."""
+    copied = make(graph, copy.deepcopy(graph.graph))
     for name, child in list(copied.named_children()):
         if isinstance(child, torch.fx.GraphModule):
             setattr(copied, name, own_copy(child))

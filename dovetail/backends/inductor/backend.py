@@ -42,6 +42,7 @@ from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.repeats import draws_random_numbers
 
 
@@ -170,7 +171,7 @@ def compile_inductor(
     user_visible = list(options.get("user_visible_outputs", every))
     visible = list(every) if kind == "forward" else user_visible
     # Inductor changes the graph, which the caller keeps to show and to export.
-    own = own_copy(graph)
+    own = own_copy(graph, private_tracing.lazy_graph_module)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
     job = Job(own, examples, settings, options.get("write_backs", {}))
     write_back(own, job.write_backs)

@@ -58,7 +58,6 @@ def scatter_complex_as_real(job: Job) -> None:
             raise BackendError("a strided part of a complex tensor is written to", advice='use backend="aten"')
         if node.target in _SCATTERS:
             _rewrite(graph, node, value)
-    job.graph.recompile()
 
 
 def _rewrite(graph: torch.fx.Graph, node: torch.fx.Node, value: Any) -> None:

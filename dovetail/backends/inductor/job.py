@@ -16,7 +16,7 @@ from dovetail.backends.protocol import CompiledCallable
 class Job:
     """One graph on its way to Inductor; every field may be changed in place.
 
-    ``graph``: a copy of the graph that the backend was given; ``examples``: the values of its placeholders.
+    ``graph``: a copy of the graph that the backend was given, which is never run; ``examples``: the values of its placeholders.
     ``settings``: Inductor's own settings by name. ``write_backs``: outputs that are new values of inputs (output -> input).
     ``during``: context managers that are open while Inductor compiles; ``before`` is called first. Neither happens where the
     code comes from the cache.

@@ -34,8 +34,6 @@ def compute_scalars_once(graph: torch.fx.GraphModule) -> None:
             if key not in kept:
                 kept[key] = _keep(graph.graph, scalar, precision, realize)
             node.replace_input_with(scalar, kept[key])
-    if kept:
-        graph.recompile()
 
 
 def _computes_elements(node: torch.fx.Node) -> bool:

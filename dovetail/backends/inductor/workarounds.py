@@ -71,7 +71,6 @@ def keep_unused_draws(job: Job) -> None:
     unused = [node for node in draws if node not in used and isinstance(node.meta.get("val"), torch.Tensor)]
     if unused:
         output.args = ([*output_arguments(graph), *unused],)
-        graph.recompile()
         count = len(unused)
         job.wrappers.append(lambda call: lambda inputs: list(call(inputs))[:-count])
 
@@ -211,7 +210,6 @@ def call_what_writes_nothing(job: Job) -> None:
                 graph.erase_node(user)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-    job.graph.recompile()
 
 
 def _conjugated(x: torch.Tensor) -> torch.Tensor:
@@ -240,7 +238,6 @@ def compute_conjugates(job: Job) -> None:
                 node.meta["val"] = node.target(*args, **kwargs)
             if node.meta["val"].stride() != value.stride():
                 moved.add(node)
-    job.graph.recompile()
 
 
 def resolve_inputs(job: Job) -> None:
