@@ -299,18 +299,6 @@ def test_each_graph_between_breaks_swaps(background: FakeWorker, slow: SlowBacke
     assert notes(compiled).count("tier 1") == len(background.jobs) == 2
 
 
-def test_kernels_of_an_earlier_run_are_there_at_the_second_call(background: FakeWorker, slow: SlowBackend) -> None:
-    compiled = dovetail.compile(lambda x: silu(x) * x, backend=NAME)
-    for call in range(4):
-        CACHE.is_filled = True
-        x = torch.randn(3, requires_grad=True)
-        same(silu(x) * x, compiled(x), exact=call == 0)
-    CACHE.is_filled = False
-    assert slow.ran == ["forward"] * 3
-    assert not background.jobs
-    assert notes(compiled) == ["tier 0", "tier 1"]
-
-
 def test_one_warning_a_function(background: FakeWorker, slow: SlowBackend, quiet: None) -> None:
     def broken(x: Tensor) -> Tensor:
         y = silu(x)
