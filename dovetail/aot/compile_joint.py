@@ -52,21 +52,21 @@ def compile_joint(
     events: EventLog | None = None,
     memory_budget: float | int | None = None,
     numerics: str = "fast",
-    may_run_once: bool = False,
+    for_entry: bool = False,
     find_reused: FindReused | None = None,
 ) -> CompiledGraph:
     """Compile a joint graph with a backend, by name or as a callable.
 
     ``state`` may be None or closed: a joint graph stands on its own. ``memory_budget`` and ``numerics`` are those of
-    :class:`dovetail.options.Options`, the last two arguments those of :class:`dovetail.aot.steps.CompileSettings`. Raises
-    :class:`BackendError` if the backend fails, :class:`GraphInvalidError` if the graph breaks a rule, and :class:`OptionError`
-    for a budget that cannot be kept.
+    :class:`dovetail.options.Options`, ``find_reused`` is that of :class:`dovetail.aot.steps.CompileSettings`, and ``for_entry``
+    sets the others of these. Raises :class:`BackendError` if the backend fails, :class:`GraphInvalidError` if the graph breaks a
+    rule, and :class:`OptionError` for a budget that cannot be kept.
     """
     check_budget(memory_budget)
     check_choice("numerics", numerics)
     chosen = backend if isinstance(backend, Backend) else choose_backend(backend, numerics)
     log = events if events is not None else EventLog()
-    settings = CompileSettings(dict(options or {}), log, memory_budget, numerics, may_run_once, find_reused)
+    settings = CompileSettings(dict(options or {}), log, memory_budget, numerics, for_entry, find_reused, for_entry)
     return run_steps(Lowering(joint, chosen.with_options(settings.options), settings))
 
 
@@ -241,6 +241,7 @@ def _lowered(lowering: Lowering, unit: BackendGraph, details: dict[str, Any]) ->
         **lowering.settings.options,
         "user_visible_outputs": list(unit.visible),
         "static_inputs": _static_inputs(unit.graph),
+        "guarded_inputs": lowering.settings.guarded_inputs and unit.kind != "backward",
     }
     if lowering.backend.writes_back and unit.kind == "inference":
         options["write_backs"] = dict(unit.write_backs)

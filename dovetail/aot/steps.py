@@ -64,7 +64,7 @@ class CompileSettings:
     """What the caller of ``compile_joint`` asks for.
 
     ``may_run_once``: the caller makes one entry of many, which may never be used again. ``find_reused`` gives values that the
-    caller hands in as further inputs.
+    caller hands in as further inputs. ``guarded_inputs``: guards look at the inputs right before each forward.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -73,6 +73,7 @@ class CompileSettings:
     numerics: str = "fast"
     may_run_once: bool = False
     find_reused: FindReused | None = None
+    guarded_inputs: bool = False
 
 
 @dataclass(frozen=True, eq=False)

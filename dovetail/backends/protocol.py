@@ -8,7 +8,8 @@ Dovetail calls a backend as ``compile(graph, example_inputs, kind=..., options=.
 * ``options`` are the user's ``backend_options`` and Dovetail's own (:data:`PIPELINE_OPTIONS`):
   ``static_inputs`` lists the inputs whose address is stable; ``user_visible_outputs`` lists the outputs that the user gets,
   whose strides must be those of the fake values; ``write_backs``, given only to a backend that says ``writes_back``, maps
-  outputs to the inputs whose new values they are: the backend may write the input itself, and then returns it.
+  outputs to the inputs whose new values they are: the backend may write the input itself, and then returns it;
+  ``guarded_inputs``: before each run guards look at all sizes and strides that are not symbolic.
 
 The callable may empty its list of inputs to free memory early.
 
@@ -39,7 +40,7 @@ Numerics = Literal["bitwise", "tolerance"]
 KINDS: tuple[Kind, ...] = ("forward", "backward", "inference")
 
 #: The options that Dovetail sets; all others are the user's.
-PIPELINE_OPTIONS = frozenset({"static_inputs", "user_visible_outputs", "write_backs"})
+PIPELINE_OPTIONS = frozenset({"guarded_inputs", "static_inputs", "user_visible_outputs", "write_backs"})
 
 CompiledCallable = Callable[[list[Any]], list[Any]]
 

@@ -209,7 +209,7 @@ class Attempts:
             events=shared.events,
             memory_budget=options.memory_budget,
             numerics=options.numerics,
-            may_run_once=True,
+            for_entry=True,
         )
 
     def _checked(self, entry: Entry) -> Outcome:

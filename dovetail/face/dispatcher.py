@@ -85,8 +85,6 @@ class Dispatcher:
             if tensors is not None:
                 if entry is not self.entries[0]:
                     self._ask_first(entry)
-                if entry.resume_point is None:
-                    return entry.call(original, args, kwargs, tensors)
                 return self._run(entry, args, kwargs, tensors)
         with messages().Telling():
             return self._miss(args, kwargs)

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -266,12 +267,10 @@ class DifferentiableGraph:
     def _save(self, ctx: Any, saved: list[Any]) -> None:
         if self._saves_tensors is None:
             self._saves_tensors = all(isinstance(value, torch.Tensor) for value in saved)
-        if self._saves_tensors:  # if not, save_for_backward says so
-            ctx.save_for_backward(*saved)
-            return
-        is_tensor = [isinstance(value, torch.Tensor) for value in saved]
-        ctx.save_for_backward(*[value for value, flag in zip(saved, is_tensor, strict=True) if flag])
-        ctx.call.constants = [None if flag else (value,) for value, flag in zip(saved, is_tensor, strict=True)]
+        if not self._saves_tensors:  # if a value is no tensor at a later call, save_for_backward says so
+            ctx.call.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in saved]
+            saved = [value for value in saved if isinstance(value, torch.Tensor)]
+        ctx.save_for_backward(*saved)
 
     # --- backward -----------------------------------------------------------------------------------------------------
 
@@ -291,13 +290,11 @@ class DifferentiableGraph:
 
     def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to nothing."""
-        saved = self._saved(ctx, call, defined)
-        if not private_autograd.keeps_graph():
-            self._free(call, defined)
-        if call.is_partial:
-            with partial_gradients():
-                return self.to_edges(self._backward(defined)(self._graph_inputs(call, saved, tangents)))
-        return self.to_edges(self._backward(defined)(self._graph_inputs(call, saved, tangents)))
+        run, values = self._backward(defined), self._graph_inputs(call, self._saved(ctx, call, defined), tangents)
+        # Then only the list holds what is saved, so that the graph frees each value when it has read it for the last time.
+        self._free(ctx, call, defined)
+        with partial_gradients() if call.is_partial else contextlib.nullcontext():
+            return self.to_edges(run(values))
 
     def _with_derivative(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to inputs and tangents (``create_graph=True``)."""
@@ -324,8 +321,7 @@ class DifferentiableGraph:
         saved = self._saved(ctx, call, defined)
         with reads_of(call.reads):
             found = self._derivatives.first_order(call.kept, self._from_edges(ctx.next_functions), tangents, saved)
-        if not private_autograd.keeps_graph():
-            self._free(call, defined)
+        self._free(ctx, call, defined)
         return self.to_edges(found)
 
     def _has_other_types(self, defined: Pattern) -> bool:
@@ -347,10 +343,12 @@ class DifferentiableGraph:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
         return _with_constants(call, ctx.saved_tensors) if call.apart is None else call.apart.read(defined)
 
-    def _free(self, call: Call, defined: Pattern) -> None:
-        """After this backward there is nothing left, but for the outputs that are independent of those it came from."""
-        if call.apart is None or not call.apart.free(defined):
-            call.kept, call.origins = None, []
+    def _free(self, ctx: Any, call: Call, defined: Pattern) -> None:
+        """Unless the graph is kept, nothing is left then but for the outputs that are independent of those it came from."""
+        if not private_autograd.keeps_graph():
+            ctx.maybe_clear_saved_tensors()
+            if call.apart is None or not call.apart.free(defined):
+                call.kept, call.origins = None, []
 
     # --- for compiled autograd ----------------------------------------------------------------------------------------
 

@@ -620,6 +620,45 @@ def test_memory_stays_over_many_calls(kind: str) -> None:
     assert resident_bytes() - before < 8 * MEGABYTE
 
 
+def most_bytes(step: Callable[[], None]) -> int:
+    """The most bytes that torch's allocator has held at once during a step, of those that the step has asked for."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def test_a_backward_frees_what_is_saved_while_it_runs() -> None:
+    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(8)]
+    x = torch.randn(1024, 64)
+
+    def loss(x: Tensor) -> Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x.sum()
+
+    def peak(function: Callable[[Tensor], Tensor]) -> int:
+        def step() -> None:
+            function(x).backward()
+
+        step()
+        step()
+        return most_bytes(step)
+
+    compiled = on_aten(loss)
+    assert peak(compiled) <= peak(loss) * 1.02
+    result = compiled(x)
+    first = torch.autograd.grad(result, weights, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(result, weights), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(result, weights)
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's numbers")
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.sampled(2)

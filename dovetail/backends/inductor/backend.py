@@ -41,6 +41,7 @@ from dovetail.errors import BackendError, OptionError
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.repeats import draws_random_numbers
@@ -174,6 +175,9 @@ def compile_inductor(
     own = own_copy(graph, private_tracing.lazy_graph_module)
     examples = list(example_inputs) or [node.meta["val"] for node in own.graph.find_nodes(op="placeholder")]
     job = Job(own, examples, settings, options.get("write_backs", {}))
+    job.is_guarded = bool(options.get("guarded_inputs")) and not any(map(private_sizes.has_symbols, examples))
+    if job.is_guarded:
+        job.during.append(private_inductor.inputs_are_not_asserted())
     write_back(own, job.write_backs)
     floats_as_tensors(own)
     compute_scalars_once(own)
@@ -214,7 +218,7 @@ def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
             user_visible_outputs=pinned,
             is_backward=kind == "backward",
             is_inference=kind == "inference",
-            settings={**_passes(f"{_key(job)} {pinned}"), **job.settings},
+            settings={**_passes(f"{_key(job)} {pinned} {job.is_guarded}"), **job.settings},
         )
     if file := private_inductor.generated_file(compiled):
         note(fake_mode, Generated(kind, file, was_cached=private_inductor.cache_hits() > hits))

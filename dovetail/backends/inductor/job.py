@@ -18,6 +18,7 @@ class Job:
 
     ``graph``: a copy of the graph that the backend was given, which is never run; ``examples``: the values of its placeholders.
     ``settings``: Inductor's own settings by name. ``write_backs``: outputs that are new values of inputs (output -> input).
+    ``is_guarded``: the sizes and strides of all inputs are looked at before each run.
     ``during``: context managers that are open while Inductor compiles; ``before`` is called first. Neither happens where the
     code comes from the cache.
     ``wrappers``: functions that wrap the compiled callable, the first one innermost.
@@ -30,6 +31,7 @@ class Job:
     during: list[contextlib.AbstractContextManager[None]] = field(default_factory=list)
     before: list[Callable[[], None]] = field(default_factory=list)
     wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
+    is_guarded: bool = False
 
 
 #: Functions that make Inductor right where it is wrong (:mod:`.workarounds`), in the order in which they run.

@@ -52,7 +52,8 @@ def key_of_code(job: Job, kind: Kind, visible: Sequence[int]) -> str | None:
         return None
     try:
         graph = "\n".join(map(_line, job.graph.graph.nodes))
-        given = [_written(sorted(job.settings.items())), _written(sorted(job.write_backs.items())), _written(visible)]
+        given = [_written(sorted(item.items())) for item in (job.settings, job.write_backs)]
+        given.append(_written([visible, job.is_guarded]))
         inputs = list(map(facts, job.examples))
     except _UnknownError:
         return None
