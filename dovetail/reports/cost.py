@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.nodes import kept_anyway, memory_kept_by, memory_of
+from dovetail.aot.partition import PartitionedGraph
 from dovetail.errors import StageError
 from dovetail.reports.explanation import compiled_function
 from dovetail.reports.measured import Measured
@@ -173,13 +174,21 @@ def _by_module(graph: CompiledGraph, seconds: Mapping[str, float]) -> Iterable[t
         if flops or moved or took:
             own = (0, flops) if is_backward else (flops, 0)
             yield _module_of(node), ModuleCost(*own, moved, seconds=took)
-    if parts is not None and parts.backward is not None:
-        free, seen = kept_anyway(parts.forward.graph), set()
-        for node in parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]:
-            memory = memory_kept_by(node, free)
-            if memory is not None and memory[0] not in seen:
-                seen.add(memory[0])
-                yield _module_of(node), ModuleCost(saved=memory[1])
+    for node, size in saved_values(parts):
+        yield _module_of(node), ModuleCost(saved=size)
+
+
+def saved_values(parts: PartitionedGraph | None) -> list[tuple[torch.fx.Node, int]]:
+    """The values that the forward keeps for the backward, each with the bytes of memory that none before it keeps."""
+    if parts is None or parts.backward is None:
+        return []
+    free, seen = kept_anyway(parts.forward.graph), dict[int, int]()
+    nodes = parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]
+    found = [memory_kept_by(node, free) for node in nodes]
+    return [
+        (node, 0 if item is None or seen.setdefault(item[0], number) != number else item[1])
+        for number, (node, item) in enumerate(zip(nodes, found, strict=True))
+    ]
 
 
 def _module_of(node: torch.fx.Node) -> str:

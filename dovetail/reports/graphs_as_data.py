@@ -14,10 +14,10 @@ import torch
 
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import kept_anyway, memory_kept_by
+from dovetail.aot.partition import PartitionedGraph
 from dovetail.backends.inductor.generated import code_of
 from dovetail.errors import UserLocation
-from dovetail.reports.cost import bytes_moved, flops_of, memory_of_call
+from dovetail.reports.cost import bytes_moved, flops_of, memory_of_call, saved_values
 from dovetail.reports.joint_graphs import describe_value, operation_text, summarise
 from dovetail.reports.measured import machine_of, measure
 from dovetail.runtime.entry import Entry
@@ -174,25 +174,16 @@ def _source(functions: defaultdict[str, dict[str, list[int]]], room: Room) -> li
     return found
 
 
-def _saved(parts: Any) -> list[dict[str, Any]]:
+def _saved(parts: PartitionedGraph) -> list[dict[str, Any]]:
     """The values that the forward keeps for the backward, the largest memory first; each memory is counted once."""
-    if parts.backward is None:
-        return []
-    nodes = parts.backward.graph.find_nodes(op="placeholder")[: len(parts.saved)]
-    free, seen, rows = kept_anyway(parts.forward.graph), set(), []
-    for node, descriptor in zip(nodes, parts.saved, strict=False):
-        memory = memory_kept_by(node, free)
-        size = 0 if memory is None or memory[0] in seen else memory[1]
-        if memory is not None:
-            seen.add(memory[0])
-        place = place_as_data(node.meta.get("user_line"))
-        rows.append(
-            {
-                "name": node.name,
-                "is": describe_value(node.meta.get("val")),
-                "what": str(descriptor),
-                "bytes": size,
-                "where": place,
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "name": node.name,
+            "is": describe_value(node.meta.get("val")),
+            "what": str(descriptor),
+            "bytes": size,
+            "where": place_as_data(node.meta.get("user_line")),
+        }
+        for (node, size), descriptor in zip(saved_values(parts), parts.saved, strict=False)
+    ]
     return sorted(rows, key=lambda row: -row["bytes"])[:5_000]

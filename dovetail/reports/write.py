@@ -17,7 +17,7 @@ from dovetail.face.attempts import capturing
 from dovetail.frontend.code.frame import Break
 from dovetail.reports.event_logs import as_trace
 from dovetail.reports.explanation import compiled_function
-from dovetail.reports.page import EMPTY, render
+from dovetail.reports.page import render
 from dovetail.reports.records import FunctionRecord, short
 from dovetail.versions import __version__
 
@@ -50,7 +50,6 @@ def write(path: Path, records: Iterable[FunctionRecord], left_out: int = 0, ende
     records = list(records)
     shown = " ".join(os.path.basename(item) if not index else item for index, item in enumerate(sys.argv))
     data = {
-        **EMPTY,
         "command": short(shown, 300) or "Python",
         "made": time.strftime("%Y-%m-%d %H:%M:%S"),
         "process": os.getpid(),

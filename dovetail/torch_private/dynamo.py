@@ -36,6 +36,30 @@ def labelled(label: str, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]
     return run_labelled
 
 
+def is_compilation() -> bool:
+    """Whether what is written to ``TORCH_TRACE`` belongs to a compilation already."""
+    return torch._guards.CompileContext.try_get() is not None
+
+
+@contextlib.contextmanager
+def as_compilation(frame: int, number: int) -> Iterator[Callable[..., None]]:
+    """A block of which all that is written to ``TORCH_TRACE`` belongs to a compilation of a frame; yields what writes there.
+
+    It takes the name of a record, a text or a stack, and further facts.
+    """
+    from torch._guards import CompileContext, CompileId, compile_context
+    from torch._logging import structured, trace_structured
+
+    def write(record: str, content: Any, **facts: Any) -> None:
+        if isinstance(content, str):
+            trace_structured(record, lambda: facts, payload_fn=lambda: content)
+        else:
+            trace_structured(record, lambda: {**facts, "stack": structured.from_traceback(content)})
+
+    with compile_context(CompileContext(CompileId(frame_id=frame, frame_compile_id=number))):
+        yield write
+
+
 def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     """A backend for torch.compile: AOTAutograd, with one compiler for the forward and the backward graph."""
     from torch._dynamo.backends.common import aot_autograd

@@ -16,7 +16,7 @@ import torch
 import dovetail
 from dovetail.face.dispatcher import SURROUNDINGS
 from dovetail.reports import records
-from dovetail.reports.page import EMPTY, render
+from dovetail.reports.page import render
 from dovetail.reports.running import Watcher, watch
 from tests import layout
 from tests.reports.pages import check_page, find_browser, in_browser
@@ -406,7 +406,7 @@ def test_pauses_between_stages_are_cut_short(tmp_path: Path) -> None:
         "timeline": times,
         "end": 86_400.0,
     }
-    path.write_text(render({**EMPTY, "functions": [shown]}), encoding="utf-8")
+    path.write_text(render({"functions": [shown]}), encoding="utf-8")
     bars = in_browser(browser, path, _BARS)
     assert [float(width.removesuffix("%") or 0) > 40 for width, _, _ in bars] == [True, True, False]
     assert [top for _, top, _ in bars] == ["1px", "19px", "19px"]
