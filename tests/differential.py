@@ -29,6 +29,13 @@ import dovetail
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
+#: A capture makes a CUDA build of torch without a GPU start threads for backwards; a fork then runs none.
+backward_in_forks = pytest.mark.skipif(
+    torch.backends.cuda.is_built() and not torch.cuda.is_available(),
+    reason="a CUDA build of torch without a GPU: no backward in a forked process",
+)
+
+
 def clone_inputs(values: Any) -> Any:
     """A deep copy: fresh leaves with the same values, strides and ``requires_grad``; shared storage is shared again.
 

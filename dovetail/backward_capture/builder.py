@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -167,9 +168,12 @@ class GraphBuilder:
         if type(value) not in (int, float):
             raise CaptureError(f"an autograd node has saved a number of type {type(value).__name__}")
         node = self._item(self._arguments[argument], index)
+        # Before torch 2.13 the engine keeps the numbers for ever; this object, which knows the nodes, must not live as long.
+        fail = weakref.WeakMethod(self.fail)
 
         def looked_at(question: str) -> None:
-            self.fail(f"torch looks at a saved size or number ({question}) while the backward is captured")
+            if (builder_fails := fail()) is not None:
+                builder_fails(f"torch looks at a saved size or number ({question}) while the backward is captured")
 
         return LiftedNumber(self.graph, node, type(value), value, looked_at).number()
 

@@ -236,7 +236,8 @@ def _drawn(kind: Callable[[torch.Tensor], torch.distributions.Distribution]) -> 
 
 @quirk(
     SYMBOLIC_FAKE,
-    *(_aten._standard_gamma_grad.default, _aten._sample_dirichlet.default, _aten._dirichlet_grad.default),
+    *(_aten._standard_gamma.default, _aten._standard_gamma_grad.default),
+    *(_aten._sample_dirichlet.default, _aten._dirichlet_grad.default),
     example={
         "gamma": _drawn(lambda x: torch.distributions.Gamma(x, x)),
         "dirichlet": _drawn(torch.distributions.Dirichlet),

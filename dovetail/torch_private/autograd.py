@@ -1,4 +1,4 @@
-"""Autograd: its nodes, the backward that the engine runs, saved tensors and hooks. Checked on torch 2.11 to 2.13.
+"""Autograd: its nodes, the backward that the engine runs, saved tensors and hooks.
 
 The functions by which compiled autograd replaces the engine are in :mod:`dovetail.torch_private.engine`.
 """

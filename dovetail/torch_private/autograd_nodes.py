@@ -1,7 +1,4 @@
-"""Single nodes of the autograd graph: their order, the edges that a backward comes to, saved values, hooks.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""Single nodes of the autograd graph: their order, the edges that a backward comes to, saved values, hooks."""
 
 from __future__ import annotations
 

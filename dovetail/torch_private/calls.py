@@ -1,7 +1,4 @@
-"""Python calls: module calls and their global hooks, wrappers that torch puts around functions, ``__torch_function__``.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""Python calls: module calls and their global hooks, wrappers that torch puts around functions, ``__torch_function__``."""
 
 from __future__ import annotations
 

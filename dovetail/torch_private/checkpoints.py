@@ -1,4 +1,4 @@
-"""Hooks for saved tensors, and the regions of ``torch.utils.checkpoint``, which are made of them. Checked on torch 2.11 to 2.13."""
+"""Hooks for saved tensors, and the regions of ``torch.utils.checkpoint``, which are made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which compilers this machine has. Checked on torch 2.11 to 2.13."""
+"""Which compilers this machine has."""
 
 from __future__ import annotations
 

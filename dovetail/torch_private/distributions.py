@@ -1,4 +1,4 @@
-"""The table of divergences and the checks of ``torch.distributions``. Checked on torch 2.11 to 2.15."""
+"""The table of divergences and the checks of ``torch.distributions``."""
 
 from __future__ import annotations
 

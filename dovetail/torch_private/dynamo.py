@@ -1,4 +1,4 @@
-"""Torch.compile as the caller of a backend, its registered backends and its counters. Checked on torch 2.11 to 2.13."""
+"""Torch.compile as the caller of a backend, its registered backends and its counters."""
 
 from __future__ import annotations
 

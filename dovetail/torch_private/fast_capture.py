@@ -20,8 +20,8 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 _INCLUDED = torch._C.DispatchKeySet(_FUNCTIONALIZE)
 _IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
-#: Whether torch's modes and fake tensors are as this module knows them: those of torch 2.11 are not.
-IS_KNOWN = isinstance(getattr(FakeTensor, "fake_device", None), property)
+#: Whether torch's modes and fake tensors are as this module knows them: those of torch 2.11 and 2.12 are not.
+IS_KNOWN = "fake_device" in vars(FakeTensor) and hasattr(ProxyTorchDispatchMode, "enable_decompositions")
 #: Asks for the device of a tensor.
 DEVICE = torch.ops.prim.device.default
 #: Tags of operators whose results do not follow from what is known of the arguments before they run.

@@ -1,4 +1,4 @@
-"""Guards in C++ that the core uses: checks of many tensors at once. Checked on torch 2.11 to 2.13."""
+"""Guards in C++ that the core uses: checks of many tensors at once."""
 
 from __future__ import annotations
 

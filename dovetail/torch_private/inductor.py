@@ -1,7 +1,4 @@
-"""Inductor: its entry, its decompositions and settings, and the places where it lets others change its graphs and its schedule.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""Inductor: its entry, its decompositions and settings, and the places where it lets others change its graphs and its schedule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Inductor's caches on disk: where they are, what their keys depend on, and how to take from them without compiling.
-
-Checked on torch 2.13.
-"""
+"""Inductor's caches on disk: where they are, what their keys depend on, and how to take from them without compiling."""
 
 from __future__ import annotations
 

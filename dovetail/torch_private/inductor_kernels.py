@@ -1,7 +1,4 @@
-"""Inductor's C++ kernels: compiled many at a time, and for instructions of the CPU that are looked for one by one.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""Inductor's C++ kernels: compiled many at a time, and for instructions of the CPU that are looked for one by one."""
 
 from __future__ import annotations
 

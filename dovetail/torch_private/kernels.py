@@ -1,4 +1,4 @@
-"""Kernels that stand in for torch's own: what they call, and what torch says where its own fail. Checked on torch 2.11 to 2.13."""
+"""Kernels that stand in for torch's own: what they call, and what torch says where its own fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom and higher-order operators, views below autograd, memory, what classes override. Checked on torch 2.11 to 2.13."""
+"""Custom and higher-order operators, views below autograd, memory, what classes override."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Symbolic numbers after they are made: bounds, the nodes that they are recorded as.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""Symbolic numbers after they are made: bounds, the nodes that they are recorded as."""
 
 from __future__ import annotations
 

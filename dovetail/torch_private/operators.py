@@ -1,4 +1,4 @@
-"""Operators: overloads, their kernels and forms, and the dispatch keys that a call of one passes. Checked on torch 2.11 to 2.13."""
+"""Operators: overloads, their kernels and forms, and the dispatch keys that a call of one passes."""
 
 from __future__ import annotations
 

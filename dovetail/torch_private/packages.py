@@ -1,4 +1,4 @@
-"""Names of torch's own packages. This module does not import torch. Checked on torch 2.11 to 2.13."""
+"""Names of torch's own packages. This module does not import torch."""
 
 #: Packages whose frames a traced call has, and eager does not have, or has in another shape.
 TRACING_PACKAGES = (

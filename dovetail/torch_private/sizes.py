@@ -1,4 +1,4 @@
-"""Symbolic sizes and numbers: shape environments, their symbols, their guards. Checked on torch 2.11 to 2.13."""
+"""Symbolic sizes and numbers: shape environments, their symbols, their guards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""State of torch that a program sets around its calls: modes, transforms, autocast, random generators, switches of kernels.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""State of torch that a program sets around its calls: modes, transforms, autocast, random generators, switches of kernels."""
 
 from __future__ import annotations
 

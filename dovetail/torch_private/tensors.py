@@ -1,4 +1,4 @@
-"""Kinds of tensors (fake, functional, wrapping others), views, shared memory, version counters. Checked on torch 2.11 to 2.13."""
+"""Kinds of tensors (fake, functional, wrapping others), views, shared memory, version counters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ __all__ = ["FakeTensor", "FunctionalTensor", "JaggedTensor"]
 TensorBase = torch._C.TensorBase
 
 _autograd: Any = torch._C._autograd
+
+
+def form_of(context: Any) -> Any:
+    """What contexts share (``__tensor_flatten__``) of which one tensor's gradient has the other's form.
+
+    That of a DTensor has a record of sizes, which a gradient need not share; on torch 2.11 it is one object.
+    """
+    if type(context) is not tuple or len(context) not in (2, 4):
+        return context
+    spec = context[0]
+    is_spec = len(context) == 2 and hasattr(spec, "placements")
+    return (spec.mesh, spec.placements) if is_spec else (spec, context[2]) if len(context) == 4 else context
 
 
 def is_fake(value: object) -> bool:

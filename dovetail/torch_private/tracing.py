@@ -1,7 +1,4 @@
-"""The parts of an open trace: modes, tracers, the proxies of numbers, and switches of torch that matter while one is open.
-
-Checked on torch 2.11 to 2.13.
-"""
+"""The parts of an open trace: modes, tracers, the proxies of numbers, and switches of torch that matter while one is open."""
 
 from __future__ import annotations
 

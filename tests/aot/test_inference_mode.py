@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import dovetail
 from dovetail.errors import EagerFallbackWarning
+from dovetail.versions import parse
 from tests.differential import same
 
 WEIGHT = torch.nn.Parameter(torch.linspace(0.5, 2, 9).view(3, 3))
@@ -152,6 +153,10 @@ def _outcome(function: Callable[..., Any], mode: str, kind: str) -> Any:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda item: item.__name__)
 def test_modes_mixed_in_one_compiled_function(program: Callable[..., Any]) -> None:
+    if program is view_written_in_a_block and parse(torch.__version__) < (2, 13):
+        pytest.skip(
+            "torch before 2.13 traces no view that is made in inference mode of a tensor made outside: left to eager"
+        )
     strict, lenient = (dovetail.compile(program, backend="aten", fullgraph=flag) for flag in (True, False))
     for mode in (*MODES, *MODES):
         for kind in ("plain", "inference", "requires grad"):

@@ -16,6 +16,7 @@ from dovetail.backends import register_backend, unregister_backend
 from dovetail.backends.aten import compile_aten
 from dovetail.cli import check_backend, doctor, main
 from dovetail.testing import probe_backends
+from tests.differential import backward_in_forks
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_a_compiler_that_hangs(monkeypatch, tmp_path):
     assert time.monotonic() - begun < 60
 
 
+@backward_in_forks
 def test_backends_that_crash_hang_or_leave_do_not_take_the_doctor_with_them(register, capsys):
     def compile_nothing(what):
         def compile_graph(graph, inputs, *, kind, options):
@@ -122,6 +124,7 @@ def test_backends_that_crash_hang_or_leave_do_not_take_the_doctor_with_them(regi
     assert " works " in lines["sound"]
 
 
+@backward_in_forks
 def test_wrong_backends_are_told_apart(register):
     def changed(change):
         def compile_graph(graph, inputs, *, kind, options):

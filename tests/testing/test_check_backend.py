@@ -17,6 +17,7 @@ from dovetail.backends.aten import compile_aten
 from dovetail.errors import OptionError
 from dovetail.testing import check_backend
 from dovetail.testing.suite import cases_for
+from tests.differential import backward_in_forks
 
 
 def _backend(change: Callable[[Any, Any], Any], **promises: Any) -> Backend:
@@ -63,6 +64,7 @@ def test_unknown_groups_are_named():
         check_backend("aten", groups=["speed"])
 
 
+@backward_in_forks
 def test_a_crash_is_an_entry_of_the_table():
     def change(graph, run):
         if _uses(graph, torch.ops.aten.cumsum.default):
@@ -76,6 +78,7 @@ def test_a_crash_is_an_entry_of_the_table():
     assert sum(result.status == "passed" for result in report.results) == len(report.results) - 1
 
 
+@backward_in_forks
 def test_a_hang_is_an_entry_of_the_table():
     def change(graph, run):
         if _uses(graph, torch.ops.aten.cumsum.default):
@@ -88,6 +91,7 @@ def test_a_hang_is_an_entry_of_the_table():
     assert "4 seconds" in late.problem
 
 
+@backward_in_forks
 def test_a_backend_that_leaves_the_process_is_an_entry_of_the_table():
     def change(graph, run):
         if _uses(graph, torch.ops.aten.cumsum.default):
@@ -98,6 +102,7 @@ def test_a_backend_that_leaves_the_process_is_an_entry_of_the_table():
     assert [(result.case, result.status) for result in report.failures] == [("results stay what they were", "crashed")]
 
 
+@backward_in_forks
 def test_a_backend_registered_in_code_is_found():
     register_backend("planted_here", compile_aten, numerics="bitwise")
     try:

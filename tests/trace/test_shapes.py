@@ -12,6 +12,7 @@ import torch
 import dovetail
 from dovetail.backends import Backend
 from dovetail.errors import InputError, OptionError
+from dovetail.versions import parse
 from tests.differential import check_entries, leaf, same
 
 SIZES = (3, 5, 7, 11)
@@ -91,6 +92,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], int]] = {
 @pytest.mark.sampled(2)
 def test_sizes_that_change(name: str) -> None:
     function, calls, most = CASES[name]
+    # A product of matrices in batches asks for plain sizes before torch 2.13: one graph for each size.
+    most += len(calls) * (name in ("matmul", "encoder") and parse(torch.__version__) < (2, 13))
     if isinstance(function, torch.nn.Module):
         module = function
         assert check_entries(lambda x: module(x), calls) <= most

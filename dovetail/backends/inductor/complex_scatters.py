@@ -46,7 +46,11 @@ def _matrix() -> torch.Tensor:
     return torch.complex(x, x.t() * 2 + 1)
 
 
-@quirk(WORKAROUNDS, example=lambda: Example(_triangle, [(_matrix(),)], exact=False, options={"backend": "inductor"}))
+@quirk(
+    WORKAROUNDS,
+    example=lambda: Example(_triangle, [(_matrix(),)], exact=False, options={"backend": "inductor"}),
+    until="2.14",
+)
 def scatter_complex_as_real(job: Job) -> None:
     """Write parts of complex tensors as parts of their real form, of which Inductor knows the memory."""
     graph = job.graph.graph

@@ -37,7 +37,7 @@ def _draws(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (first * third).sum(0), second + F.dropout(y.sin(), 0.2, True), torch.randn_like(x), first
 
 
-@quirk(WORKAROUNDS, example=_example(_draws, (33, 9), (700,)))
+@quirk(WORKAROUNDS, example=_example(_draws, (33, 9), (700,)), until="2.15")
 def keep_order_of_draws(job: Job) -> None:
     """Random operators draw in the order of the graph.
 
@@ -189,7 +189,7 @@ def _nothing_written_example() -> Example:
     return Example(lambda x: operator(x, None) + x, calls, order=0, exact=False, options=options)
 
 
-@quirk(WORKAROUNDS, example=_nothing_written_example)
+@quirk(WORKAROUNDS, example=_nothing_written_example, since="2.12")
 def call_what_writes_nothing(job: Job) -> None:
     """A custom operator that was given none of the optional arguments that it writes to is called as it is."""
     graph = job.graph.graph

@@ -10,6 +10,7 @@ import torch
 
 import dovetail
 from dovetail import errors
+from dovetail.versions import parse
 from tests.differential import check_calls, entries_of, randn
 
 SIZES = (8, 16, 5, 7)
@@ -35,7 +36,9 @@ def test_two_dimensions_change_at_once(backend: str, exact: bool) -> None:
         return result.transpose(1, 2).reshape(batch, length, width)
 
     calls = [tuple(randn(batch, length, 8, grad=True) for _ in "qkv") for batch, length in ((2, 6), (3, 9), (4, 5))]
-    check_calls(attention, calls, entries=2, backend=backend, exact=exact)
+    # Before torch 2.13 a product of matrices in batches asks for plain sizes: one graph for each size.
+    entries = 2 if parse(torch.__version__) >= (2, 13) else 3
+    check_calls(attention, calls, entries=entries, backend=backend, exact=exact)
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 0, 4, 1, 0, 9), (1, 8, 4, 1), (0, 1, 5, 6, 0)])

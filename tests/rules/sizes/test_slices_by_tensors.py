@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.versions import parse
 from tests.differential import same
 
 
@@ -30,6 +31,8 @@ _PROGRAMS: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_one_graph(name: str) -> None:
+    if name == "written" and parse(torch.__version__) < (2, 13):
+        pytest.skip("torch before 2.13 reads the number for a write to a slice: a graph break")
     program = _PROGRAMS[name]
     compiled = dovetail.compile(program, backend="aten", fullgraph=True)
     for start in (1, 2, -1):
