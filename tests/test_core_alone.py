@@ -7,10 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: Still imported by ``aot``. Only ever shortened; empty when the house is built.
 LEFT = ("dovetail.rules.sparse", "dovetail.whole_calls", "dovetail.quirks.registry", "dovetail.quirks.replays")
 PLUGS = ("dovetail.rules.", "dovetail.quirks.", "dovetail.whole_calls.", "dovetail.fast_guards.", "dovetail.switches.")
 ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 14), reason="the instructions of Python 3.14 and later are rules"
+)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,4 @@
-"""Process groups, the operators that exchange tensors between ranks, and the wrappers for data-parallel training.
-
-Checked on torch 2.13; where 2.11 differs, the function says so.
-"""
+"""Process groups, the operators that exchange tensors between ranks, and the wrappers for data-parallel training."""
 
 from __future__ import annotations
 

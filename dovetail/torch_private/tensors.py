@@ -19,15 +19,11 @@ _autograd: Any = torch._C._autograd
 
 
 def form_of(context: Any) -> Any:
-    """What contexts share (``__tensor_flatten__``) of which one tensor's gradient has the other's form.
-
-    That of a DTensor has a record of sizes, which a gradient need not share; on torch 2.11 it is one object.
-    """
-    if type(context) is not tuple or len(context) not in (2, 4):
-        return context
-    spec = context[0]
-    is_spec = len(context) == 2 and hasattr(spec, "placements")
-    return (spec.mesh, spec.placements) if is_spec else (spec, context[2]) if len(context) == 4 else context
+    """The part of a context (``__tensor_flatten__``) that a tensor and its gradient share: no record of sizes, as a DTensor has."""
+    if type(context) is tuple and len(context) == 4:
+        return context[0], context[2]
+    spec: Any = context[0] if type(context) is tuple and len(context) == 2 else None
+    return (spec.mesh, spec.placements) if hasattr(spec, "placements") else context  # torch 2.11
 
 
 def is_fake(value: object) -> bool:
