@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -214,13 +215,12 @@ def bytes_moved(node: torch.fx.Node) -> int:
     if own is not None and any(memory_of(argument) == own for argument in node.all_input_nodes):
         return 0
     values = [*(argument.meta.get("val") for argument in node.all_input_nodes), node.meta.get("val")]
-    if any(not isinstance(value, (torch.Tensor, tuple, list)) for value in values[-1:]) or _picks(node):
+    if (
+        any(not isinstance(value, (torch.Tensor, tuple, list)) for value in values[-1:])
+        or node.target is operator.getitem
+    ):
         return 0
     return sum(map(_bytes, values))
-
-
-def _picks(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _bytes(value: Any) -> int:

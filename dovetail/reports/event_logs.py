@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.events import Event, EventLog
+from dovetail.reports.table import Table
 
 
 def write_trace(log: EventLog, path: str | os.PathLike[str]) -> Path:
@@ -69,9 +69,12 @@ def _row(event: Event, track: int, function: str, number: int) -> dict[str, Any]
 
 def as_table(log: EventLog) -> str:
     """The events as a table of HTML: name, milliseconds, details."""
-    rows = []
-    for event in log.events:
-        details = "<br>".join(html.escape(f"{key}: {value}") for key, value in event.details.items())
-        took = "" if event.duration is None else f"{event.duration * 1e3:.1f}"
-        rows.append(f"<tr><td>{html.escape(event.name)}</td><td>{took}</td><td>{details}</td></tr>")
-    return f"<p>{log.title()}</p><table><tr><th>event</th><th>ms</th><th></th></tr>{''.join(rows)}</table>"
+    rows = [
+        (
+            event.name,
+            "" if event.duration is None else f"{event.duration * 1e3:.1f}",
+            ", ".join(f"{key}: {value}" for key, value in event.details.items()),
+        )
+        for event in log.events
+    ]
+    return f"<p>{log.title()}</p>{Table(('event', 'ms', ''), tuple(rows)).to_html()}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private.operators import OpOverload
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def describe_value(value: Any) -> str:
     """
     if isinstance(value, torch.Tensor):
         text = f"{_SHORT.get(value.dtype, str(value.dtype))}{list(value.shape)}"
-        return text if value.is_contiguous() else f"{text} strides {list(value.stride())}"
+        # Not asked of the value: torch would guard on a symbolic size, and refuses one that the data decides.
+        layout = [[private_sizes.hint(item) for item in part] for part in (value.shape, value.stride())]
+        if not torch.empty_strided(*layout, device="meta").is_contiguous():
+            text += f" strides {list(value.stride())}"
+        return text
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(describe_value(item) for item in value) + ")"
     return type(value).__name__

@@ -6,6 +6,7 @@ The values are made up, at the sizes of the capture: the program's own tensors a
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class _OneByOne(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.op == "placeholder":
             return made_up(n.meta["val"])
-        if n.op != "call_function" or getattr(n.target, "__name__", "") == "getitem":
+        if n.op != "call_function" or n.target is operator.getitem:
             return super().run_node(n)
         if not _is_collective(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -180,7 +181,7 @@ def machine_of(joint: JointGraph, flops: Callable[[torch.fx.Node], int]) -> Mach
 def _machine(device: torch.device, dtype: torch.dtype, threads: int) -> Machine:
     sides, room = ((2048, 4096), 2**28) if device.type == "cuda" else ((256, 512, 1024), 2**26)
     with torch.inference_mode():
-        factors = [torch.rand(side, side, device=device).to(dtype) for side in sides]
+        factors = [torch.ones(side, side, dtype=dtype, device=device) for side in sides]
         source = torch.ones(room, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         flops = max(2 * len(item) ** 3 / _repeat(functools.partial(torch.mm, item, item), 0.2) for item in factors)

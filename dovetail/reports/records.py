@@ -101,15 +101,21 @@ class FunctionRecord:
             ],
             "entries_left_out": self.left_out,
             "breaks": list(_breaks(events)),
-            "recompiles": [_recompile(event) for event in events if event.name == "recompile"][-MOST_ROWS:],
+            "recompiles": [
+                {"reason": short(event.details.get("reason")), "start": event.start}
+                for event in events
+                if event.name == "recompile"
+            ][-MOST_ROWS:],
             "decisions": [
                 short(event) for event in events if event.duration is None and event.name not in _NO_DECISIONS
             ][-MOST_ROWS:],
-            "cache": [short(event) for event in events if _is_of_cache(event)][-MOST_ROWS:],
+            "cache": [short(event) for event in events if "cache" in " ".join((event.name, *event.details))][
+                -MOST_ROWS:
+            ],
             "timeline": timeline,
             "end": max((row["start"] + (row["seconds"] or 0.0) for row in timeline), default=0.0),
             "events_dropped": self.log.dropped,
-            "seconds": {name: self.log.seconds(name) for name in _stages(events)},
+            "seconds": {event.name: self.log.seconds(event.name) for event in events if event.duration is not None},
         }
 
 
@@ -183,18 +189,6 @@ def _breaks(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
             row["stack"] = [place_as_data(item) for item in getattr(where, "stack", ())]
             row["advice"] = short(event.details.get("advice") or "")
     yield from list(rows.values())[:MOST_ROWS]
-
-
-def _is_of_cache(event: Event) -> bool:
-    return "cache" in event.name or any("cache" in key for key in event.details)
-
-
-def _recompile(event: Event) -> dict[str, Any]:
-    return {"reason": short(event.details.get("reason")), "start": event.start}
-
-
-def _stages(events: Iterable[Event]) -> list[str]:
-    return list(dict.fromkeys(event.name for event in events if event.duration is not None))
 
 
 def _timeline(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 import dovetail
 from dovetail.face.dispatcher import SURROUNDINGS
 from dovetail.reports import records
+from dovetail.reports.measured import _machine
 from dovetail.reports.page import render
 from dovetail.reports.running import Watcher, watch
 from tests import layout
@@ -135,7 +136,10 @@ def test_an_object_whose_text_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 def test_what_was_measured_by_module_line_and_operator(compiled: Any, data: dict[str, Any], tmp_path: Path) -> None:
     assert "measured" not in data["parts"][0]["entries"][0]
+    _machine.cache_clear()
+    state = torch.get_rng_state()
     path = dovetail.report(compiled, tmp_path / "report.json", measure=True)
+    assert torch.equal(state, torch.get_rng_state())
     entry = json.loads(path.read_text(encoding="utf-8"))["functions"][0]["parts"][0]["entries"][0]
     measured = entry["measured"]
     rows = [*entry["forward"], *entry["backward"]]
@@ -176,6 +180,20 @@ def test_an_entry_with_no_operators_and_an_eager_backend_are_measured_too(tmp_pa
     page = dovetail.report([same, eager], tmp_path / "page.html", measure=True).read_text(encoding="utf-8")
     entries = [item["parts"][0]["entries"][0] for item in check_page(page).data()["functions"]]
     assert entries[0]["measured"]["machine"] is None and entries[1]["measured"]["operators"][0][0] == "sin"
+
+
+def test_sizes_that_the_data_decides_are_shown_and_guard_nothing(tmp_path: Path) -> None:
+    compiled = dovetail.compile(lambda x: (x[x > 0.5] * 2).sum(), backend="aten")
+    for _ in range(2):
+        compiled(torch.tensor([0.0, 1.0, 2.0], requires_grad=True)).backward()
+    path = dovetail.report(compiled, tmp_path / "report.json", measure=True)
+    entries = [
+        entry
+        for part in json.loads(path.read_text(encoding="utf-8"))["functions"][0]["parts"]
+        for entry in part["entries"]
+    ]
+    values = [row[1] for entry in entries for row in entry.get("forward", ())]
+    assert any("[u" in value for value in values), values
 
 
 def test_several_functions_and_one_that_was_never_called(compiled: Any, tmp_path: Path) -> None:
