@@ -1,6 +1,6 @@
 """Make the pictures of ``docs/report.md``: reports of a small GPT, measured too, of 60 graph breaks, and of 5,000 nodes.
 
-    python benchmarks/report_pictures.py docs/images
+    python benchmarks/report_pictures.py docs/images [NAME ...]
 
 It needs Chromium or Chrome; ``DOVETAIL_BROWSER`` names another one.
 """
@@ -84,11 +84,12 @@ setTimeout(() => { %s }, 200);
 
 def main() -> None:
     """Write the pictures to the folder that is named."""
-    folder = Path(sys.argv[1])
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(PICTURES)
     browser = os.environ.get("DOVETAIL_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)))
     warnings.simplefilter("ignore")
     sys.argv[:] = ["train.py"]
-    for name, (make, is_dark, action) in PICTURES.items():
+    for name in names:
+        make, is_dark, action = PICTURES[name]
         with tempfile.TemporaryDirectory() as work:
             page = dovetail.report(make(), f"{work}/page.html", measure=name == "report-measured")
             root = f"{Path(__file__).parent.parent}/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import warnings
@@ -399,6 +400,27 @@ def test_a_browser_marks_what_belongs_to_a_line(layers: int, tmp_path: Path) -> 
     assert found["pictures"] == ["roofline", "memory over a step"] and found["points"] > 5 and found["bars"] > 20, found
     # Of some thousand operators only those in view are in the page.
     assert found["elements"] < 6000
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_docs_are_made_and_small(tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("there is no Chromium or Chrome here (DOVETAIL_BROWSER names one)")
+    script = layout.ROOT / "benchmarks" / "report_pictures.py"
+    environment = {**os.environ, "PYTHONPATH": str(layout.ROOT), "DOVETAIL_BROWSER": browser}
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "report-breaks", "report-measured"], check=True, env=environment
+    )
+    sizes = {path.stem: png_size(path) for path in tmp_path.glob("*.png")}
+    assert sizes == {"report-breaks": (1280, 860), "report-measured": (1280, 1400)}
+    kept = list((layout.ROOT / "docs" / "images").glob("report*.png"))
+    assert len(kept) == 4 and all(path.stat().st_size < 300_000 for path in kept)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    width, height = struct.unpack(">4xII", path.read_bytes()[12:24])
+    return width, height
 
 
 _BARS = """
