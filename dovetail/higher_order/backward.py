@@ -7,8 +7,9 @@ captured when it is first needed (:mod:`dovetail.higher_order.capture`).
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
+from dovetail.runtime.spec import OutputDependency
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
@@ -36,10 +38,6 @@ class Request:
     wanted: tuple[int, ...]
     primals: dict[int, torch.Tensor]
     tangents: tuple[torch.Tensor, ...]
-
-
-def _no_plain_backward() -> Gradients:
-    raise AssertionError("the backward was captured for another autocast state")
 
 
 class _Refused(torch.autograd.Function):
@@ -137,7 +135,7 @@ class DifferentiableBackward:
     ``capture(request, earlier)`` compiles the backward for one pattern of tangents and wanted gradients, knowing the sizes it
     was captured on before; what it raises becomes a refusal, given when the second derivative is really asked for. ``gaps`` are
     the strides of non-contiguous gradients; a capture takes out those that a second derivative has not. ``has_other_types`` is
-    as in the protocol.
+    as in the protocol. ``between`` is :class:`dovetail.higher_order.between_outputs.BetweenOutputs`.
     """
 
     def __init__(
@@ -146,9 +144,11 @@ class DifferentiableBackward:
         capture: Capture,
         gaps: Strides,
         has_other_types: Callable[[tuple[bool, ...]], bool],
+        between: Callable[..., Gradients],
     ) -> None:
         self.needed = needed
         self.has_other_types = has_other_types
+        self._between = between
         self._capture = capture
         self._gaps = gaps
         self._compiled: dict[Any, list[CapturedBackward]] = {}
@@ -188,18 +188,22 @@ class DifferentiableBackward:
     ) -> Gradients:
         """See the protocol."""
         with torch.enable_grad():
-            found = self.run(kept, edges, tangents, _no_plain_backward, saved)
+            found = self.run(kept, edges, tangents, None, saved)
         return tuple(None if gradient is None else gradient.detach() for gradient in found)
+
+    def divide(self, node: Any, item: OutputDependency, tangent: torch.Tensor) -> Gradients:
+        """See the protocol."""
+        return self._between(functools.partial(self._with_its_numbers, node.call.kept), node, item, tangent)
 
     def run(
         self,
         kept: KeptInputs | None,
         edges: Edges,
         tangents: Gradients,
-        plain: Callable[[], Gradients],
+        plain: Callable[[], Gradients] | None,
         saved: Sequence[Any] = (),
     ) -> Gradients:
-        """See the protocol."""
+        """See the protocol; without ``plain`` the backward was captured for another autocast state."""
         if kept is None:
             raise RuntimeError(FREED)
         defined = tuple([tangent is not None for tangent in tangents])
@@ -207,16 +211,17 @@ class DifferentiableBackward:
         primals = kept.unpack(edges, self.needed.for_outputs(defined))
         wanted = private_autograd_nodes.wanted_edges(edges)
         flat = _distinct([*primals.values(), *(tangent for tangent in tangents if tangent is not None)])
-        kind = self._kind(defined, wanted, primals, flat)
-        found = self._find(kind, defined, wanted, primals, flat)
+        request = Request(defined, wanted, dict(zip(primals, flat)), tuple(flat[len(primals) :]))
+        kind = self._kind(request)
+        found = self._find(kind, request)
         if isinstance(found, HigherOrderGradientError):
-            if plain is _no_plain_backward:
+            if plain is None:
                 raise _anew(found)
             return _refused(found, flat, plain)
         # Detached: one that is a result of the forward's node would lead back to it.
         inputs = [*flat, *[saved[place].detach() for place in found.reused]]
         gradients = self._with_its_numbers(kept, found.run, inputs)
-        if found not in self._compared and not private_state.is_any_autocast_on():
+        if plain is not None and found not in self._compared and not private_state.is_any_autocast_on():
             with torch.no_grad():
                 expected = plain()
             if not _agree(gradients, [expected[index] for index in wanted]) and (
@@ -249,39 +254,22 @@ class DifferentiableBackward:
             self._compiled[kind.pattern] = []
         return error
 
-    def _kind(
-        self,
-        defined: tuple[bool, ...],
-        wanted: tuple[int, ...],
-        primals: Mapping[int, torch.Tensor],
-        flat: list[torch.Tensor],
-    ) -> _Kind:
-        """``flat`` are the needed inputs, then the defined tangents."""
+    def _kind(self, request: Request) -> _Kind:
         autocast = autocast_state() if private_state.is_any_autocast_on() else None
-        tangents = flat[len(primals) :]
+        tangents = request.tangents
         types = tuple([(value.dim(), value.dtype, value.device, value.requires_grad) for value in tangents])
-        varying = [primals[index] for index in self.needed.varying if index in primals]
-        return _Kind((defined, wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
+        varying = [request.primals[index] for index in self.needed.varying if index in request.primals]
+        return _Kind((request.defined, request.wanted, autocast, types), sizes_and_strides([*varying, *tangents]))
 
-    def _find(
-        self,
-        kind: _Kind,
-        defined: tuple[bool, ...],
-        wanted: tuple[int, ...],
-        primals: Mapping[int, torch.Tensor],
-        flat: list[torch.Tensor],
-    ) -> CapturedBackward | HigherOrderGradientError:
-        found = self._look(kind, flat)
+    def _find(self, kind: _Kind, request: Request) -> CapturedBackward | HigherOrderGradientError:
+        found = self._look(kind, request)
         if found is None:
             with self._lock:
-                found = self._look(kind, flat)
-                if found is None:
-                    values = iter(flat)
-                    request = Request(defined, wanted, {index: next(values) for index in primals}, tuple(values))
-                    found = self._add(request, kind)
+                found = self._look(kind, request) or self._add(request, kind)
         return found
 
-    def _look(self, kind: _Kind, flat: list[torch.Tensor]) -> CapturedBackward | HigherOrderGradientError | None:
+    def _look(self, kind: _Kind, request: Request) -> CapturedBackward | HigherOrderGradientError | None:
+        flat = [*request.primals.values(), *request.tangents]
         for version in self._compiled.get(kind.pattern, ()):
             if version.fits(kind.sizes, flat):
                 return version

@@ -40,7 +40,8 @@ from dovetail.higher_order.backward import (
     Sizes,
     sizes_and_strides,
 )
-from dovetail.higher_order.eager_replay import eager_backward
+from dovetail.higher_order.between_outputs import BetweenOutputs
+from dovetail.higher_order.eager_replay import as_written, eager_backward, unread_input
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.graph_replay import gradients_by_operators, is_replayed_by_operators
 from dovetail.higher_order.kept_inputs import NeededInputs
@@ -48,6 +49,7 @@ from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reuse
 from dovetail.passes.decompose import IN_GRADIENTS
 from dovetail.quirks.replays import replayed
 from dovetail.runtime.derivatives import refusal
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
@@ -101,7 +103,8 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     needed = needed_inputs(lowering.joint)
     assert lowering.backward is not None
     has_other_types = OtherTypes(lowering.joint, lowering.backward)
-    return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types)
+    between = BetweenOutputs(lowering.joint, _obstacle(lowering.joint, needed, lowering.settings.options))
+    return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types, between)
 
 
 class _Capturing:
@@ -168,7 +171,10 @@ class _Capturing:
         fixed = [index not in varying for index in request.primals]
         flat = [*request.primals.values(), *request.tangents]
         holds = None if policy.is_static else _size_check(captured, fixed)
-        in_eager = eager_backward(self._joint, request)
+        # A custom function may read other values by now, as the replay has: both would be wrong alike.
+        calls = () if self._joint.program is None else self._joint.program.calls
+        is_custom = any(private_autograd_nodes.is_function_apply(call.function) for call in calls)
+        in_eager = None if is_custom else eager_backward(self._joint, request)
         return CapturedBackward(
             _with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused, in_eager=in_eager
         )
@@ -370,29 +376,18 @@ def _gradients(
 
 def _sources(joint: JointGraph, primals: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
     """All inputs of the program, where ``primals`` has some of them."""
-    placeholders = joint.primals
     sources: list[torch.Tensor] = []
     for index, requires_grad in enumerate(joint.spec.input_requires_grad):
-        value = primals.get(index)
-        if value is None:
-            # No gradient depends on its value, so that nothing of it stays in the graph.
-            fake = placeholders[index].meta["val"]
-            value = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
-            value.requires_grad_(requires_grad)
-        elif requires_grad and not value.requires_grad:
-            # No result depends on it smoothly; but the program may take a derivative with respect to it.
-            value = value.detach().requires_grad_()
-        sources.append(value)
+        value = primals[index] if index in primals else unread_input(joint, index)
+        # A result may depend on it in steps only; but the program may take a derivative with respect to it.
+        sources.append(value.detach().requires_grad_() if requires_grad and not value.requires_grad else value)
     return sources
 
 
 def _replay(trace: Trace, joint: JointGraph, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs of the program."""
     assert joint.program is not None
-    written = {mutation.input_index for mutation in joint.spec.mutations}
-    written |= {change.input_index for change in joint.spec.metadata_changes}
-    # A leaf could not be written to, and the gradient is that of the value before.
-    inputs = [value.clone() if index in written else value for index, value in enumerate(sources)]
+    inputs = as_written(joint, sources)
     carriers = {
         id(item.value) for item in trace.inputs if private_sizes.carried_float(item.node.meta["val"]) is not None
     }

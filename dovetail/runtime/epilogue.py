@@ -139,7 +139,7 @@ class Epilogue:
             if position not in made:
                 made[position] = self._result(output, inputs, outputs, before)
         sources = [made[position] for position in item.results] + [inputs[index] for index in item.inputs]
-        outputs[item.output] = depend_on(outputs[item.output], sources)
+        outputs[item.output] = depend_on(outputs[item.output], sources, item)
 
     def _write(self, index: int, inputs: Tensors, outputs: Tensors, written: set[int]) -> None:
         """Write an input's new value back, once."""

@@ -26,7 +26,7 @@ from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
 from dovetail.runtime.derivatives import DifferentiableBackward, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.origins import check_unchanged, origins_of
-from dovetail.runtime.output_dependencies import prepare_hooks, refuse_gradients_through, require_gradient
+from dovetail.runtime.output_dependencies import depend_on, prepare_hooks, require_gradient
 from dovetail.runtime.spec import FreshOutput, RuntimeSpec
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import calls as private_calls
@@ -113,7 +113,8 @@ class Call:
     unchanged since the call, ``kept`` is kept of the inputs for a derivative of the backward, ``constants`` are the saved values
     that are no tensors (each in a tuple, None in the places of tensors). ``apart`` are the saved values where they are not read
     from the node. ``is_partial``: a derivative of the backward has run, so that an ordinary
-    backward gives summands of gradients only.
+    backward gives summands of gradients only. ``direct`` adds what an
+    output's gradient has been divided into.
     """
 
     graph: DifferentiableGraph
@@ -124,6 +125,7 @@ class Call:
     constants: list[tuple[Any] | None] | None = None
     apart: SavedApart | None = None
     is_partial: bool = False
+    direct: Callable[[Gradients], Gradients] | None = None
 
 
 class CompiledBackward(torch.autograd.Function):
@@ -188,7 +190,7 @@ class DifferentiableGraph:
         self._forward = forward
         self._backward = backward
         self._tangent_strides = tangent_strides
-        self._derivatives = derivatives
+        self.derivatives = derivatives
         self._keep_apart = keep_apart
         flags = spec.output_differentiable
         self._count = len(flags)
@@ -199,9 +201,9 @@ class DifferentiableGraph:
         # Eager's results have no edge to these, which would keep alive, and visit, the graph that they were computed in.
         self._cut_off = [index for index in unreached if spec.input_requires_grad[index]] if reached else []
         self.dependencies = [
-            (item.output, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
+            (item, _graph_outputs(spec, item.results)) for item in spec.dependencies if is_inside(spec, item)
         ]
-        self.to_edges, self._from_edges = _both_ways(spec.leaf_order)
+        self.to_edges, self.from_edges = _both_ways(spec.leaf_order)
         # Which outputs are tensors, and which inputs stand for other tensors, is the same at every call.
         self._saves_tensors: bool | None = None
         self._standing: list[int] | None = None
@@ -213,8 +215,8 @@ class DifferentiableGraph:
         apply = apply or (_direct_apply if private_state.functorch_level() is None else CompiledBackward.apply)
         for index in self._cut_off:
             inputs[index] = inputs[index].detach()
-        if self._derivatives is not None:
-            self._derivatives.prepare(inputs)
+        if self.derivatives is not None:
+            self.derivatives.prepare(inputs)
         if torch.is_grad_enabled():
             outputs = list(apply(self, *self.to_edges(inputs)))
         else:
@@ -231,21 +233,21 @@ class DifferentiableGraph:
                 outputs[index] = require_gradient(outputs[index])
             return
         if len(self._differentiable) > 1:
+            for item, sources in self.dependencies:
+                outputs[item.output] = depend_on(outputs[item.output], [outputs[other] for other in sources], item)
             for index in self._differentiable:
                 prepare_hooks(outputs[index])
-            for index, sources in self.dependencies:
-                refuse_gradients_through(outputs[index], [outputs[other] for other in sources])
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, ctx: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Run the forward graph and save what the backward needs."""
-        primals = self._from_edges(given)
+        primals = self.from_edges(given)
         if self._standing is None:
             self._standing = [index for index, value in enumerate(primals) if origins_of(value)]
         origins = [noted for index in self._standing for noted in origins_of(primals[index])]
         origins += [(primals[index], primals[index]._version + count) for index, count in self.read_later]
-        derivatives = self._derivatives
+        derivatives = self.derivatives
         kept = None if derivatives is None else derivatives.keep(primals)
         call = ctx.call = Call(self, origins, pending_reads(), kept)
         if self._tangent_strides is not None:
@@ -283,14 +285,19 @@ class DifferentiableGraph:
         tangents = [gradients[index] for index in self._differentiable]
         defined = tuple([tangent is not None for tangent in tangents])
         if torch.is_grad_enabled():
-            return self._with_derivative(ctx, call, tangents, defined)
-        if private_state.is_any_autocast_on() and self._has_other_types(defined):
-            return self._in_other_autocast(ctx, call, tangents, defined)
-        return self._plain(ctx, call, tangents, defined)
+            compute = self._with_derivative
+        elif private_state.is_any_autocast_on() and self._has_other_types(defined):
+            compute = self._in_other_autocast
+        else:
+            compute = self._plain
+        found = compute(ctx, call, tangents, defined)
+        if call.direct is not None:
+            found, call.direct = self.to_edges(call.direct(self.from_edges(found))), None
+        return found
 
     def _plain(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to nothing."""
-        run, values = self._backward(defined), self._graph_inputs(call, self._saved(ctx, call, defined), tangents)
+        run, values = self._backward(defined), self._graph_inputs(call, self.saved(ctx, call, defined), tangents)
         # Then only the list holds what is saved, so that the graph frees each value when it has read it for the last time.
         self._free(ctx, call, defined)
         with partial_gradients() if call.is_partial else contextlib.nullcontext():
@@ -298,29 +305,29 @@ class DifferentiableGraph:
 
     def _with_derivative(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients, connected to inputs and tangents (``create_graph=True``)."""
-        if self._derivatives is None:
+        if self.derivatives is None:
             raise refusal("the graph was compiled without it")
         # As in the ordinary backward: raises for what is freed, and for what was written to.
-        saved = self._saved(ctx, call, defined)
+        saved = self.saved(ctx, call, defined)
         call.is_partial = True
 
         def plain() -> Gradients:
             return self._backward(defined)(self._graph_inputs(call, saved, tangents))
 
         with reads_of(call.reads):
-            found = self._derivatives.run(call.kept, self._from_edges(ctx.next_functions), tangents, plain, saved)
+            found = self.derivatives.run(call.kept, self.from_edges(ctx.next_functions), tangents, plain, saved)
         return self.to_edges(found)
 
     def _in_other_autocast(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients in another autocast state than the backward was captured for."""
-        if self._derivatives is None:
+        if self.derivatives is None:
             raise HigherOrderGradientError(
                 "backward() is called inside of an autocast block, where it has other types than the captured one",
                 advice="call backward() outside of the autocast block",
             )
-        saved = self._saved(ctx, call, defined)
+        saved = self.saved(ctx, call, defined)
         with reads_of(call.reads):
-            found = self._derivatives.first_order(call.kept, self._from_edges(ctx.next_functions), tangents, saved)
+            found = self.derivatives.first_order(call.kept, self.from_edges(ctx.next_functions), tangents, saved)
         self._free(ctx, call, defined)
         return self.to_edges(found)
 
@@ -330,7 +337,7 @@ class DifferentiableGraph:
         Autocast belongs to the call of ``backward()``, not to the forward: eager's backward of a multiplication in single precision
         multiplies in half precision inside of an autocast block.
         """
-        return self._derivatives is None or self._derivatives.has_other_types(defined)
+        return self.derivatives is None or self.derivatives.has_other_types(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
         values: list[Any] = list(saved)
@@ -339,16 +346,18 @@ class DifferentiableGraph:
                 values.append(_with_strides(tangent, call.strides[position]))
         return values
 
-    def _saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
+    def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
         return _with_constants(call, ctx.saved_tensors) if call.apart is None else call.apart.read(defined)
 
     def _free(self, ctx: Any, call: Call, defined: Pattern) -> None:
         """Unless the graph is kept, nothing is left then but for the outputs that are independent of those it came from."""
-        if not private_autograd.keeps_graph():
+        if private_autograd.keeps_graph():
+            return
+        if call.apart is None:
             ctx.maybe_clear_saved_tensors()
-            if call.apart is None or not call.apart.free(defined):
-                call.kept, call.origins = None, []
+        if call.apart is None or not call.apart.free(defined):
+            call.kept, call.origins = None, []
 
     # --- for compiled autograd ----------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Outputs that other outputs were computed from: autograd outside of the graph is told, so that nothing is asked in vain.
+"""Outputs that other outputs were computed from: autograd outside of the graph is told.
 
 This is core. A graph is one node of autograd, whatever is computed from what inside. Of ``y, z = f(x)`` with ``z = y.exp()``
 inside, ``torch.autograd.grad(z.sum(), y, allow_unused=True)`` would give None, and a hook on ``y`` would miss what comes from
-``z``: a wrong first-order gradient. So ``z`` depends on ``y`` outside too: its node leads to that of ``y``, passes nothing there,
-and refuses when something is wanted.
+``z``: a wrong first-order gradient. So ``z`` depends on ``y`` outside too: its node leads to that of ``y``. It passes nothing
+there, unless something is wanted there: then the gradient of ``z`` is divided into what comes to ``y`` and the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import PartialGradientError
+from dovetail.runtime.spec import OutputDependency
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import state as private_state
 
@@ -47,29 +48,6 @@ def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
     return hooks
 
 
-_OWN_HOOK = -1
-"""The key of a hook of our own; those of the user's hooks count from 0."""
-
-
-def refuse_gradients_through(value: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
-    """Refuse gradients of ``outputs`` through ``value``, which was computed from them inside of the same node of autograd.
-
-    Cheaper than a node of its own (:func:`depend_on`), which is needed where they come from different nodes.
-    """
-    node = weakref.ref(value.grad_fn)
-    noted = [(tensor.output_nr, prepare_hooks(tensor), weakref.ref(tensor)) for tensor in outputs]
-    hooks: Any = prepare_hooks(value)
-    OrderedDict.__setitem__(hooks, _OWN_HOOK, functools.partial(_check_through, node, noted))
-
-
-def _check_through(
-    node: weakref.ref[Any], outputs: Sequence[tuple[int, Any, Any]], gradient: torch.Tensor | None
-) -> None:
-    if gradient is not None:
-        for number, hooks, reference in outputs:
-            _refuse_partial_gradient((node(), number), any(key != _OWN_HOOK for key in hooks), reference())
-
-
 class DependentOutput(torch.autograd.Function):
     """The first tensor, with edges to the others."""
 
@@ -81,19 +59,24 @@ class DependentOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """The gradient as it comes, for the first tensor only."""
-        edges = ctx.next_functions[1:]
+        """The gradient as it comes, for the first tensor only; or its parts for the others."""
+        origin, *edges = ctx.next_functions
         sources = getattr(ctx, "sources", ())
-        if gradient is not None:
-            for edge, (hooks, count, reference) in zip(edges, sources, strict=False):
-                _refuse_partial_gradient(edge, len(hooks) > count, reference())
+        if gradient is not None and any(
+            _is_wanted(edge, len(hooks) > count, reference())
+            for edge, (hooks, count, reference) in zip(edges, sources, strict=False)
+        ):
+            call = getattr(origin[0], "call", None)
+            if call is None or call.graph.derivatives is None:
+                raise partial_gradient("the graph has no further derivative")
+            return tuple(call.graph.derivatives.divide(origin[0], ctx.item, gradient))
         return gradient, *[None] * len(edges)
 
 
 _direct_apply = private_autograd.direct_apply(DependentOutput)
 
 
-def depend_on(value: torch.Tensor, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+def depend_on(value: torch.Tensor, sources: Sequence[torch.Tensor], item: OutputDependency) -> torch.Tensor:
     """``value``, which was computed from ``sources`` inside of the same graph, with edges to them."""
     noted = []
     for tensor in sources:
@@ -106,7 +89,7 @@ def depend_on(value: torch.Tensor, sources: Sequence[torch.Tensor]) -> torch.Ten
         with torch.enable_grad():
             dependent = apply(value, *sources)
     node: Any = dependent.grad_fn
-    node.sources = noted
+    node.sources, node.item = noted, item
     return dependent
 
 
@@ -120,16 +103,19 @@ def require_gradient(value: torch.Tensor) -> torch.Tensor:
     return dependent
 
 
-def _refuse_partial_gradient(edge: tuple[Any, int], has_hooks: bool, output: torch.Tensor | None) -> None:
-    node, number = edge
-    is_current = output is not None and output.grad_fn is node and output.output_nr == number
-    wanted = has_hooks or (output is not None and is_current and output.retains_grad)
-    if wanted or any(_is_edge(item, node, number) for item in private_autograd.wanted_gradients()):
-        raise PartialGradientError(
-            "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
-            "the same graph was computed from it",
-            advice="ask for it inside the compiled function, or return only one of the two outputs",
-        )
+def _is_wanted(edge: tuple[Any, int], has_hooks: bool, output: torch.Tensor | None) -> bool:
+    """Whether somebody asks for the gradient that arrives at an edge."""
+    wanted = has_hooks or (output is not None and output.retains_grad)
+    return wanted or any(_is_edge(item, *edge) for item in private_autograd.wanted_gradients())
+
+
+def partial_gradient(reason: str) -> PartialGradientError:
+    """The error where a gradient cannot be divided."""
+    return PartialGradientError(
+        "the gradient of an output is asked for (by torch.autograd.grad, a hook or retain_grad()), and another output of "
+        f"the same graph was computed from it{reason and ': '}{reason}",
+        advice="ask for it inside the compiled function, or return only one of the two outputs",
+    )
 
 
 def _is_edge(wanted: Any, node: Any, number: int) -> bool:

@@ -22,17 +22,13 @@ def _nothing_more(result: Any, inputs: Inputs) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """``function`` on the tensors that ``make`` makes anew for each run; ``later`` is run on result and inputs, uncompiled.
-
-    ``refused_later``: what is done afterwards is refused with an error of its own.
-    """
+    """``function`` on the tensors that ``make`` makes anew for each run; ``later`` is run on result and inputs, uncompiled."""
 
     function: Callable[..., Any]
     make: Callable[[], Inputs]
     later: Later = _nothing_more
     name: str = ""
     grad_enabled: bool = True
-    refused_later: bool = False
 
     def __str__(self) -> str:
         return self.name or self.function.__name__
@@ -143,11 +139,6 @@ def observe(run: Callable[..., Any], program: Program) -> dict[str, Any]:
     return seen
 
 
-def is_refused(actual: dict[str, Any]) -> bool:
-    """Whether a run ended with an error of the product's own, after the call: what it cannot do is asked of its results."""
-    return actual.get("later error", ("", ""))[0] == "PartialGradientError"
-
-
 def compare(program: Program, backend: str = "aten", calls: int = 2, **options: Any) -> tuple[list[str], str]:
     """Differences over some calls, and why the program did not run as one graph (empty if it did)."""
     with warnings.catch_warnings(record=True) as caught:
@@ -157,9 +148,6 @@ def compare(program: Program, backend: str = "aten", calls: int = 2, **options: 
         for call in range(calls):
             expected = observe(program.function, program)
             actual = observe(compiled, program)
-            if program.refused_later:
-                found += [] if is_refused(actual) else [f"call {call}: was not refused"]
-                continue
             found += [str(difference) for difference in differences(expected, actual, f"call {call}")]
     categories = (dovetail.errors.EagerFallbackWarning, dovetail.errors.GraphBreakWarning)
     reasons = [str(item.message).splitlines()[0] for item in caught if issubclass(item.category, categories)]

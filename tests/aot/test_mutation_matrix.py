@@ -638,13 +638,13 @@ def returns_diagonal_after_write(x: Tensor) -> Any:
 
 # Outputs that feed outputs.
 @program(one_leaf)
-@program(one_leaf, later=between, refused_later=True)
-@program(one_leaf, later=between_and_input, refused_later=True)
-@program(one_leaf, later=into_grad, refused_later=True)
-@program(one_leaf, later=edge_between, refused_later=True)
-@program(one_leaf, later=hooked, refused_later=True)
-@program(one_leaf, later=hooked_and_dropped, refused_later=True)
-@program(one_leaf, later=retained, refused_later=True)
+@program(one_leaf, later=between)
+@program(one_leaf, later=between_and_input)
+@program(one_leaf, later=into_grad)
+@program(one_leaf, later=edge_between)
+@program(one_leaf, later=hooked)
+@program(one_leaf, later=hooked_and_dropped)
+@program(one_leaf, later=retained)
 @program(one_leaf, later=write_last)
 @program(one_leaf, later=hook_of_last)
 @program(one_leaf, later=write_output)
@@ -665,28 +665,28 @@ def chain_of_input(x: Tensor) -> Any:
     return x, x.exp()
 
 
-@program(one_nonleaf, later=between, refused_later=True)
+@program(one_nonleaf, later=between)
 @program(one_nonleaf)
 def chain_of_written_input(x: Tensor) -> Any:
     x.mul_(2)
     return x, x.exp()
 
 
-@program(one_leaf, one_nonleaf, later=between, refused_later=True)
+@program(one_leaf, one_nonleaf, later=between)
 @program(one_leaf, one_nonleaf)
 def chain_of_view(x: Tensor) -> Any:
     v = x[0]
     return v, v.exp()
 
 
-@program(one_leaf, one_nonleaf, later=between, refused_later=True)
+@program(one_leaf, one_nonleaf, later=between)
 @program(one_leaf, one_nonleaf)
 def chain_of_intermediate_view(x: Tensor) -> Any:
     v = (x * 2)[0]
     return v, v.exp()[1:]
 
 
-@program(one_leaf, later=between, refused_later=True)
+@program(one_leaf, later=between)
 @program(one_leaf)
 @program(one_leaf, later=write_output)
 def chain_in_middle(x: Tensor) -> Any:
@@ -704,7 +704,7 @@ def chain_of_older_version(x: Tensor) -> Any:
     return y, z * z
 
 
-@program(nonleaf_and_leaf, later=between, refused_later=True)
+@program(nonleaf_and_leaf, later=between)
 @program(nonleaf_and_leaf)
 def chain_through_written_input(x: Tensor, w: Tensor) -> Any:
     y = w.exp()
@@ -712,7 +712,7 @@ def chain_through_written_input(x: Tensor, w: Tensor) -> Any:
     return y, x, x.sin()
 
 
-@program(one_leaf, later=between, refused_later=True)
+@program(one_leaf, later=between)
 @program(one_leaf)
 def chain_of_parts(x: Tensor) -> Any:
     a, b, c = (x * 2).unbind(0)

@@ -7,6 +7,7 @@ asks for it (``marks_gradients``), the trace puts a copy there that nothing else
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,13 +35,8 @@ def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[No
         yield
         return
 
-    def marking(traced: TracedInput) -> torch.utils.hooks.RemovableHandle:
-        def mark(gradient: torch.Tensor) -> torch.Tensor:
-            return _marked(trace, traced, gradient)
-
-        return traced.leaf.register_hook(mark)
-
-    handles = [marking(traced) for traced in leaves if traced.leaf.requires_grad]
+    leaves = [traced for traced in leaves if traced.leaf.requires_grad]
+    handles = [traced.leaf.register_hook(functools.partial(_marked, trace, traced)) for traced in leaves]
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ def with_separate_nodes(
         return graph
 
     # What was computed from another output, or frees what that needs, stays behind one node with it.
-    linked = [{index, *sources} for index, sources in graph.dependencies]
+    linked = [{item.output, *sources} for item, sources in graph.dependencies]
     linked += [
         {index, *(list(reached)[place] for place in freed)} for index, freed in zip(reached, freed_by, strict=True)
     ]

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.code.frame import Break
+from dovetail.frontend.code.frame import Break, LetGo
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, callable_rule
+from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
 from dovetail.guards import Answers, Identity, Step
 from dovetail.runtime.recipe_builder import interpreted_of
@@ -51,6 +51,25 @@ def _reference(interpreter: TracingInterpreter, function: Any, args: Arguments, 
             "a weak reference to a tensor of the function's own is asked whether it lives", "keep the tensor itself"
         )
     return interpreter.values.read(referent, None if source is None else ReferentSource(source))
+
+
+_CONTAINERS = (weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
+_NAMES = ("add", "update", "setdefault", "__init__", "__setitem__", "__ior__")
+_STORES = frozenset(getattr(kind, name) for kind in _CONTAINERS for name in _NAMES if name in vars(kind))
+
+
+@wrapper_rule
+def _kept_weakly(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> None:
+    """A container of weak references forgets tensors that the program lets go of, which the capture keeps alive."""
+    if type(function) is types.FunctionType and function in _STORES:
+        for item in private_trees.tree_leaves([*args, kwargs]):
+            if isinstance(item, torch.Tensor) and interpreter.trace.input_of(item) is None:
+                raise LetGo("a weak reference to a tensor of its own", "keep the tensor itself", resumable=False)
+
+
+@rule(weakref.proxy)
+def _proxy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    raise LetGo("weakref.proxy stands for an object, a weak reference to it", "use the object itself", resumable=False)
 
 
 @callable_rule(typing.NewType)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import GraphBreakWarning
+from dovetail.errors import EagerFallbackWarning, GraphBreakWarning
 from tests.differential import same
 
 WEIGHT = torch.nn.Parameter(torch.ones(2))
@@ -40,3 +40,60 @@ def test_tensors_that_existed_before() -> None:
         return TO_WEIGHT() * weakref.ref(x)(), TO_WEIGHT() is WEIGHT  # type: ignore[operator]
 
     same(program(torch.ones(2)), dovetail.compile(program, backend="aten", fullgraph=True)(torch.ones(2)))
+
+
+LIVING: Any = weakref.WeakSet()
+BY_NAME: Any = weakref.WeakValueDictionary()
+ABOUT: Any = weakref.WeakKeyDictionary()
+
+
+def in_a_set(x: torch.Tensor) -> Any:
+    for factor in range(3):
+        value = x * factor
+        LIVING.add(value)
+    del value
+    return len(LIVING), x + 1
+
+
+def by_name(x: torch.Tensor) -> Any:
+    value, own = x * 2, weakref.WeakValueDictionary(first=x)
+    BY_NAME["value"], own["second"] = value, value
+    before = len(BY_NAME), len(own)
+    total = value.sum()
+    del value
+    return before, len(BY_NAME), sorted(own), "value" in BY_NAME, total
+
+
+def as_a_key(x: torch.Tensor) -> Any:
+    value = x * 2
+    ABOUT[value] = 1
+    before = len(ABOUT)
+    del value
+    return before, len(ABOUT), x + 1
+
+
+def by_proxy(x: torch.Tensor) -> Any:
+    value = x * 2
+    return weakref.proxy(value).sum()
+
+
+@pytest.mark.parametrize("program", [in_a_set, by_name, as_a_key, by_proxy], ids=lambda item: item.__name__)
+def test_containers_forget_what_the_program_lets_go(program: Any) -> None:
+    compiled = dovetail.compile(program, backend="aten")
+    expected = [program(torch.ones(2)) for _ in range(3)]
+    with pytest.warns(EagerFallbackWarning, match="weak reference"):
+        first = compiled(torch.ones(2))
+    same(expected, [first, *[compiled(torch.ones(2)) for _ in range(2)]])
+    assert not LIVING and not BY_NAME and not ABOUT
+
+
+def test_a_container_of_what_existed_before() -> None:
+    counts: Any = weakref.WeakKeyDictionary()
+    module = torch.nn.Linear(2, 2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        counts[module] = counts.get(module, 0) + 1
+        return x * counts[module]
+
+    compiled = dovetail.compile(program, backend="aten")
+    same([torch.ones(2), torch.ones(2) * 2], [compiled(torch.ones(2)), compiled(torch.ones(2))])

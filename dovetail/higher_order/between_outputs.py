@@ -1,0 +1,111 @@
+"""Gradients of outputs with respect to what they were computed from and leaves the program too: features, an input's new value.
+
+For autograd a graph is one node, so that no gradient arrives there. Where somebody asks for one, the program's calls run twice
+again in eager: first as they are, then with the asked tensors held, as variables of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dovetail.aot.joint_graph import JointGraph
+from dovetail.higher_order.eager_replay import replay
+from dovetail.runtime.backward_reads import reads_of
+from dovetail.runtime.derivatives import FREED, Gradients
+from dovetail.runtime.output_dependencies import partial_gradient
+from dovetail.runtime.spec import OutputDependency
+from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
+from dovetail.trace.program import Program, Slot
+
+
+class _Rest:
+    """What comes to the inputs by other ways than the asked outputs, in one backward."""
+
+    def __init__(self) -> None:
+        self.number = private_autograd.current_backward()
+        self.parts: list[tuple[int, torch.Tensor | None]] = []
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        found = list(gradients)
+        # A backward that has not come to the inputs leaves its parts behind.
+        for index, part in self.parts if self.number == private_autograd.current_backward() else ():
+            whole = found[index]
+            found[index] = part if whole is None else whole if part is None else whole + part
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class BetweenOutputs:
+    """Gradients between the outputs of a joint graph, if there is no ``obstacle``."""
+
+    joint: JointGraph
+    obstacle: str
+
+    def __call__(self, run: Callable[..., Any], node: Any, item: OutputDependency, tangent: torch.Tensor) -> Gradients:
+        """See :meth:`dovetail.runtime.derivatives.DifferentiableBackward.divide`; ``run(replay, primals)`` calls
+        ``replay(primals)`` with the random numbers of the forward.
+        """
+        joint, program, call, graph = self.joint, self.joint.program, node.call, node.call.graph
+        if program is None or self.obstacle or joint.order > 1:
+            raise partial_gradient(self.obstacle or "they are gradients themselves")
+        flags = joint.spec.output_differentiable
+        defined = tuple([index == item.output for index, flag in enumerate(flags) if flag])
+        edges = graph.from_edges(node.next_functions[-len(joint.spec.input_requires_grad) :])
+        saved = graph.saved(node, call, defined)
+        if call.kept is None:
+            raise RuntimeError(FREED)
+        call.kept.check_saved(edges, saved)
+        primals = call.kept.unpack(edges, call.kept.by.needed.for_outputs(defined))
+        wanted = private_autograd_nodes.wanted_edges(edges)
+        new = {mutation.input_index: program.outputs[mutation.output_index] for mutation in joint.spec.mutations}
+        returned = joint.capture.program.outputs
+        numbers = [*(returned[position] for position in item.results), *(new[index] for index in item.inputs)]
+        made: dict[int, tuple[torch.Tensor, int, int]] = {}
+
+        def note(number: int, index: int, value: torch.Tensor) -> torch.Tensor:
+            # A write gives a tensor another node of autograd, and so do writes to what shares its memory.
+            if number not in made or made[number][1] != value._version:
+                made[number] = value, value._version, index
+            return value
+
+        def hold(number: int, index: int, value: torch.Tensor) -> torch.Tensor:
+            return leaves[number] if index >= made[number][2] else value
+
+        def replayed(look: Callable[..., torch.Tensor]) -> Any:
+            return run(functools.partial(replay, joint, _after_calls(program, numbers, look)), primals)
+
+        with torch.enable_grad(), reads_of(call.reads):
+            replayed(note)
+            leaves = {number: value.view_as(value) for number, (value, _, _) in made.items()}
+            versions = [leaf._version for leaf in leaves.values()]
+            inputs, outputs = replayed(hold)
+        if versions != [leaf._version for leaf in leaves.values()]:
+            raise partial_gradient("it was written to through another tensor")
+        asked = [*(leaves[number] for number in numbers), *(inputs[index] for index in wanted)]
+        root, twice = outputs[item.output], torch.is_grad_enabled()
+        found = torch.autograd.grad(root, asked, tangent, create_graph=twice, allow_unused=True)
+        parts = found[: len(numbers)]
+        if all(part is None for part in parts):
+            return tangent, *parts
+        call.is_partial = True
+        if call.direct is None or call.direct.number != private_autograd.current_backward():
+            call.direct = _Rest()
+        call.direct.parts += zip(wanted, found[len(numbers) :], strict=True)
+        return None, *parts
+
+
+def _after_calls(program: Program, numbers: Sequence[int], look: Callable[..., torch.Tensor]) -> Program:
+    """The program with ``look(number, index, value)`` for each of these tensors after each call; it may give another one."""
+    calls, known = [], set(program.inputs)
+    for index, call in enumerate(program.calls):
+        calls.append(call)
+        known.update(call.results)
+        for number in known.intersection(numbers):
+            calls.append(replace(call, function=look, args=(number, index, Slot(number)), kwargs={}, results=(number,)))
+    return replace(program, calls=tuple(calls))
