@@ -16,6 +16,7 @@ import torch
 
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.runtime.entry import Entry
+from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
@@ -107,11 +108,10 @@ def _peak(call: Callable[[], None]) -> int | None:
         before = torch.cuda.memory_allocated()
         call()
         return int(torch.cuda.max_memory_allocated()) - before
-    try:
-        with torch.autograd.profiler.profile(profile_memory=True) as profile:
-            call()
-    except RuntimeError:
+    if private_dynamo.is_profiling():
         return None
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        call()
     alive = peak = 0
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -36,6 +36,11 @@ def labelled(label: str, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]
     return run_labelled
 
 
+def is_profiling() -> bool:
+    """Whether torch's profiler is active."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
 def is_compilation() -> bool:
     """Whether what is written to ``TORCH_TRACE`` belongs to a compilation already."""
     return torch._guards.CompileContext.try_get() is not None

@@ -130,6 +130,16 @@ def test_what_was_measured() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
+def test_measuring_leaves_the_users_profiler_alone() -> None:
+    compiled = dovetail.compile(Net(), backend="aten")
+    compiled(torch.ones(2, 3, 8, 8))
+    with torch.profiler.profile() as profile:
+        (measured,) = compiled.cost(measure=True).measured
+        torch.ones(3).erfinv()
+    assert measured.forward > 0 and measured.peak_memory is None
+    assert "aten::erfinv" in [event.name for event in profile.events()]
+
+
 def test_an_operator_that_refuses_made_up_values_is_named_and_the_rest_is_measured() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky(x @ x.mT + torch.eye(4)).sin()
