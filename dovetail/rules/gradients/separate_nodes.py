@@ -100,6 +100,9 @@ class _Seen:
     def __init__(self, call: Call, next_functions: Sequence[tuple[Any, int]]) -> None:
         self.call, self.next_functions = call, next_functions
 
+    def maybe_clear_saved_tensors(self) -> None:
+        """Torch's own context lets go of ``saved_tensors``, of which there are none here."""
+
 
 class NodeOfSomeOutputs(CompiledBackward):
     """The node of some of a call's outputs; with the rest of the protocol for compiled autograd."""
