@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
-from dovetail.reports.curves import Curve, relative_deviations, svg_chart, write_html
+from dovetail.reports.curves import Curve, relative_deviations, write_html
 from dovetail.reports.table import Table
 
 #: The engines in the order in which they are shown.
@@ -259,6 +259,8 @@ def write_results(
     def curve(run: Run, values: Sequence[float]) -> Curve:
         return Curve(run.engine, tuple(values), ENGINES.index(run.engine))
 
+    losses = [curve(run, run.losses) for run in finished]
+    milliseconds = [curve(run, [1e3 * item for item in run.seconds]) for run in finished]
     eager = next((run for run in finished if run.engine == "eager"), None)
     deviations = [
         curve(run, relative_deviations(run.losses, eager.losses))
@@ -281,12 +283,16 @@ def write_results(
     results_path, trace_path = output / "results.json", output / "trace.json"
     results_path.write_text(json.dumps(about, indent=1), encoding="utf-8")
     trace_path.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
-    charts = [
-        svg_chart([curve(run, run.losses) for run in finished], title="Training loss"),
-        svg_chart([curve(run, run.seconds) for run in finished], title="Seconds of each step"),
-        svg_chart(deviations, title="Relative deviation of the loss from eager's"),
-    ]
-    page = write_html(output / "curves.html", title=_heading(settings[0]), charts=charts, table=table, remarks=remarks)
+    title = _heading(settings[0])
+    page = write_html(
+        output / "curves.html",
+        title=title,
+        losses=losses,
+        deviations=deviations,
+        milliseconds=milliseconds,
+        table=table,
+        remarks=remarks,
+    )
     return [page, results_path, trace_path]
 
 

@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.reports.curves import COLOURS, Curve, relative_deviations, svg_chart, write_html
+from dovetail.reports.curves import LOOKS, Curve, relative_deviations, svg_chart, write_html
 from dovetail.reports.table import Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines_of(svg: str) -> list[list[tuple[float, float]]]:
-    found = ElementTree.fromstring(f"<div>{svg}</div>").iter(f"{SVG}polyline")
+    found = ElementTree.fromstring(svg).iter(f"{SVG}polyline")
     return [
         [(float(x), float(y)) for x, y in (point.split(",") for point in line.attrib["points"].split())]
         for line in found
@@ -23,23 +23,30 @@ def lines_of(svg: str) -> list[list[tuple[float, float]]]:
 
 
 def test_a_falling_loss_is_drawn_downwards_from_left_to_right() -> None:
-    (line,) = lines_of(svg_chart([Curve("a", (3.0, 2.0, 1.0))], title="t"))
+    (line,) = lines_of(svg_chart([Curve("a", (3.0, 2.0, 1.0))], title="t", unit="u"))
     assert [x for x, _ in line] == sorted(x for x, _ in line)
     assert [y for _, y in line] == sorted(y for _, y in line)  # y grows downwards in SVG
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
 @pytest.mark.parametrize("values", [(), (1.0,), (0.0, 0.0), (math.nan, math.inf), (1.0, math.nan, 2.0), (-1.0, 5.0)])
-def test_any_values_give_a_well_formed_picture(values: tuple[float, ...]) -> None:
-    (line,) = lines_of(svg_chart([Curve("a <&> b", values)], title='a "title" & more'))
-    assert len(line) == sum(map(math.isfinite, values))
-    assert all(math.isfinite(x) and math.isfinite(y) for x, y in line)
+def test_any_values_give_a_well_formed_picture(values: tuple[float, ...], logarithmic: bool) -> None:
+    chart = svg_chart([Curve("a <&> b", values)], title='a "title" & more', unit="<u>", logarithmic=logarithmic)
+    for line in lines_of(chart):
+        assert len(line) >= 2
+        assert all(math.isfinite(x) and math.isfinite(y) for x, y in line)
 
 
-def test_an_engine_has_one_colour_in_all_charts() -> None:
-    both = svg_chart([Curve("eager", (1.0, 2.0), 0), Curve("other", (2.0, 1.0), 1)], title="t")
-    alone = svg_chart([Curve("other", (2.0, 1.0), 1)], title="t")
-    assert f'stroke="{COLOURS[1]}"' in both and f'stroke="{COLOURS[1]}"' in alone
-    assert f'stroke="{COLOURS[0]}"' in both and f'stroke="{COLOURS[0]}"' not in alone
+def test_a_gap_splits_the_line() -> None:
+    chart = svg_chart([Curve("a", (1.0, 2.0, math.nan, 1.0, 2.0))], title="t", unit="u")
+    assert len(lines_of(chart)) == 2
+
+
+def test_an_engine_has_one_look_in_all_charts() -> None:
+    both = svg_chart([Curve("eager", (1.0, 2.0), 0), Curve("other", (2.0, 1.0), 1)], title="t", unit="u")
+    alone = svg_chart([Curve("other", (2.0, 1.0), 1)], title="t", unit="u")
+    assert f'stroke="{LOOKS[1][0]}"' in both and f'stroke="{LOOKS[1][0]}"' in alone
+    assert f'stroke="{LOOKS[0][0]}"' in both and f'stroke="{LOOKS[0][0]}"' not in alone
 
 
 def test_deviations() -> None:
@@ -53,7 +60,9 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path: Path) -> None:
     page = write_html(
         tmp_path / "page.html",
         title="a & b",
-        charts=[svg_chart([Curve("<eager>", (1.0, 0.5))], title="<loss>"), svg_chart([], title="")],
+        losses=[Curve("<eager>", (1.0, 0.5))],
+        deviations=[],
+        milliseconds=[Curve("<eager>", (900.0, 30.0))],
         table=Table(("engine", "x"), (("<eager>", "1"),)),
         remarks=["1 < 2"],
     ).read_text()
