@@ -23,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "matrix"
+#: How many failures of a pair the page names.
+MOST_NAMES = 30
 PAGE = ROOT / "docs" / "inside" / "matrix.md"
 
 
@@ -146,7 +148,9 @@ def page(found: dict[tuple[str, str], Outcome]) -> str:
         minutes, commits = f"{outcome.seconds / 60:.0f}", ", ".join(outcome.commits)
         lines.append((torch, python, f"{assumed[0]} of {sum(assumed)}", *counts, minutes, commits))
         pair = f"- torch {torch}, Python {python}"
-        notes += [f"{pair}: `{test}` failed" for test in outcome.failed]
+        notes += [f"{pair}: `{test}` failed" for test in outcome.failed[:MOST_NAMES]]
+        if len(outcome.failed) > MOST_NAMES:
+            notes.append(f"{pair}: {len(outcome.failed) - MOST_NAMES} more failed")
         notes += [f"{pair}: `{test}` failed at first and passed in a later run" for test in outcome.mended]
         reasons = ", ".join(f"{reason or 'no reason'} ({count})" for reason, count in outcome.skipped.most_common(8))
         notes.append(f"{pair}, skipped: {reasons or 'nothing'}")
