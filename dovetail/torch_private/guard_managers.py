@@ -75,7 +75,7 @@ def sees_changed_dictionaries() -> bool:
         lambda owner: owner.table.update(new=1),
         lambda owner: owner.table.clear(),
         lambda owner: delattr(owner, "value"),
-        lambda owner: owner.empty.update({"absent": 0}),  # not seen on Python 3.15
+        lambda owner: owner.empty.update({"absent": 0}),  # not seen on Python 3.14 and 3.15
     ]
     try:
         for change in changes:
