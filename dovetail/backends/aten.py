@@ -203,6 +203,7 @@ ATEN = Backend(
     compile_aten,
     numerics="bitwise",
     data_sizes=True,
+    writes_back=True,
     has_options=False,
     description="the captured ATen operators as they are; the reference for every other backend",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ _ANSWERS: dict[str, bool | None] = {
 _CHECKS = frozenset({"expect_true", "expect_size", "statically_known_true"})
 
 
+@dataclass(eq=False)
 class LiftedNumber:
     """A number of the graph under construction, with the methods that torch expects of the node of a ``SymInt``.
 
@@ -60,19 +62,11 @@ class LiftedNumber:
     and ``looked_at`` is called with the question: the graph would be right for one value only.
     """
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        node: fx.Node | int | float,
-        kind: type,
-        value: Any,
-        looked_at: Callable[[str], None],
-    ) -> None:
-        self.graph = graph
-        self.node = node
-        self.kind = kind
-        self.value = value
-        self.looked_at = looked_at
+    graph: fx.Graph
+    node: fx.Node | int | float
+    kind: type
+    value: Any
+    looked_at: Callable[[str], None]
 
     def number(self) -> torch.SymInt | torch.SymFloat:
         """The ``SymInt`` or ``SymFloat`` around it."""

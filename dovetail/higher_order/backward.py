@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -129,6 +129,7 @@ Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
 _MAXIMUM_VERSIONS = 8
 
 
+@dataclass(eq=False)
 class DifferentiableBackward:
     """See :class:`dovetail.runtime.derivatives.DifferentiableBackward`.
 
@@ -138,25 +139,17 @@ class DifferentiableBackward:
     as in the protocol. ``between`` is :class:`dovetail.higher_order.between_outputs.BetweenOutputs`.
     """
 
-    def __init__(
-        self,
-        needed: NeededInputs,
-        capture: Capture,
-        gaps: Strides,
-        has_other_types: Callable[[tuple[bool, ...]], bool],
-        between: Callable[..., Gradients],
-    ) -> None:
-        self.needed = needed
-        self.has_other_types = has_other_types
-        self._between = between
-        self._capture = capture
-        self._gaps = gaps
-        self._compiled: dict[Any, list[CapturedBackward]] = {}
-        self._refusals: dict[_Kind, HigherOrderGradientError] = {}
-        self._leaves: Leaves | None = None
-        self._lock = threading.RLock()
-        # The first result of each is compared with that of the ordinary backward, which was captured together with the forward.
-        self._compared: set[CapturedBackward] = set()
+    needed: NeededInputs
+    _capture: Capture
+    _gaps: Strides
+    has_other_types: Callable[[tuple[bool, ...]], bool]
+    _between: Callable[..., Gradients]
+    _compiled: dict[Any, list[CapturedBackward]] = field(default_factory=dict)
+    _refusals: dict[_Kind, HigherOrderGradientError] = field(default_factory=dict)
+    _leaves: Leaves | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    # The first result of each is compared with that of the ordinary backward, which was captured together with the forward.
+    _compared: set[CapturedBackward] = field(default_factory=set)
 
     def prepare(self, inputs: list[torch.Tensor]) -> None:
         """See the protocol."""

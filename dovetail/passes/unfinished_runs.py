@@ -9,6 +9,7 @@ run, or a rank may wait for another one.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,24 +59,17 @@ def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
     return unit.wrapped(lambda run: _Finished(run, instead, give_up, draws, unit.kind == "backward"))
 
 
+@dataclasses.dataclass(eq=False)
 class _Finished:
     """``run``, and in its place ``instead()`` from the run on that fails."""
 
-    def __init__(
-        self,
-        run: FlatCallable,
-        instead: Callable[[], FlatCallable],
-        give_up: Callable[[Exception], None],
-        draws: bool,
-        frees_inputs: bool,
-    ) -> None:
-        self._run = run
-        self._instead = instead
-        self._give_up = give_up
-        self._draws = draws
-        self._frees_inputs = frees_inputs
-        self._has_run = False
-        self._lock = threading.Lock()
+    _run: FlatCallable
+    _instead: Callable[[], FlatCallable]
+    _give_up: Callable[[Exception], None]
+    _draws: bool
+    _frees_inputs: bool
+    _has_run: bool = False
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         # What a backward has saved is to be freed while it runs; its first run is the one that finds most faults.

@@ -13,7 +13,6 @@ import torch
 from dovetail.backends.aten import ATEN
 from dovetail.backends.common.memory import storage_address
 from dovetail.backends.common.outputs import own_copy
-from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.cudagraphs.cuda import CudaRecorder
 from dovetail.backends.cudagraphs.obstacles import (
     Obstacle,
@@ -36,6 +35,7 @@ from dovetail.backends.inductor.backend import INDUCTOR
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import OptionError
 from dovetail.passes.mutations import Memory, mutated_inputs, written_arguments
+from dovetail.passes.write_backs import write_back
 from dovetail.torch_private import compilers as private_compilers
 from dovetail.torch_private import sizes as private_sizes
 

@@ -2,7 +2,7 @@
 
 :func:`compile_inductor` copies the graph, transforms the copy and has Inductor compile it:
 
-* inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.backends.common.write_backs`);
+* inputs that the graph gives new values are written by the graph itself (:mod:`dovetail.passes.write_backs`);
 * symbolic floats become tensors (:mod:`.float_inputs`);
 * scalars are computed once, not in every kernel that reads them (:mod:`.scalar_values`);
 * convolutions and their gradients read one memory layout (:mod:`.convolution_layouts`, a pass in Inductor), also where they are in
@@ -15,18 +15,18 @@ The graph has been decomposed before by :func:`wanted_decompositions`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import difflib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail import cache
 from dovetail.backends.common.outputs import guard_outputs, own_copy, promised_strides
-from dovetail.backends.common.write_backs import write_back
 from dovetail.backends.inductor import complex_scatters, convolution_layouts, saved_layouts, workarounds
 from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
@@ -38,6 +38,7 @@ from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
 from dovetail.backends.protocol import PIPELINE_OPTIONS, Backend, CompiledCallable, Kind, output_arguments
 from dovetail.errors import BackendError, OptionError
+from dovetail.passes.write_backs import write_back
 from dovetail.torch_private import inductor as private_inductor
 from dovetail.torch_private import inductor_cache as private_inductor_cache
 from dovetail.torch_private import operators as private_operators
@@ -47,21 +48,16 @@ from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace.repeats import draws_random_numbers
 
 
-class _Decompositions(Mapping[Any, Callable[..., Any]]):
+class _Decompositions(collections.UserDict[Any, Callable[..., Any]]):
     """:func:`wanted_decompositions`, made when somebody looks: a graph that comes from the cache is decomposed already."""
 
+    def __init__(self) -> None:
+        """Nothing is made yet."""
+
     @functools.cached_property
-    def _table(self) -> dict[Any, Callable[..., Any]]:
+    def data(self) -> dict[Any, Callable[..., Any]]:  # type: ignore[override]
+        """The table."""
         return wanted_decompositions()
-
-    def __getitem__(self, target: Any) -> Callable[..., Any]:
-        return self._table[target]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._table)
-
-    def __len__(self) -> int:
-        return len(self._table)
 
     def __bool__(self) -> bool:
         return True
