@@ -135,16 +135,18 @@ def _check_promises(lowering: Lowering) -> None:
 
 
 def _write_backs(spec: RuntimeSpec) -> dict[int, int]:
-    """Outputs that are nothing but an input's new value, and that input."""
-    returned = {dependency.output for dependency in spec.dependencies}
+    """Outputs that are nothing but an input's new value, in the shape and strides that it has had, and that input."""
+    changed = {change.input_index for change in spec.metadata_changes}
+    otherwise = {dependency.output for dependency in spec.dependencies}
+    otherwise |= {item.output_index for item in spec.mutations if item.input_index in changed}
     for output in spec.outputs:
         base = output.base if isinstance(output, ViewOutput) else output
         if isinstance(base, FreshOutput):
-            returned.add(base.index)
+            otherwise.add(base.index)
     return {
         item.output_index: item.input_index
         for item in spec.mutations
-        if item.counted and not item.differentiable and item.output_index not in returned
+        if item.counted and not item.differentiable and item.output_index not in otherwise
     }
 
 

@@ -102,3 +102,27 @@ def test_a_write_before_an_error_has_happened_as_in_eager() -> None:
         with pytest.raises(IndexError):
             function(count, x, torch.tensor([5]))
         assert count.item() == 2
+
+
+def transposed_then_written(a: Tensor) -> Tensor:
+    a.t_()
+    a.add_(torch.arange(4.0).view(2, 2))
+    return a * 1
+
+
+def written_then_transposed(a: Tensor) -> Tensor:
+    a.add_(torch.arange(4.0).view(2, 2))
+    a.t_()
+    a.mul_(2)
+    return a + 1
+
+
+@pytest.mark.parametrize("backend", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", [transposed_then_written, written_then_transposed])
+def test_an_input_that_gets_other_strides_is_written_behind_the_graph(program: Swap, backend: str) -> None:
+    compiled = dovetail.compile(program, backend=backend)
+    mine, theirs = (torch.tensor([[1.0, 2.0], [3.0, 4.0]]) for _ in range(2))
+    for _ in range(2):
+        assert torch.equal(compiled(mine), program(theirs))
+        assert torch.equal(mine, theirs)
+        assert mine.stride() == theirs.stride()
