@@ -18,7 +18,10 @@ from dovetail.reports.explanation import compiled_function
 def looks_at(fake_mode: object) -> dict[str, bool]:
     """For each generated graph, whether its code looks at its inputs."""
     return {
-        made.kind: bool(re.search(r"assert_size_stride\((primals|arg|tangents)", Path(made.file).read_text("utf-8")))
+        # From torch 2.14 on those of several inputs are one call.
+        made.kind: bool(
+            re.search(r"assert_size_stride\w*\([(\[\s]*(primals|arg|tangents)", Path(made.file).read_text("utf-8"))
+        )
         for made in code_of(fake_mode)
     }
 
