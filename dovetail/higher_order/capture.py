@@ -58,6 +58,9 @@ from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
+_OF_TORCH = ("aten", "prims")
+_UNREPLAYABLE = "the program cannot be replayed call by call: {}"
+
 
 class _NoGuards(GuardSet):
     """The metadata of every input is part of the key under which a captured backward is kept: nothing else is to check."""
@@ -103,8 +106,13 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     needed = needed_inputs(lowering.joint)
     assert lowering.backward is not None
     has_other_types = OtherTypes(lowering.joint, lowering.backward)
-    between = BetweenOutputs(lowering.joint, _obstacle(lowering.joint, needed, lowering.settings.options))
+    between = BetweenOutputs(lowering.joint, _obstacle_between(lowering.joint, needed, lowering.settings.options))
     return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types, between)
+
+
+def _has_custom_functions(joint: JointGraph) -> bool:
+    calls = () if joint.program is None else joint.program.calls
+    return any(private_autograd_nodes.is_function_apply(call.function) for call in calls)
 
 
 class _Capturing:
@@ -172,9 +180,7 @@ class _Capturing:
         flat = [*request.primals.values(), *request.tangents]
         holds = None if policy.is_static else _size_check(captured, fixed)
         # A custom function may read other values by now, as the replay has: both would be wrong alike.
-        calls = () if self._joint.program is None else self._joint.program.calls
-        is_custom = any(private_autograd_nodes.is_function_apply(call.function) for call in calls)
-        in_eager = None if is_custom else eager_backward(self._joint, request)
+        in_eager = None if _has_custom_functions(self._joint) else eager_backward(self._joint, request)
         return CapturedBackward(
             _with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused, in_eager=in_eager
         )
@@ -302,12 +308,27 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
     if program is None:
         return "the graph was not captured together with its program"
     if program.unreplayable and not is_replayed_by_operators(joint):
-        return f"the program cannot be replayed call by call: {program.unreplayable}"
+        return _UNREPLAYABLE.format(program.unreplayable)
     if joint.provenance:
         return "the joint graph was edited, and its derivatives come from the program as it was"
     if needed.draws and options.get("fallback_random", True) is not True:
         return "its random numbers are not eager's (fallback_random=False) and cannot be drawn again"
     return ""
+
+
+def _obstacle_between(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any]) -> str:
+    """As :func:`_obstacle`, for gradients between the outputs: these need the program's calls, with the forward's values."""
+    reason = _obstacle(joint, needed, options)
+    if reason or joint.program is None:
+        return reason
+    if joint.program.unreplayable:
+        return _UNREPLAYABLE.format(joint.program.unreplayable)
+    # Unlike a derivative of the backward, such a gradient has nothing that it could be compared with.
+    if _has_custom_functions(joint):
+        return "a custom autograd.Function in it may read other values by now"
+    custom = (node.target for node in joint.graph.nodes if getattr(node.target, "namespace", "aten") not in _OF_TORCH)
+    found = next(custom, None)
+    return "" if found is None else f"{found}, a custom operator, may read other values by now"
 
 
 def capture_backward(

@@ -190,13 +190,50 @@ def test_gradients_between_results_are_eagers(run: Run) -> None:
     same(*outcomes, exact=False)
 
 
-def test_without_its_calls_a_program_has_no_gradient_between_results() -> None:
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = x.sin()
-        inner = hidden * 2
-        inner.register_hook(lambda gradient: gradient * 2)
-        return hidden, inner.exp()
+class _Scaled(torch.autograd.Function):
+    factor = 2.0
 
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.factor = _Scaled.factor
+        return x * ctx.factor
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent * ctx.factor
+
+
+@torch.library.custom_op("dovetail_between::scaled", mutates_args=())
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * _Scaled.factor
+
+
+_scaled.register_fake(torch.empty_like)
+_scaled.register_autograd(lambda ctx, tangent: tangent * _Scaled.factor)
+
+
+def _with_inner_hook(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = x.sin()
+    inner = hidden * 2
+    inner.register_hook(lambda gradient: gradient * 2)
+    return hidden, inner.exp()
+
+
+REFUSED = [
+    (_with_inner_hook, "registers a hook"),
+    (lambda x: (hidden := x.sin(), torch.func.vmap(torch.exp)(hidden)), "uses torch.func"),
+    (lambda x: (hidden := x.sin(), torch.func.grad(lambda y: y.exp().sum())(hidden)), "uses torch.func"),
+    # Called once more it would read the factor of that moment.
+    (lambda x: (hidden := x.sin(), _Scaled.apply(hidden.exp())), "custom autograd.Function"),
+    (lambda x: (hidden := x.sin(), _scaled(hidden.exp())), "dovetail_between.scaled.default, a custom operator"),
+]
+
+
+@pytest.mark.parametrize(("function", "reason"), REFUSED)
+def test_what_cannot_be_replayed_as_it_was_is_refused(
+    function: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden, result = dovetail.compile(function, backend="aten", fullgraph=True)(torch.ones(2, requires_grad=True))
-    with pytest.raises(dovetail.errors.PartialGradientError, match="registers a hook"):
+    monkeypatch.setattr(_Scaled, "factor", 5.0)
+    with pytest.raises(dovetail.errors.PartialGradientError, match=reason):
         torch.autograd.grad(result.sum(), hidden)
