@@ -35,8 +35,8 @@ class Example:
     """A program that shows a quirk: ``function`` is called with each of ``calls``, compiled and eagerly, and compared.
 
     Results, their strides, random numbers, errors and gradients up to ``order`` must be eager's, to the last bit if ``exact``.
-    ``graphs`` is how many graphs there may be after all calls, ``aborts`` that the process dies without the quirk, ``options``
-    are for ``dovetail.compile``.
+    ``graphs`` is how many graphs there may be after all calls, ``aborts`` that the process dies without the quirk, ``stays`` that
+    what the quirk does cannot be taken back in a process that has used it, ``options`` are for ``dovetail.compile``.
     """
 
     function: Callable[..., Any]
@@ -45,6 +45,7 @@ class Example:
     exact: bool = True
     graphs: int | None = None
     aborts: bool = False
+    stays: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

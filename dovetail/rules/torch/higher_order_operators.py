@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dovetail.torch_private import dynamo as private_dynamo
 from dovetail.torch_private import libraries as private_libraries
+from dovetail.torch_private import trees as private_trees
 from dovetail.trace.overrides import FAKE, FUNCTIONAL, SYMBOLIC_FAKE, OperatorHook, Run
 from dovetail.trace.trace import open_trace
 
 
 def _hook(rule: Callable[..., Any], mode: str) -> OperatorHook:
     def run_rule(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return rule(getattr(open_trace(), mode), *args, **kwargs)
+        trace = open_trace()
+        if trace is None:
+            # A graph that is decomposed runs on its own fake values.
+            return rule(private_dynamo.callers_fake_mode(private_trees.tree_leaves((args, kwargs))), *args, **kwargs)
+        return rule(getattr(trace, mode), *args, **kwargs)
 
     return run_rule
 
