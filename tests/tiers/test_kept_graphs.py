@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from torch.nn import functional as F
 
 import dovetail
 from dovetail import cache
-from dovetail.aot.compile_joint import decompose
+from dovetail.aot.compile_joint import compile_joint, decompose
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
 from dovetail.backends.inductor import backend as inductor_backend
+from dovetail.events import EventLog
+from dovetail.options import Options
 from dovetail.tiers import choice, kept_graphs, process
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
@@ -93,6 +96,29 @@ def test_a_hit_needs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [node.name for node in found.graph.nodes] == [node.name for node in made.graph.nodes]
     marked = [node.name for node in found.primals if "in_gradients" in node.meta]
     assert marked == [node.name for node in made.primals if "in_gradients" in node.meta] != []
+
+
+#: Parts of Inductor that load most others.
+HEAVY = (
+    "codecache", "codegen.wrapper", "compile_fx", "custom_graph_pass", "decomposition", "fx_passes.post_grad", "graph", "ir",
+    "lowering", "scheduler", "virtualized",
+)  # fmt: skip
+
+
+def test_a_graph_of_which_all_is_kept_loads_nothing_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(choice.SWITCH, raising=False)
+    joint = dovetail.capture(lambda x: F.gelu(x * 2).sum(0), (leaf(3, 4),))
+    decompose(Lowering(joint, lookup_backend("inductor"), CompileSettings()))
+    monkeypatch.setattr(inductor_backend, "take_code", lambda key: list)
+    for name in HEAVY:
+        owner, _, last = f"torch._inductor.{name}".rpartition(".")
+        if hasattr(sys.modules.get(owner), last):
+            monkeypatch.delattr(sys.modules[owner], last)
+        monkeypatch.setitem(sys.modules, f"{owner}.{last}", None)
+    log = EventLog()
+    chosen = choice.in_tiers(lookup_backend("inductor"), Options())
+    compile_joint(None, joint, chosen, events=log, for_entry=True)
+    assert (log.count("tier 0"), log.count("tier 1")) == (0, 1)
 
 
 OTHERS: list[Callable[[], Lowering]] = [

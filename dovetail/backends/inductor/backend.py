@@ -173,7 +173,7 @@ def compile_inductor(
     job = Job(own, examples, settings, options.get("write_backs", {}))
     job.is_guarded = bool(options.get("guarded_inputs")) and not any(map(private_sizes.has_symbols, examples))
     if job.is_guarded:
-        job.during.append(private_inductor.inputs_are_not_asserted())
+        job.during.append(private_inductor.inputs_are_not_asserted)
     write_back(own, job.write_backs)
     floats_as_tensors(own)
     compute_scalars_once(own)
@@ -204,7 +204,7 @@ def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
         prepare()
     with contextlib.ExitStack() as during:
         for block in job.during:
-            during.enter_context(block)
+            during.enter_context(block())
         compiled = private_inductor.inductor_compile(
             job.graph,
             job.examples,

@@ -19,8 +19,8 @@ class Job:
     ``graph``: a copy of the graph that the backend was given, which is never run; ``examples``: the values of its placeholders.
     ``settings``: Inductor's own settings by name. ``write_backs``: outputs that are new values of inputs (output -> input).
     ``is_guarded``: the sizes and strides of all inputs are looked at before each run.
-    ``during``: context managers that are open while Inductor compiles; ``before`` is called first. Neither happens where the
-    code comes from the cache.
+    ``during``: makers of context managers that are open while Inductor compiles; ``before`` is called first. Neither is called
+    where the code comes from the cache: to look at Inductor loads it, which takes longer than all else there.
     ``wrappers``: functions that wrap the compiled callable, the first one innermost.
     """
 
@@ -28,7 +28,7 @@ class Job:
     examples: list[Any]
     settings: dict[str, Any]
     write_backs: Mapping[int, int] = field(default_factory=dict)
-    during: list[contextlib.AbstractContextManager[None]] = field(default_factory=list)
+    during: list[Callable[[], contextlib.AbstractContextManager[None]]] = field(default_factory=list)
     before: list[Callable[[], None]] = field(default_factory=list)
     wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
     is_guarded: bool = False

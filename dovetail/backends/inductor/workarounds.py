@@ -146,7 +146,7 @@ WORKAROUNDS.append(give_sizes_as_inputs)
 )
 def keep_reads_behind_writes(job: Job) -> None:
     """Kernels that read a written buffer run after the write (see :func:`private_inductor.reads_stay_behind_writes`)."""
-    job.during.append(private_inductor.reads_stay_behind_writes())
+    job.during.append(private_inductor.reads_stay_behind_writes)
 
 
 def _writing_operator() -> Any:
@@ -181,7 +181,7 @@ def _written_example() -> Example:
 def write_to_clones(job: Job) -> None:
     """Custom operators write to clones of what the graph still knows (see ``written_arguments_are_clones``)."""
     if job.graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
-        job.during.append(private_inductor.written_arguments_are_clones())
+        job.during.append(private_inductor.written_arguments_are_clones)
 
 
 def _nothing_written_example() -> Example:
