@@ -309,9 +309,9 @@ def _runtime_function(lowering: Lowering) -> RuntimeFunction:
 def _program_runner(lowering: Lowering) -> RuntimeFunction:
     """Run the torch-level program tape: eager's own operators under eager's own autograd."""
     program = lowering.joint.capture.program
-    if program.unreplayable:
+    if program.refusals:
         raise CaptureError(
-            f"the program cannot be replayed call by call: {program.unreplayable}", advice='use backend="aten" instead'
+            f"the program cannot be replayed call by call: {program.refusals[0]}", advice='use backend="aten" instead'
         )
     if lowering.joint.provenance:
         raise CaptureError(

@@ -31,7 +31,7 @@ from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Bindings, Program, shape_guards
 from dovetail.trace.shapes import RecordingShapeEnv
 
-_NO_PROGRAM = Program((), (), (), unreplayable="the graph was loaded from a file, without its program")
+_NO_PROGRAM = Program((), (), (), ("the graph was loaded from a file, without its program",))
 
 
 class _UnknownFunction(GuardSet):

@@ -307,8 +307,8 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
     program = joint.program
     if program is None:
         return "the graph was not captured together with its program"
-    if program.unreplayable and not is_replayed_by_operators(joint):
-        return _UNREPLAYABLE.format(program.unreplayable)
+    if program.refusals and not is_replayed_by_operators(joint):
+        return _UNREPLAYABLE.format(program.refusals[0])
     if joint.provenance:
         return "the joint graph was edited, and its derivatives come from the program as it was"
     if needed.draws and options.get("fallback_random", True) is not True:
@@ -321,8 +321,8 @@ def _obstacle_between(joint: JointGraph, needed: NeededInputs, options: Mapping[
     reason = _obstacle(joint, needed, options)
     if reason or joint.program is None:
         return reason
-    if joint.program.unreplayable:
-        return _UNREPLAYABLE.format(joint.program.unreplayable)
+    if joint.program.refusals:
+        return _UNREPLAYABLE.format(joint.program.refusals[0])
     # Unlike a derivative of the backward, such a gradient has nothing that it could be compared with.
     if _has_custom_functions(joint):
         return "a custom autograd.Function in it may read other values by now"
@@ -374,7 +374,7 @@ def _gradients(
     """The wanted gradients of a replay of the program."""
     with torch.enable_grad():
         sources = _sources(joint, primals)
-        if joint.program is not None and joint.program.unreplayable:
+        if joint.program is not None and joint.program.refusals:
             return gradients_by_operators(joint, request, sources, tangents)
         outputs = _replay(trace, joint, sources)
         differentiable = [value for value, flag in zip(outputs, joint.spec.output_differentiable, strict=True) if flag]

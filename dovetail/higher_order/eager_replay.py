@@ -19,7 +19,7 @@ from dovetail.trace import Program
 def eager_backward(joint: JointGraph, request: Request) -> BackwardFunction | None:
     """The wanted gradients as a function of the needed inputs and the tangents; None where the program cannot run again."""
     program = joint.program
-    if program is None or program.unreplayable or joint.order > 1:
+    if program is None or program.refusals or joint.order > 1:
         return None
     unknown = [node.meta["val"] for index, node in enumerate(joint.primals) if index not in request.primals]
     if any(map(private_sizes.has_symbols, unknown)):

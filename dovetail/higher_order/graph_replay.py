@@ -36,7 +36,7 @@ _CONSTANTS = frozenset(
 def is_replayed_by_operators(joint: JointGraph) -> bool:
     """Whether the operators of a program without a tape have its derivatives."""
     program = joint.program
-    if program is None or program.unreplayable != USES_FUNC or program.cuts or joint.order > 1:
+    if program is None or USES_FUNC not in program.refusals[:1] or program.cuts or joint.order > 1:
         return False
     if joint.spec.mutations or joint.spec.metadata_changes:
         return False

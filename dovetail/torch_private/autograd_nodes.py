@@ -18,6 +18,14 @@ FUNCTION_APPLY = getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY)
 #: Questions to the engine that may raise before all leaves count as wanted: each error takes 50 us.
 _MOST_ERRORS = 4
 
+#: What the modes of gradients call, and what a mode of torch's functions is told of.
+SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
+
+
+def torch_functions_enabled() -> Any:
+    """A context in which modes are told of torch's functions again."""
+    return torch._C._EnableTorchFunction()
+
 
 def is_function_apply(function: Any) -> bool:
     """Whether this is the ``apply`` of a class of ``torch.autograd.Function``.

@@ -101,7 +101,7 @@ def _show(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """``run(inputs)`` replays the calls. ``unreplayable`` says why a program cannot be replayed (empty: it can).
+    """``run(inputs)`` replays the calls. ``refusals`` say why it cannot be; a hook that runs in the backward may add one.
 
     ``numbers`` computes the numbers among the arguments of the calls from the sizes of the inputs. ``cuts``: a call of it is no
     function of its arguments for autograd, so that its operators alone have other derivatives.
@@ -110,7 +110,7 @@ class Program:
     inputs: tuple[int, ...]
     calls: tuple[ProgramCall, ...]
     outputs: tuple[int, ...]
-    unreplayable: str = ""
+    refusals: Sequence[str] = ()
     numbers: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
     cuts: bool = False
 
@@ -196,7 +196,7 @@ class Recorder:
 
     calls: list[ProgramCall] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
-    unreplayable: str = ""
+    refusals: list[str] = field(default_factory=list)
     cuts: bool = False
     _numbers: dict[int, int] = field(default_factory=dict)
     _paused: int = 0
@@ -204,7 +204,7 @@ class Recorder:
 
     def refuse_replay(self, reason: str) -> None:
         """Say why the program cannot be replayed call by call; the first reason counts."""
-        self.unreplayable = self.unreplayable or reason
+        self.refusals.append(reason)
 
     def number(self, tensor: torch.Tensor) -> int:
         """The slot number of a tensor, a new one if it has none."""
@@ -298,7 +298,7 @@ class Recorder:
             tuple(self.number(tensor) for tensor in inputs),
             tuple(self.calls),
             tuple(self.number(tensor) for tensor in outputs),
-            self.unreplayable,
+            self.refusals,
             compute,
             self.cuts,
         )

@@ -584,15 +584,6 @@ def test_an_edited_graph() -> None:
         torch.autograd.grad(g.sum(), x)
 
 
-def test_a_hook_inside() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        y = x.sin()
-        y.register_hook(lambda g: g * 2)
-        return y * y
-
-    refused(function, "hook", leaf(3))
-
-
 # --- derivatives inside, and through them from outside ----------------------------------------------------------------
 
 

@@ -212,15 +212,14 @@ _scaled.register_fake(torch.empty_like)
 _scaled.register_autograd(lambda ctx, tangent: tangent * _Scaled.factor)
 
 
-def _with_inner_hook(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_saved_tensor_hooks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = x.sin()
-    inner = hidden * 2
-    inner.register_hook(lambda gradient: gradient * 2)
-    return hidden, inner.exp()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved / 2):
+        return hidden, hidden.exp()
 
 
 REFUSED = [
-    (_with_inner_hook, "registers a hook"),
+    (_with_saved_tensor_hooks, "saved-tensor hooks"),
     (lambda x: (hidden := x.sin(), torch.func.vmap(torch.exp)(hidden)), "uses torch.func"),
     (lambda x: (hidden := x.sin(), torch.func.grad(lambda y: y.exp().sum())(hidden)), "uses torch.func"),
     # Called once more it would read the factor of that moment.

@@ -106,9 +106,8 @@ def a_refused_second_order() -> tuple[Any, Held]:
     model, x = linear(), batch().requires_grad_()
 
     def function(x: Tensor) -> Tensor:
-        y = model(x)
-        y.register_hook(lambda gradient: gradient * 2)
-        return y.sin().sum()
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved / 2):
+            return model(x).sin().sum()
 
     compiled = dovetail.compile(function, backend="aten")
     (slope,) = torch.autograd.grad(compiled(x), x, create_graph=True)
@@ -170,9 +169,8 @@ def a_hook_inside() -> tuple[Any, Held]:
     model, x = linear(), batch()
 
     def function(x: Tensor) -> Tensor:
-        y = model(x)
-        y.register_hook(lambda gradient: gradient * 2)
-        return y.sin().sum()
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved / 2):
+            return model(x).sin().sum()
 
     compiled = dovetail.compile(function, backend="aten")
     compiled(x).backward()

@@ -44,14 +44,14 @@ class _Traced:
     spec: Any
 
 
-def _slots(value: Any) -> list[Any]:
+def slots_of(value: Any) -> list[Any]:
     """The tensors and numbers that the arguments of a call name."""
     if isinstance(value, (Slot, NumberSlot)):
         return [value]
     if isinstance(value, slice):
-        return _slots((value.start, value.stop, value.step))
+        return slots_of((value.start, value.stop, value.step))
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [found for item in parts for found in _slots(item)]
+    return [found for item in parts for found in slots_of(item)]
 
 
 _MOST_OBJECTS = 50_000
@@ -136,13 +136,13 @@ def _trace_branch(interpreter: TracingInterpreter, function: Any, operands: Sequ
     made: set[int] = set()
     given: dict[int, None] = {}
     for call in calls:
-        slots = _slots((call.args, dict(call.kwargs)))
+        slots = slots_of((call.args, dict(call.kwargs)))
         if any(isinstance(item, NumberSlot) for item in slots):
             raise Break("a function that torch.cond is given uses a symbolic size", _ADVICE)
         given.update(dict.fromkeys(item.number for item in slots if item.number not in made))
         made.update(call.results)
-    if recorder.unreplayable:
-        raise Break(f"torch.cond cannot be one node: {recorder.unreplayable}", _ADVICE)
+    if recorder.refusals:
+        raise Break(f"torch.cond cannot be one node: {recorder.refusals[0]}", _ADVICE)
     if not all(recorder.number(item) in made for item in results):
         raise Break("a function that torch.cond is given returns something else than new tensors", _ADVICE)
     return _Traced(calls, tuple(given), results, spec)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, method_rule
 from dovetail.frontend.values.values import Values
 from dovetail.guards import Answers
 from dovetail.guards.ambient import WATCHED, Watched
@@ -110,12 +108,6 @@ def note_for_backward(values: Values) -> None:
     source = values.pin(torch.Tensor, "torch.Tensor")
     predicate = Answers(replaced_methods, (), replaced_methods(torch.Tensor))
     values.note_backward_read(source, predicate, "a method of tensors may be called", always=True)
-
-
-@method_rule("register_hook", "register_post_accumulate_grad_hook")
-def _hook(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
-    note_for_backward(interpreter.values)
-    return NotImplemented
 
 
 WATCHED.append(Watched(patches, _refusal))

@@ -1,0 +1,118 @@
+"""Hooks on the gradients of tensors: what one computes is recorded when it first runs, so that a replay of the program has it.
+
+A replay registers a hook that runs these calls again, on the gradient and on the values that the replay has computed. The mode
+in which a backward runs, with gradients or without, belongs to the backward and not to the hook, unless the hook switches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.torch.control_flow import slots_of
+from dovetail.rules.torch.patched_tensors import note_for_backward
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
+from dovetail.trace.program import NumberSlot, Program, ProgramCall, RecordingMode
+from dovetail.trace.repeats import draws_random_numbers
+from dovetail.trace.trace import Trace, open_trace
+
+
+class Tape:
+    """What a hook computes of its gradient: a program each for a backward with gradients and without; none before it has run.
+
+    The first input of the programs is the gradient. ``read`` are the numbers of the other ones in the program around.
+    """
+
+    def __init__(self) -> None:
+        self.programs: dict[bool, Program] = {}
+        self.read: tuple[int, ...] = ()
+
+    def record(self, trace: Trace, hook: Callable[..., Any], gradient: torch.Tensor) -> Any:
+        """Run the hook, and keep what torch calls it has made."""
+        if self.programs:
+            return hook(gradient)
+        if trace.phase != "backward":
+            trace.recorder.refuse_replay("a hook in it runs in a gradient that is taken inside")
+        recorder, graph, inputs = trace.recorder, trace.graph, [item.value for item in trace.inputs]
+        own, nodes, mode = replace(recorder, calls=[], _paused=0), len(graph.nodes), torch.is_grad_enabled()
+        number = recorder.number(gradient)
+        with private_autograd_nodes.torch_functions_enabled(), RecordingMode(own):
+            result = hook(gradient)
+        made = {number for call in own.calls for number in call.results}
+        read = {getattr(slot, "number", number) for slot in slots_of([(call.args, call.kwargs) for call in own.calls])}
+        self.read = (*map(recorder.number, inputs), *sorted(read - made - {number, *map(recorder.number, inputs)}))
+        switches = [at for at, call in enumerate(own.calls) if call.function is private_autograd_nodes.SET_GRAD_ENABLED]
+        if len(switches) > 2:
+            recorder.refuse_replay("a hook in it switches gradients off or on several times")
+        if any(draws_random_numbers(node.target) for node in list(graph.nodes)[nodes:]):
+            recorder.refuse_replay("a hook in it draws random numbers")
+        results = (result,) if isinstance(result, torch.Tensor) else ()
+        program = own.finish(inputs, results, lambda items: trace.bindings().function(items))
+        for own_mode in (False, True):
+            calls = _in_mode(own.calls, {mode: own_mode}, switches)
+            self.programs[own_mode] = replace(program, inputs=(number, *self.read), calls=calls)
+        return result
+
+    def register(self, names: Mapping[int, int], tensor: torch.Tensor, values: Mapping[Any, Any]) -> None:
+        """Register the hook of a replay, which has ``values``, where the numbers of some have other ``names``. Under a trace the
+        replay is a program in turn, with numbers of its own.
+        """
+
+        def run(gradient: torch.Tensor) -> torch.Tensor | None:
+            if not self.programs:
+                # It was removed before a gradient came.
+                return None
+            given = read()
+            found = self.programs[torch.is_grad_enabled()].run([gradient, *given], given)
+            return found[0] if found else None
+
+        def read() -> list[torch.Tensor]:
+            return [values[names.get(number, number)] for number in self.read]
+
+        trace = open_trace()
+        if trace is None:
+            tensor.register_hook(run)
+            return
+        numbers: dict[int, int] = {}
+        trace.at_close(lambda: numbers.update(zip(self.read, map(trace.recorder.number, read()), strict=True)))
+        self.note(trace, tensor, run, numbers)
+
+    def note(self, trace: Trace, tensor: torch.Tensor, hook: Callable[..., Any], names: Mapping[int, int]) -> Any:
+        """Register a hook on a traced tensor; a replay of the trace's program registers one of its own."""
+        with trace.recorder.paused():
+            handle = tensor.register_hook(hook)
+        trace.recorder.record(partial(self.register, names), (tensor, _VALUES), {}, None)
+        return handle
+
+
+#: An argument in whose place a replay hands over all values that it has.
+_VALUES = NumberSlot(-1, lambda values: values)
+
+
+def _in_mode(calls: list[ProgramCall], modes: dict[bool, bool], switches: list[int]) -> tuple[ProgramCall, ...]:
+    """The calls as they run in a backward of another mode; between two switches the mode is the hook's own."""
+    start, end = (*switches, len(calls), len(calls))[:2]
+    return tuple(
+        call if start < at < end else replace(call, grad_enabled=modes.get(call.grad_enabled, call.grad_enabled))
+        for at, call in enumerate(calls)
+        if at not in switches
+    )
+
+
+@method_rule("register_hook", "register_post_accumulate_grad_hook")
+def _register_hook(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    note_for_backward(interpreter.values)
+    bound = getattr(function, "__self__", None)
+    given = [*([] if bound is None else [bound]), *args, *kwargs.values()]
+    if function.__name__ != "register_hook" or len(given) != 2 or not callable(given[1]):
+        return NotImplemented
+    trace, tape = interpreter.trace, Tape()
+    hook = partial(tape.record, trace, interpreter.trampoline(given[1]))
+    handle = interpreter.native(partial(tape.note, trace), (given[0], hook, {}), {}, hands_on=True)
+    return handle
