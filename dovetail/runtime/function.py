@@ -348,7 +348,18 @@ class DifferentiableGraph:
 
     def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
-        return _with_constants(call, ctx.saved_tensors) if call.apart is None else call.apart.read(defined)
+        if call.apart is not None:
+            return call.apart.read(defined)
+        try:
+            return _with_constants(call, ctx.saved_tensors)
+        except RuntimeError:
+            taken = None if all(defined) or torch.is_grad_enabled() else self._backward.graph_of(defined)
+            if taken is None or call.constants is not None:
+                raise
+            with contextlib.suppress(RuntimeError):
+                # In eager, the others belong to nodes that this backward does not come to.
+                return private_autograd.saved_at(ctx, taken[1][: len(taken[1]) - sum(defined)])
+            raise
 
     def _free(self, ctx: Any, call: Call, defined: Pattern) -> None:
         """Unless the graph is kept, nothing is left then but for the outputs that are independent of those it came from."""

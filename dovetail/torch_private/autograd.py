@@ -90,6 +90,17 @@ def saved_tensor_hooks_change_values() -> bool:
     return top is not None and not (getattr(top[0], "__module__", None) or "").startswith(_KEEPING_VALUES)
 
 
+def saved_at(ctx: Any, places: Sequence[int]) -> list[torch.Tensor | None]:
+    """What a node has saved at these places, None elsewhere; raises where any of it was written to, or is a written result."""
+    items = ctx._raw_saved_tensors
+    found: list[torch.Tensor | None] = [None] * len(items)
+    for place in places:
+        # Torch hands over a result of the node's own only with all the others; its version began at 0.
+        is_own = items[place].data.grad_fn is None and items[place].data._version == 0
+        found[place] = items[place].data if is_own else items[place].unpack()
+    return found
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether a hook of any kind is registered on a tensor's gradient."""
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)

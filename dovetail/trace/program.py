@@ -1,4 +1,4 @@
-"""The program: the torch calls of a traced function in order, replayable on other tensors, printed as runnable Python.
+"""The program: the torch calls of a traced function in order, replayable on other tensors.
 
 The ATen graph has lost what autograd needs (a user's ``detach``, ``no_grad`` regions, custom ``autograd.Function``
 boundaries); the program has it. Replaying it on real tensors is eager, without the user's Python around it.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from dovetail.errors import CaptureError
 from dovetail.guards.ambient import autocast_state
@@ -37,9 +37,6 @@ class Slot:
 
     number: int
 
-    def __str__(self) -> str:
-        return f"t{self.number}"
-
 
 @dataclass(frozen=True)
 class NumberSlot:
@@ -49,9 +46,6 @@ class NumberSlot:
 
     index: int
     read: Callable[[Mapping[Any, Any]], Any] | None = None
-
-    def __str__(self) -> str:
-        return f"n{self.index}"
 
 
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
@@ -84,19 +78,6 @@ class ProgramCall:
     results: tuple[int, ...]
     grad_enabled: bool
     autocast: AutocastState
-
-    def __str__(self) -> str:
-        name = resolve_name(self.function) or getattr(self.function, "__qualname__", str(self.function))
-        shown = [_show(item) for item in self.args] + [f"{key}={_show(item)}" for key, item in self.kwargs.items()]
-        left = ", ".join(f"t{number}" for number in self.results)
-        return f"{left} = {name}({', '.join(shown)})" if left else f"{name}({', '.join(shown)})"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(_show(item) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    return str(value) if isinstance(value, (Slot, NumberSlot)) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -136,21 +117,6 @@ class Program:
         if was_inside and not nesting:
             torch.clear_autocast_cache()
         return [values[number] for number in self.outputs]
-
-    def __str__(self) -> str:
-        head = f"def program({', '.join(f't{number}' for number in self.inputs)}):"
-        lines = []
-        grad_enabled = True
-        autocast = self.calls[0].autocast if self.calls else ()
-        for call in self.calls:
-            if call.grad_enabled != grad_enabled:
-                grad_enabled = call.grad_enabled
-                lines.append(f"    torch.set_grad_enabled({grad_enabled})")
-            if call.autocast != autocast:
-                autocast = call.autocast
-                lines += [f"    torch.set_autocast_enabled({device!r}, {enabled})" for device, enabled, _ in autocast]
-            lines.append(f"    {call}")
-        return "\n".join([head, *lines, f"    return [{', '.join(f't{number}' for number in self.outputs)}]"])
 
 
 def _fill(value: Any, values: Mapping[Any, Any]) -> Any:

@@ -10,6 +10,55 @@ from tests.footguns.test_audited_programs import CALLS
 from tests.fuzz.runner import run_program
 
 PROGRAMS = {
+    "data in a class that the object hides becomes a property": """
+class Base: k = 2
+class A(Base): pass
+a = A()
+a.k = 3
+def change(i):
+    if i == 1: Base.k = property(lambda self: 10)
+    if i == 2: Base.k = 5
+    if i == 3: del a.k
+def function(x): return x * a.k
+""",
+    "data in a class that the object hides becomes a descriptor": """
+class Field:
+    def __init__(self, d): self.d = d
+class A: k = Field(2)
+a = A()
+a.k = 3
+def change(i):
+    if i == 1: Field.__get__ = lambda self, o, t=None: self.d
+    if i == 2: Field.__set__ = lambda self, o, v: None
+    if i == 3: A.k = 7
+def function(x): return x * (a.k if hasattr(a, "k") else 100)
+""",
+    "data in a class that the program hides becomes a property": """
+class A: k = 2
+a = A()
+def refused(self): raise AttributeError("k")
+def change(i):
+    if i == 1: A.k = property(lambda self: 7, lambda self, v: self.__dict__.__setitem__("other", v))
+    if i == 2: A.k = property(refused, lambda self, v: None)
+    if i == 3: A.k = 4
+def function(x):
+    a.k = 5
+    return x * (a.k if hasattr(a, "k") else 100)
+""",
+    "data in the class of a module that the module hides": """
+class Net(torch.nn.Module):
+    scale = 1.0
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+    def forward(self, x): return x * self.scale
+net = Net()
+def change(i):
+    if i == 1: Net.scale = 4.0
+    if i == 2: Net.scale = property(lambda self: 9.0)
+    if i == 3: del Net.scale
+def function(x): return net(x)
+""",
     "state of a descriptor that is read": """
 class Field:
     def __init__(self, d): self.d = d; self.reads = 0

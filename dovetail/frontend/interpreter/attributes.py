@@ -263,6 +263,7 @@ class Attributes(LookupGuards):
                 return self._bind_descriptor(found, owner, target, name)
         if attributes is not None:
             if name in attributes:
+                self.guard_stays_hidden(kind, name)
                 return values.read(attributes[name], self._own_item_source(attributes, source, name))
             if source is not None and not self.effects.written(attributes, name):
                 what = f" has no attribute {name}" if owner is None else f".{name} was found on the class"

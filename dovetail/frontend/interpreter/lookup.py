@@ -12,7 +12,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.leaves import is_leaf_value, is_patched_like_the_users, is_trusted
-from dovetail.guards import Answers, AttributeSource, HasNoKey, Identity, ItemSource, Source
+from dovetail.guards import Answers, AttributeSource, HasNoKey, Identity, ItemSource, Source, TypeIs
 from dovetail.guards.reading import class_order, is_heap_type
 
 MISSING = object()
@@ -122,6 +122,16 @@ class LookupGuards(TracingInterpreter):
             found = found.__func__
         if isinstance(found, (types.FunctionType, property)):
             self.values.guard(source, Identity(found), f"{owner.__qualname__}.{name} was found on the class")
+
+    def guard_stays_hidden(self, kind: type, name: str) -> None:
+        """Guard that data in a class, which an attribute of the object hides, becomes no descriptor, which would come first."""
+        found, owner = class_attribute(kind, name)
+        is_open = owner is not None and not hasattr(type(found), "__set__") and not self.needs_no_guard(owner)
+        if owner is not None and is_open and not self.effects.attribute_written(owner, name):
+            source = self.class_item_source(owner, name)
+            self.values.guard(
+                source, TypeIs(type(found)), f"{owner.__qualname__}.{name} is hidden by that of the object"
+            )
 
     def found_on_class(self, owner: type, name: str, found: Any) -> Any:
         """A descriptor as it stands in a class: with where it can be found again."""

@@ -96,6 +96,7 @@ class Stores(LookupGuards):
         if attributes is None or source is None:
             object.__setattr__(target, name, value)
             return
+        self.guard_stays_hidden(type(target), name)
         self.values.note(attributes, InstanceDictSource(source))
         self.effects.set_item(attributes, name, value)
 
