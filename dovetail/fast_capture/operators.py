@@ -29,7 +29,9 @@ from dovetail.trace.trace import Trace, open_trace
 _is_plain = functools.cache(private.is_plain_operator)
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 #: What the tracer notes on a node by itself, and the value, which is made again.
-_NOTED = frozenset({"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward"})
+_NOTED = frozenset(
+    {"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward", "without_gradients"}
+)
 _NO_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8})
 
 

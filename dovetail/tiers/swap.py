@@ -35,6 +35,7 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, instead_of_steps
 from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
+from dovetail.face.attempts import collection_paused
 from dovetail.face.compiled_function import CompiledFunction
 from dovetail.face.dispatcher import compile_lock
 from dovetail.face.module import CompiledModule
@@ -90,7 +91,9 @@ def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
         return None
     start = time.monotonic()
     try:
-        with private_state.preserved_rng_state(), CACHES[tiers.backend.name].only_from_cache(ours=True):
+        # No kernel is compiled, and all that is made lives on: to look for garbage once took as long as all the rest.
+        where = CACHES[tiers.backend.name].only_from_cache(ours=True)
+        with private_state.preserved_rng_state(), collection_paused(), where:
             compiled = run_steps(lowering.with_(backend=tiers.backend))
     except Exception:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
         return None

@@ -262,3 +262,10 @@ def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert fast == slow
     assert again == slow
     assert more > hits > none == 0
+
+
+def test_every_operator_of_a_forward_and_its_backward_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    operators._memories.clear()
+    captured("attention", monkeypatch)
+    known = [(key[0], what) for memory in operators._memories.values() for key, what in memory.items()]
+    assert len(known) > 20 and not [operator for operator, what in known if what is None]
