@@ -41,19 +41,20 @@ SETTINGS: dict[str, Callable[[], str | None]] = {"inductor": private_code.settin
 @decomposes
 def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | None:
     """Take the decomposed graph from the cache, or make it as the hooks before this one do, and keep it."""
-    key = _key(lowering)
-    if key is None:
-        private_cache.look_no_further()
+    try:
+        key = _key(lowering)
+    except UnportableError as error:
+        private_cache.look_no_further(f"the graph is not kept, as {error}")
         return None
-    joint = lowering.joint
+    joint, reason = lowering.joint, "this graph was not kept with these settings and versions, and for this CPU"
     content = cache.read("graphs", key)
     if content is not None:
         mark_read_by_gradients(joint)
         try:
             return decoded(joint, json.loads(content))
         except Exception:  # noqa: BLE001  (whatever lies under the key: the graph is decomposed, and the entry written anew)
-            content = None
-    private_cache.look_no_further()
+            reason = "the entry of the graph cannot be read"
+    private_cache.look_no_further(reason)
     for hook in reversed(list(steps.decomposes)):
         module = None if hook is decompose_once else hook(lowering, table)
         if module is not None:
@@ -62,19 +63,21 @@ def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | N
     return None
 
 
-def _key(lowering: Lowering) -> str | None:
-    """The key of the decomposed graph; None where it is not kept."""
+def _key(lowering: Lowering) -> str:
+    """The key of the decomposed graph; raises :class:`UnportableError` with the reason where it is not kept."""
     backend, software = lowering.backend.name, cache.software()
     if not cache.is_on() or software is None or backend not in SETTINGS:
-        return None
+        raise UnportableError("the cache is off, or the backend has none")
     hooks = [f"{hook.__module__}.{hook.__qualname__}" for hook in steps.decomposes]
     settings = SETTINGS[backend]()
-    if settings is None or not all(name.startswith("dovetail.") for name in hooks):
-        return None
+    if settings is None:
+        raise UnportableError("a setting of the backend is an object, or asks for compilations to be shown")
+    if not all(name.startswith("dovetail.") for name in hooks):
+        raise UnportableError("a hook of the program's decomposes it")
     try:
         graph = json.dumps([*_encoded_joint(lowering.joint)])
-    except (UnportableError, ArtefactError):
-        return None
+    except ArtefactError as error:
+        raise UnportableError(error.what) from error
     state = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), private_state.kernel_flags())
     given = (sorted(lowering.write_backs.items()), lowering.backend.leaves_fused_updates, lowering.joint.num_primals)
     cpu = torch.backends.cpu.get_cpu_capability()

@@ -51,6 +51,7 @@ from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private.inductor_cache import NotCachedError
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
 _UNSETTLED: weakref.WeakKeyDictionary[EventLog, weakref.WeakSet[SwappingRun]] = weakref.WeakKeyDictionary()
@@ -89,16 +90,20 @@ def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
     """The graph with its kernels, where an earlier process has left all of it in Dovetail's cache: tier 0 is not needed."""
     if tiers.check_swap or not cache.is_on():
         return None
-    start = time.monotonic()
+    start, events = time.monotonic(), lowering.settings.events
     try:
         # No kernel is compiled, and all that is made lives on: to look for garbage once took as long as all the rest.
         where = CACHES[tiers.backend.name].only_from_cache(ours=True)
         with private_state.preserved_rng_state(), collection_paused(), where:
             compiled = run_steps(lowering.with_(backend=tiers.backend))
-    except Exception:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
+    except NotCachedError as error:
+        events.note("cache miss", reason=str(error))
         return None
-    seconds = time.monotonic() - start
-    lowering.settings.events.note("tier 1", backend=tiers.backend.name, after=0.0, compiled=0.0, loaded=seconds)
+    except Exception as error:  # noqa: BLE001  (what cannot be used is made as without a cache)
+        events.note("cache miss", reason=f"{type(error).__name__}: {error}")
+        return None
+    loaded = time.monotonic() - start
+    events.note("tier 1", backend=tiers.backend.name, cache="hit", after=0.0, compiled=0.0, loaded=loaded)
     return dataclasses.replace(compiled, backend=lowering.backend)
 
 

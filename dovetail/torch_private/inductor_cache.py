@@ -12,7 +12,7 @@ from dovetail import cache
 
 
 class NotCachedError(Exception):
-    """The code of a graph is not in Inductor's cache."""
+    """A graph, or the code of one, is not in the cache; the text says why, as far as that is known."""
 
 
 def cache_folder() -> str:
@@ -59,10 +59,10 @@ def only_from_cache(*, ours: bool = False) -> Iterator[None]:
         _where.reset(token)
 
 
-def look_no_further() -> None:
-    """Raise :class:`NotCachedError` where Dovetail's cache was the only place to look for code."""
+def look_no_further(reason: str) -> None:
+    """Raise :class:`NotCachedError` where Dovetail's cache was the only place to look; ``reason``: why nothing was found there."""
     if _where.get() == "ours":
-        raise NotCachedError("the code of a graph is not in Dovetail's cache")
+        raise NotCachedError(reason)
 
 
 @contextlib.contextmanager

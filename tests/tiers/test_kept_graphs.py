@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +23,11 @@ from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
 from dovetail.backends.inductor import backend as inductor_backend
+from dovetail.backends.inductor.job import Job
 from dovetail.events import EventLog
 from dovetail.options import Options
-from dovetail.tiers import choice, kept_graphs, process
+from dovetail.tiers import choice, kept_graphs, process, swap
+from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
 
@@ -34,6 +37,13 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def lowering_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Lowering:
     joint = dovetail.capture(function, inputs)
     return Lowering(joint, lookup_backend("inductor"), CompileSettings())
+
+
+def key_of(lowering: Lowering) -> str | None:
+    try:
+        return kept_graphs._key(lowering)
+    except UnportableError:
+        return None
 
 
 def leaf(*sizes: int) -> torch.Tensor:
@@ -121,6 +131,34 @@ def test_a_graph_of_which_all_is_kept_loads_nothing_of_inductor(monkeypatch: pyt
     assert (log.count("tier 0"), log.count("tier 1")) == (0, 1)
 
 
+MISSES: dict[str, tuple[Callable[..., Any], str]] = {
+    "another": (program, "was not kept with these settings"),
+    "constant": (lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]) * 2, "is not kept, as .* is a node of kind get_attr"),
+    "damaged": (program, "entry of the graph cannot be read"),
+    "code": (program, "code of the forward graph is not there"),
+    "code is not kept": (program, "code of the forward graph is not kept, as a setting"),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_a_miss_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, reason = MISSES[name]
+    lowering = lowering_of(function, leaf(3, 4))
+    if name not in ("another", "constant"):
+        decompose(lowering)
+        if name == "damaged":
+            cache.write("graphs", str(key_of(lowering)), b"{}")
+        elif name == "code is not kept":
+
+            def not_kept(job: Job, *args: Any) -> None:
+                job.not_kept = "a setting is an object"
+
+            monkeypatch.setattr(inductor_backend, "key_of_code", not_kept)
+    found = swap._from_cache(lowering, choice.Tiers(lowering.backend, "auto"))
+    (event,) = [event for event in lowering.settings.events.events if event.name == "cache miss"]
+    assert found is None and re.search(reason, event.details["reason"])
+
+
 OTHERS: list[Callable[[], Lowering]] = [
     lambda: lowering_of(program, leaf(4, 3)),
     lambda: lowering_of(program, leaf(3, 4).detach()),
@@ -134,15 +172,15 @@ OTHERS: list[Callable[[], Lowering]] = [
 
 @pytest.mark.parametrize("number", range(len(OTHERS)))
 def test_another_graph_has_another_key(number: int) -> None:
-    key, other = kept_graphs._key(lowering_of(program, leaf(3, 4))), kept_graphs._key(OTHERS[number]())
+    key, other = key_of(lowering_of(program, leaf(3, 4))), key_of(OTHERS[number]())
     assert key is not None and other not in (None, key)
 
 
 @pytest.mark.parametrize("change", ["setting", "dtype", "switch", "software", "quirk", "hook"])
 def test_what_decides_about_a_graph_is_in_the_key(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lowering = lowering_of(program, leaf(3, 4))
-    key = kept_graphs._key(lowering)
-    assert key == kept_graphs._key(lowering_of(program, leaf(3, 4)))
+    key = key_of(lowering)
+    assert key == key_of(lowering_of(program, leaf(3, 4)))
     with config.patch({"emulate_precision_casts": True} if change == "setting" else {}):
         if change == "dtype":
             monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
@@ -156,21 +194,21 @@ def test_what_decides_about_a_graph_is_in_the_key(change: str, monkeypatch: pyte
             monkeypatch.setattr(
                 kept_graphs.steps, "decomposes", [*kept_graphs.steps.decomposes, test_a_hit_needs_no_table]
             )
-        found = kept_graphs._key(lowering)
+        found = key_of(lowering)
     assert found is None if change == "hook" else found not in (None, key)
 
 
 def test_what_cannot_be_written_down_is_decomposed_each_time() -> None:
     symbolic = lowering_of(program, dovetail.mark_dynamic(torch.ones(3, 4), 0))
-    assert kept_graphs._key(symbolic) is None
+    assert key_of(symbolic) is None
     constant = torch.arange(4.0)
     with_constant = lowering_of(lambda x: x + torch.tensor([1.0, 2.0]) * 2, torch.ones(3, 2))
-    assert with_constant.joint.graph.find_nodes(op="get_attr") and kept_graphs._key(with_constant) is None
+    assert with_constant.joint.graph.find_nodes(op="get_attr") and key_of(with_constant) is None
     conjugated = lowering_of(lambda x: x.abs(), torch.ones(3, dtype=torch.complex64).conj())
-    assert kept_graphs._key(conjugated) is None
-    assert kept_graphs._key(lowering_of(lambda x: x + constant, torch.ones(3, 4))) is not None
+    assert key_of(conjugated) is None
+    assert key_of(lowering_of(lambda x: x + constant, torch.ones(3, 4))) is not None
     cache.switch(False)
-    assert kept_graphs._key(lowering_of(program, torch.ones(3, 4))) is None
+    assert key_of(lowering_of(program, torch.ones(3, 4))) is None
 
 
 def test_a_table_with_a_function_of_the_programs_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +225,7 @@ def test_a_table_with_a_function_of_the_programs_is_not_kept(monkeypatch: pytest
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_entries_that_mean_nothing_are_misses(own_cache: Path, every: int) -> None:
     lowering = lowering_of(program, leaf(3, 4))
-    made, key = decompose(lowering).joint, kept_graphs._key(lowering)
+    made, key = decompose(lowering).joint, key_of(lowering)
     assert key is not None
     content = cache.read("graphs", key)
     assert content is not None

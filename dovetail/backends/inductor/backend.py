@@ -198,7 +198,8 @@ def compile_inductor(
 
 def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
     """Have Inductor compile the graph, or take it from Inductor's own cache."""
-    private_inductor_cache.look_no_further()
+    missing = f"not kept, as {job.not_kept}" if job.not_kept else "not there, or a kernel of it is not"
+    private_inductor_cache.look_no_further(f"the code of the {kind} graph is {missing}")
     hits = private_inductor.cache_hits()
     for prepare in job.before:
         prepare()

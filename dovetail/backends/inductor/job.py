@@ -21,6 +21,7 @@ class Job:
     ``is_guarded``: the sizes and strides of all inputs are looked at before each run.
     ``during``: makers of context managers that are open while Inductor compiles; ``before`` is called first. Neither is called
     where the code comes from the cache: to look at Inductor loads it, which takes longer than all else there.
+    ``not_kept``: why the code cannot be kept on disk; empty where it can.
     ``wrappers``: functions that wrap the compiled callable, the first one innermost.
     """
 
@@ -32,6 +33,7 @@ class Job:
     before: list[Callable[[], None]] = field(default_factory=list)
     wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
     is_guarded: bool = False
+    not_kept: str = ""
 
 
 #: Functions that make Inductor right where it is wrong (:mod:`.workarounds`), in the order in which they run.

@@ -49,13 +49,15 @@ def key_of_code(job: Job, kind: Kind, visible: Sequence[int]) -> str | None:
     software = cache.software()
     settings = private_code.settings_as_text() if cache.is_on() and software is not None else None
     if settings is None or private_dynamo.shows_artifact("output_code"):
+        job.not_kept = "the cache is off, a setting of Inductor's is an object, or the compilation is to be shown"
         return None
     try:
         graph = "\n".join(map(_line, job.graph.graph.nodes))
         given = [_written(sorted(item.items())) for item in (job.settings, job.write_backs)]
         given.append(_written([visible, job.is_guarded]))
         inputs = list(map(facts, job.examples))
-    except _UnknownError:
+    except _UnknownError as error:
+        job.not_kept = str(error)
         return None
     names = [f"{work_around.__module__}.{work_around.__qualname__}" for work_around in WORKAROUNDS]
     state = (
@@ -77,19 +79,19 @@ _cpu = functools.cache(cpu_features)
 
 def _line(node: torch.fx.Node) -> str:
     if node.op not in ("placeholder", "call_function", "output"):
-        raise _UnknownError
+        raise _UnknownError(f"it has a node of kind {node.op}")
     if node.op == "call_function" and isinstance(node.target, private_operators.OpOverload):
         if node.target.namespace not in _NAMESPACES:
-            raise _UnknownError
+            raise _UnknownError(f"{node.target} is no operator of torch's")
         target = str(node.target)
     elif node.op == "call_function":
         module, target = getattr(node.target, "__module__", ""), getattr(node.target, "__qualname__", "")
         if module != "_operator":
-            raise _UnknownError
+            raise _UnknownError(f"{module}.{target} is no operator of torch's")
     else:
         target = str(node.target)
     if any(name in node.meta for name in _READ_BY_INDUCTOR):
-        raise _UnknownError
+        raise _UnknownError(f"{node.name} is marked for Inductor")
     value = node.meta.get("val")
     _check(value)
     return (
@@ -107,9 +109,9 @@ def _check(value: Any) -> None:
             value.layout == torch.strided and value.device.type == "cpu" and not value.is_conj() and not value.is_neg()
         )
         if not is_plain or private_sizes.has_symbols(value):
-            raise _UnknownError
+            raise _UnknownError("a value is no plain tensor of the CPU with fixed sizes")
     elif type(value) not in _PLAIN:
-        raise _UnknownError
+        raise _UnknownError(f"a value is a {type(value).__name__}")
 
 
 def _written(value: Any) -> str:
@@ -120,7 +122,7 @@ def _written(value: Any) -> str:
         return f"{'(' if isinstance(value, tuple) else '['}{', '.join(map(_written, value))}]"
     if type(value) in _PLAIN or isinstance(value, _NAMED) or type(value) is complex:
         return repr(value)
-    raise _UnknownError
+    raise _UnknownError(f"an argument or an option is a {type(value).__name__}")
 
 
 def facts(value: Any) -> str:

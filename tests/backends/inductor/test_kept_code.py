@@ -161,7 +161,7 @@ def test_an_entry_that_is_damaged_on_disk_is_a_miss(own_cache: Path) -> None:
 
 def test_nothing_is_looked_for_in_inductors_cache() -> None:
     graph = job_of().graph
-    with only_from_cache(ours=True), pytest.raises(NotCachedError, match="Dovetail's cache"):
+    with only_from_cache(ours=True), pytest.raises(NotCachedError, match="code of the inference graph is not there"):
         backend.compile_inductor(graph, [], kind="inference", options={})
 
 
