@@ -1,4 +1,4 @@
-"""Rules for modules in ``DistributedDataParallel`` and FSDP that a compiled function calls.
+"""Rules for modules in ``DistributedDataParallel`` that a compiled function calls.
 
 The data-parallel wrapper learns from hooks in C++ that a gradient is ready, and a graph cannot hold those. So in a step that calls
 ``backward()`` itself the wrapped module becomes part of the graph, and the pass of :mod:`dovetail.distributed.replicate` exchanges
@@ -21,7 +21,6 @@ from dovetail.distributed.exchange import Reduction, Team, collectives
 from dovetail.distributed.gradients import defer_readers, gradient_sites, is_marked
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import reduce_sites, refuse_assumptions
-from dovetail.errors import ShardedModuleError
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import rule
@@ -104,16 +103,6 @@ def _inlined(model: Any, *args: Any, **kwargs: Any) -> Any:
     if model.require_forward_param_sync != sync:
         model.require_forward_param_sync = sync
     return model.module(*args, **kwargs)
-
-
-@rule(*private_distributed.fsdp_forwards())
-def _refuse_fsdp(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise ShardedModuleError(
-        "a module that FSDP has spread over the ranks is called: it gathers and frees its parameters in hooks, behind the back "
-        "of a graph",
-        where=interpreter.locate(),
-        advice="use dovetail.distributed.shard on the plain module, or compile modules inside before FSDP takes them over",
-    )
 
 
 def reduce_replicas(joint: JointGraph) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib
+import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
+
+from dovetail.torch_private.calls import global_module_hooks
 
 
 def process_group(name: str) -> Any:
@@ -49,17 +54,54 @@ def syncs_buffers(model: Any) -> bool:
     return bool(wanted) and model.require_forward_param_sync and len(model.modules_buffers) > 0
 
 
-def fsdp_forwards() -> list[Any]:
-    """The functions that run before the forward of a module sharded by FSDP, of either version."""
-    found = []
-    for module, kind, name in (
-        ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
-        ("torch.distributed.fsdp", "FullyShardedDataParallel", "forward"),
-    ):
-        with contextlib.suppress(ImportError):
-            owner = getattr(importlib.import_module(module), kind, None)
-            found += [getattr(owner, name)] if hasattr(owner, name) else []
-    return found
+@functools.cache
+def _fsdp_code() -> frozenset[types.CodeType]:
+    # Of FSDP2 the wrapper around each of its hooks; of FSDP1 what a wrapped module's forward calls.
+    from torch.distributed.fsdp import _runtime_utils
+    from torch.distributed.fsdp._fully_shard import _fsdp_state
+
+    names = ("_root_pre_forward", "_pre_forward", "_post_forward")
+    parts = (getattr(_runtime_utils, name, None) for name in names)
+    return frozenset(part.__code__ for part in (_fsdp_state.FSDPState._pre_forward, *parts) if part is not None)
+
+
+def is_of_fsdp(function: Any) -> bool:
+    """Whether a function is one by which FSDP gathers or frees the parameters of a module, or another one that it hides.
+
+    >>> is_of_fsdp(len)
+    False
+    """
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return False
+    return getattr(getattr(function, "__func__", function), "__code__", None) in _fsdp_code()
+
+
+def has_fsdp_hooks(module: Any) -> bool:
+    """Whether ``fully_shard`` has put hooks on a module, whose call does nothing else than these and the module's own hooks."""
+    attributes = vars(module)
+    left_out = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks_always_called")
+    return (
+        any(map(is_of_fsdp, attributes["_forward_pre_hooks"].values()))
+        and not any(attributes[name] for name in left_out)
+        and not any(global_module_hooks().values())
+    )
+
+
+def call_between_hooks(module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module as it calls itself, with another ``forward``; ask :func:`has_fsdp_hooks` before."""
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if key in module._forward_pre_hooks_with_kwargs:
+            changed = hook(module, args, kwargs)
+            args, kwargs = changed if changed is not None else (args, kwargs)
+        else:
+            changed = hook(module, args)
+            args = args if changed is None else changed if isinstance(changed, tuple) else (changed,)
+    result = forward(*args, **kwargs)
+    for key, hook in list(module._forward_hooks.items()):
+        given = (args, kwargs) if key in module._forward_hooks_with_kwargs else (args,)
+        changed = hook(module, *given, result)
+        result = result if changed is None else changed
+    return result
 
 
 def exchanged_parameters(model: Any) -> list[torch.Tensor]:

@@ -1,0 +1,47 @@
+"""Modules that ``fully_shard`` has spread over the ranks: their hooks run as in eager, the forward between them is compiled.
+
+The hooks gather parameters in front of the forward and of its backward, and free them behind. What a graph reads are the gathered
+parameters, the same objects at each call. What it saves of them for the backward shares their memory, which is empty in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Instead, Keywords, wrapper_rule
+from dovetail.torch_private import distributed as private_distributed
+
+#: The compiled ``forward`` of each compiled module that FSDP has taken over.
+_FORWARDS: weakref.WeakKeyDictionary[Dispatcher, Dispatcher] = weakref.WeakKeyDictionary()
+
+
+def between_hooks(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
+    """The call of a module that FSDP has taken over; None for any other one."""
+    module = dispatcher.original
+    if not isinstance(module, torch.nn.Module) or not private_distributed.has_fsdp_hooks(module):
+        return None
+    forward = _FORWARDS.get(dispatcher)
+    if forward is None or forward.original != module.forward:
+        forward = _FORWARDS[dispatcher] = type(dispatcher)(module.forward, dispatcher.options)  # type: ignore[arg-type,call-arg]
+    return functools.partial(private_distributed.call_between_hooks, module, forward, args, kwargs)
+
+
+# In front of all: what is decided there is decided of the forward.
+SURROUNDINGS.insert(0, between_hooks)
+
+
+@wrapper_rule
+def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Instead | None:
+    if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
+        return None
+    raise Break(
+        "FSDP gathers or frees the parameters of a module",
+        "compile each module that is given to fully_shard, or its forward, for itself",
+    )
