@@ -142,7 +142,7 @@ class ShardedOperationError(DistributedError):
 
 
 class ShardedModuleError(DistributedError, TypeError):
-    """A module whose parameters another library has spread over the ranks (DTensor, FSDP): Dovetail does not compile it."""
+    """A module whose parameters another library has spread over the ranks (DTensor, FSDP), and Dovetail would too."""
 
 
 class ArtefactError(DovetailError, ValueError):

@@ -14,6 +14,12 @@ import torch.distributed
 
 from dovetail.torch_private.calls import global_module_hooks
 
+#: Modules whose Python code calls modules of the program.
+CALLS_THE_PROGRAM = (
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+)
+
 
 def process_group(name: str) -> Any:
     """The process group with this name, which is how operators name one; raises RuntimeError if there is none."""
@@ -66,14 +72,16 @@ def _fsdp_code() -> frozenset[types.CodeType]:
 
 
 def is_of_fsdp(function: Any) -> bool:
-    """Whether a function is one by which FSDP gathers or frees the parameters of a module, or another one that it hides.
+    """Whether a function is one by which FSDP gathers or frees the parameters of a module, or one that says when it does.
 
     >>> is_of_fsdp(len)
     False
     """
     if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
         return False
-    return getattr(getattr(function, "__func__", function), "__code__", None) in _fsdp_code()
+    function = getattr(function, "__func__", function)
+    is_method = getattr(function, "__module__", None) == "torch.distributed.fsdp._fully_shard._fully_shard"
+    return is_method or getattr(function, "__code__", None) in _fsdp_code()
 
 
 def has_fsdp_hooks(module: Any) -> bool:

@@ -15,10 +15,4 @@ TRACING_PACKAGES = (
     "torch.utils._python_dispatch",
 )
 #: Modules whose Python code reads and sets parameters, or walks containers, of the program.
-READS_THE_PROGRAM = (
-    *("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree"),
-    *(
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-    ),
-)
+READS_THE_PROGRAM = ("torch.nn.utils._named_member_accessor", "torch._functorch.functional_call", "torch.utils._pytree")

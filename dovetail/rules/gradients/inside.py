@@ -16,6 +16,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
+from dovetail.frontend.values.values import StandIn
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
@@ -52,6 +53,8 @@ class Gradients:
         self._journal = interpreter.effects
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
+        #: The tensors with stand-ins whose ``.grad`` the program has set to None, by their identity.
+        self._cleared: dict[int, StandIn] = {}
         interpreter.effects.defer(self._effects)
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
@@ -69,6 +72,24 @@ class Gradients:
         if value is None:
             self._note_dropped(traced)
         traced.leaf.grad = None if value is None else self._values.wrap(value)
+
+    def read_apart(self, known: StandIn) -> Any:
+        """``.grad`` of a tensor that a stand-in was made for (of a tensor subclass, say), which the engine does not know."""
+        if id(known.real) in self._cleared:
+            return None
+        source = GradSource(known.source)
+        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+            gradient = known.real.grad if known.real.is_leaf else None
+        if gradient is not None:
+            return self._values.read(gradient, source)
+        self._values.guard(source, Equals(None), f"{source.name} was read")
+        return None
+
+    def write_apart(self, known: StandIn, value: Any) -> None:
+        """Set ``.grad`` of such a tensor to None; another value is set for real."""
+        if value is not None or not known.real.is_leaf:
+            raise Break(f".grad of {known.source.name}, a {type(known.real).__name__}, is set", "set it outside")
+        self._cleared[id(known.real)] = known
 
     def finish(self) -> None:
         """The program has ended: no native code may have added up gradients; note which were dropped at the start.
@@ -128,7 +149,7 @@ class Gradients:
             if value is not self._before[traced.index]:
                 source = self._values.guards.tensor_source(traced.index)
                 found.append(Effect(source, "attribute", {"grad": value}))
-        return found
+        return found + [Effect(known.source, "attribute", {"grad": None}) for known in self._cleared.values()]
 
     def check_hooks(self, traced: TracedInput) -> None:
         """Refuse hooks on the real tensor: the engine of the trace would not run them."""
@@ -246,7 +267,10 @@ class Gradients:
 @attribute_rule("grad")
 def _read(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
     traced = interpreter.trace.input_of(target)
-    return NotImplemented if traced is None else interpreter.state(Gradients).read(traced)
+    if traced is not None:
+        return interpreter.state(Gradients).read(traced)
+    known = interpreter.values.stood_for(target)
+    return NotImplemented if known is None else interpreter.state(Gradients).read_apart(known)
 
 
 @attribute_rule(*HOOK_TABLES)
@@ -264,7 +288,10 @@ def _read_hooks(interpreter: TracingInterpreter, target: torch.Tensor, name: str
 @setter_rule("grad")
 def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) -> Any:
     traced = interpreter.trace.input_of(target)
-    return NotImplemented if traced is None else interpreter.state(Gradients).write(traced, value)
+    if traced is not None:
+        return interpreter.state(Gradients).write(traced, value)
+    known = interpreter.values.stood_for(target)
+    return NotImplemented if known is None else interpreter.state(Gradients).write_apart(known, value)
 
 
 @rule(torch.Tensor.backward)

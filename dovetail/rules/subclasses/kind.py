@@ -11,7 +11,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, attribute_rule, end_rule, rule, value_kind
 from dovetail.frontend.values.values import Values
-from dovetail.guards import ComputedSource, Equals, Source, TypeIs
+from dovetail.guards import AttributeSource, ComputedSource, Equals, Source, TypeIs
 from dovetail.rules.subclasses.wrappers import (
     GradientForm,
     InnerSource,
@@ -98,6 +98,17 @@ def _inner_attribute(interpreter: TracingInterpreter, target: torch.Tensor, name
         raise Break(f"{known.source.name}.{name} requires a gradient by itself", "read it outside of the function")
     interpreter.values.guard(question, Equals(False), f"{known.source.name}.{name} was read")
     return NotImplemented
+
+
+@attribute_rule("is_leaf")
+def _is_leaf(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> Any:
+    """The stand-in of a parameter is none, as it is made of inner tensors."""
+    known = interpreter.values.stood_for(target)
+    if known is None:
+        return NotImplemented
+    source, answer = AttributeSource(known.source, name), known.real.is_leaf
+    interpreter.values.guard(source, Equals(answer), f"{source.name} was read")
+    return answer
 
 
 @end_rule

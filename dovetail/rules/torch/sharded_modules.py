@@ -14,10 +14,12 @@ import torch
 
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.interpreter.call_tables import interpret_modules
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, wrapper_rule
 from dovetail.torch_private import distributed as private_distributed
 
+interpret_modules(*private_distributed.CALLS_THE_PROGRAM)
 #: The compiled ``forward`` of each compiled module that FSDP has taken over.
 _FORWARDS: weakref.WeakKeyDictionary[Dispatcher, Dispatcher] = weakref.WeakKeyDictionary()
 
@@ -42,6 +44,6 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
     if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
         return None
     raise Break(
-        "FSDP gathers or frees the parameters of a module",
+        f"FSDP's {function.__name__} is called: parameters are gathered and freed behind the back of a graph",
         "compile each module that is given to fully_shard, or its forward, for itself",
     )
