@@ -41,7 +41,6 @@ from dovetail.trace.overrides import (
     GRAPHS,
     INPUT_GRADIENTS,
     LEAF_ORDERS,
-    check_differentiable,
     inexact_gradients,
     requested_gradients,
 )
@@ -217,7 +216,6 @@ def _ask_for_gradients(trace: Trace, forward: _Forward, tangents: Sequence[torch
     """Run autograd on the trace, which records the backward."""
     roots, leaves = forward.roots, forward.leaves
     freed = next((find(roots) for find in finds_freed), None) if len(roots) > 1 else None
-    check_differentiable(roots)
     inexact = () if trace.settings.exact else inexact_gradients(roots)
     wanted = [leaf for leaf in leaves if leaf is not None]
     if not roots or not wanted:

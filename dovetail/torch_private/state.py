@@ -44,6 +44,13 @@ def function_mode_device(mode: object) -> torch.device | None:
     return mode.device if isinstance(mode, DeviceContext) else None
 
 
+def has_default_device(function: Any) -> bool:
+    """Whether the default device decides where a function's result is."""
+    from torch.utils._device import _device_constructors
+
+    return function in _device_constructors()
+
+
 def torch_function_switches() -> tuple[bool, bool]:
     """Whether ``__torch_function__`` is enabled, and whether subclasses and modes are all disabled."""
     return torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()

@@ -82,24 +82,13 @@ def requested_gradients(
     trace: Trace, roots: Sequence[torch.Tensor], *, twice: bool = False, partial: bool = False
 ) -> Iterator[None]:
     """Enter the hooks of ``GRADIENTS`` around a call of autograd; see :class:`GradientRequest`."""
-    check_differentiable(roots)
     request = GradientRequest(trace, tuple(roots), twice, partial)
     with contextlib.ExitStack() as stack:
         for hook in GRADIENTS:
             stack.enter_context(hook(request))
+        # In the engine's thread of another device the modes of the trace are off, which watch hooks and custom backwards.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield
-
-
-def check_differentiable(roots: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`CaptureError` where eager's backward from ``roots`` raises an error.
-
-    The node that raises it leads to no input, so that a request for the gradients of inputs does not reach it.
-    """
-    if any(node.name() == "torch::autograd::Error" for node in autograd_nodes(roots)):
-        raise CaptureError(
-            "a result of a backward marked with @once_differentiable is differentiated",
-            advice="write that backward with operators that can be differentiated, and drop the mark",
-        )
 
 
 def inexact_gradients(roots: Sequence[torch.Tensor]) -> tuple[str, ...]:

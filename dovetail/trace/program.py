@@ -20,6 +20,7 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.guards.ambient_change import autocast_nesting
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import sizes as private_sizes
+from dovetail.torch_private import state as private_state
 from dovetail.torch_private import tensors as private_tensors
 from dovetail.trace.overrides import RefusedOperatorError
 
@@ -206,6 +207,9 @@ class Recorder:
             return
         if private_autograd.saved_tensor_hooks_change_values():
             self.refuse_replay("saved-tensor hooks are set in it")
+        if results and private_state.has_default_device(function):
+            # A replay may run in a thread of the engine, to which a default device does not go over.
+            kwargs = {"device": results[0].device, **kwargs}
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
