@@ -16,11 +16,11 @@ from __future__ import annotations
 import functools
 import operator as python_operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dovetail.fast_capture.memory import MEMORIES, Known, Memory, Output
 from dovetail.torch_private import fast_capture as private
 from dovetail.torch_private import state as private_state
 from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, Run
@@ -33,24 +33,6 @@ _NOTED = frozenset(
     {"val", "tensor_meta", "phase", "user_line", "in_backward", "checkpointed", "user_backward", "without_gradients"}
 )
 _NO_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8})
-
-
-@dataclass(frozen=True)
-class _Output:
-    pattern: private.Pattern
-    tensor_meta: Any
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What is recorded for an operator: this many of its arguments and these named ones (the others have their defaults), and
-    the results; ``several``: list or tuple, where it returns one.
-    """
-
-    count: int
-    names: tuple[str, ...]
-    outputs: tuple[_Output | None, ...]
-    several: type | None
 
 
 class _UnknownError(Exception):
@@ -98,11 +80,6 @@ class _Call:
         return value
 
 
-#: What has been learned, for each state of the switches by which kernels are chosen; None: torch's way every time.
-_memories: dict[Any, dict[Any, _Known | None]] = {}
-_MOST = 20_000
-
-
 def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Record an operator as the last time; where it is met for the first time, learn from what torch does."""
     trace = open_trace()
@@ -117,10 +94,11 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
         or torch.is_inference_mode_enabled()
     ):
         return NotImplemented
-    memory = _memories.setdefault(private_state.kernel_flags(), {})
+    switches = private_state.kernel_flags()
+    memory = MEMORIES.get(switches) or MEMORIES.setdefault(switches, Memory(switches))
     try:
         call = _Call(trace, operator, args, kwargs)
-        known = memory.get(call.key, NotImplemented)
+        known = memory.find(call.key)
     except (_UnknownError, TypeError):
         # A symbolic size cannot be hashed.
         return NotImplemented
@@ -130,9 +108,7 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
         return _record(call, known, args, kwargs)
     last = next(reversed(trace.graph.nodes))
     result = run(operator, args, kwargs)
-    if len(memory) >= _MOST:
-        memory.clear()
-    memory[call.key] = _learn(call, result, last)
+    memory.learn(call.key, _learn(call, result, last))
     return result
 
 
@@ -140,7 +116,7 @@ if private.IS_KNOWN:
     EVERY.append(known_operator)
 
 
-def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _record(call: _Call, known: Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tracer = call.trace.tracer
     name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
     recorded = (call.args[: known.count], {name: call.kwargs[name] for name in known.names})
@@ -157,7 +133,7 @@ def _record(call: _Call, known: _Known, args: Sequence[Any], kwargs: Mapping[str
     return private.functionalise(call.trace.functional_mode, call.operator, args, kwargs, result)
 
 
-def _note(call: _Call, node: torch.fx.Node, output: _Output | None) -> Any:
+def _note(call: _Call, node: torch.fx.Node, output: Output | None) -> Any:
     """The fake tensor that a node computes."""
     if output is None:
         return None
@@ -168,7 +144,7 @@ def _note(call: _Call, node: torch.fx.Node, output: _Output | None) -> Any:
     return fake
 
 
-def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
+def _learn(call: _Call, result: Any, last: torch.fx.Node) -> Known | None:
     """What torch has recorded after the node ``last``; None where it is not one operator on these arguments."""
     several = None if isinstance(result, torch.Tensor) else type(result)
     if several not in (None, list, tuple):
@@ -178,7 +154,7 @@ def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
     holders = [node] if several is None else _items(node, len(values))
     if not _is_alike(node, call) or holders[-1:] != [next(reversed(call.trace.graph.nodes))]:
         return None
-    outputs: list[_Output | None] = []
+    outputs: list[Output | None] = []
     storages = set()
     for value, holder in zip(values, holders, strict=True):
         if value is None and "val" not in holder.meta:
@@ -196,10 +172,10 @@ def _learn(call: _Call, result: Any, last: torch.fx.Node) -> _Known | None:
             return None
         if pattern.alias < 0:
             storages.add(fake.untyped_storage()._cdata)
-        outputs.append(_Output(pattern, holder.meta["tensor_meta"]))
+        outputs.append(Output(pattern, holder.meta["tensor_meta"]))
     # Two results in one new storage: nothing would say so.
     apart = sum(output is not None and output.pattern.alias < 0 for output in outputs)
-    return _Known(len(node.args), tuple(node.kwargs), tuple(outputs), several) if len(storages) == apart else None
+    return Known(len(node.args), tuple(node.kwargs), tuple(outputs), several) if len(storages) == apart else None
 
 
 def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:

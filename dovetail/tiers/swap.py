@@ -96,11 +96,9 @@ def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
         where = CACHES[tiers.backend.name].only_from_cache(ours=True)
         with private_state.preserved_rng_state(), collection_paused(), where:
             compiled = run_steps(lowering.with_(backend=tiers.backend))
-    except NotCachedError as error:
-        events.note("cache miss", reason=str(error))
-        return None
-    except Exception as error:  # noqa: BLE001  (what cannot be used is made as without a cache)
-        events.note("cache miss", reason=f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
+        kind = "" if isinstance(error, NotCachedError) else f"{type(error).__name__}: "
+        events.note("cache miss", reason=f"{kind}{error}")
         return None
     loaded = time.monotonic() - start
     events.note("tier 1", backend=tiers.backend.name, cache="hit", after=0.0, compiled=0.0, loaded=loaded)

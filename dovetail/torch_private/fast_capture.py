@@ -158,6 +158,11 @@ def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
     return pattern if alike and not fake.requires_grad else None
 
 
+def registered_kernels() -> list[str]:
+    """The kernels of ATen's operators that were registered from Python, torch's own among them."""
+    return sorted(name for name in torch.library._impls if name.startswith("aten/"))
+
+
 def track(tracer: PythonKeyTracer, fake: torch.Tensor, node: torch.fx.Node) -> None:
     """Say which node computes a fake tensor."""
     tracer.tensor_tracker[fake] = _ProxyTensor(tracer.proxy(node), None)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
+from dovetail import cache
 from dovetail.face.loading import load_rules
 from dovetail.fast_capture import operators
+from dovetail.fast_capture.memory import MEMORIES, Memory
 from dovetail.torch_private import fast_capture as private
 from dovetail.trace.overrides import EVERY
 
@@ -239,11 +241,11 @@ def captured(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int
         count[0] += 1
         return record(*args)
 
-    monkeypatch.setattr(operators, "_record", counting)
     x = torch.rand(SHAPES.get(name, (4, 4)), generator=torch.Generator().manual_seed(0))
     x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-    joint = dovetail.capture(PROGRAMS[name]() if name in PROGRAMS else globals()[name], (x.requires_grad_(),))
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(operators, "_record", counting)
+        joint = dovetail.capture(PROGRAMS[name]() if name in PROGRAMS else globals()[name], (x.requires_grad_(),))
     return description(joint), count[0]
 
 
@@ -256,7 +258,7 @@ def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
         slow, none = captured(name, monkeypatch)
     finally:
         EVERY.append(operators.known_operator)
-    operators._memories.clear()
+    MEMORIES.clear()
     fast, hits = captured(name, monkeypatch)
     again, more = captured(name, monkeypatch)
     assert fast == slow
@@ -265,7 +267,66 @@ def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_operator_of_a_forward_and_its_backward_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    operators._memories.clear()
+    MEMORIES.clear()
     captured("attention", monkeypatch)
-    known = [(key[0], what) for memory in operators._memories.values() for key, what in memory.items()]
+    known = [(key[0], what) for memory in MEMORIES.values() for key, what in memory.known.items()]
     assert len(known) > 20 and not [operator for operator, what in known if what is None]
+
+
+def _kept(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graph of a program whose operators are learned anew; what was learned is on disk, and forgotten here."""
+    MEMORIES.clear()
+    made, _ = captured(name, monkeypatch)
+    for memory in MEMORIES.values():
+        memory.keep()
+    MEMORIES.clear()
+    return made
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", ["attention", "constants", "several_results", "ambient"])
+def test_another_process_knows_what_was_learned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _kept(name, monkeypatch)
+    learned: list[Any] = []
+    learn = operators._learn
+
+    def counting(*args: Any) -> Any:
+        learned.append(learn(*args))
+        return learned[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(operators, "_learn", counting)
+        again, _ = captured(name, patched)
+    assert again == made and not any(learned)
+    assert [entry.kind for entry in cache.ls()] == ["operators"] * len(MEMORIES)
+
+
+@pytest.mark.parametrize("content", ["", "[3]", "{}x", '{"": 1}', "names", "shapes", "sequences"])
+def test_entries_that_mean_nothing_are_learned_again(
+    content: str, own_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _kept("kinds", monkeypatch)
+    ((kind, key),) = [(entry.kind, entry.key) for entry in cache.ls()]
+    whole = (cache.read(kind, key) or b"").decode()
+    wrong = {"names": whole.replace("torch.float32", "torch.save"), "shapes": whole.replace('"shape"', '"shade"')}
+    wrong["sequences"] = whole.replace("null]", '"dict"]')
+    assert cache.write(kind, key, wrong.get(content, content).encode())
+    assert captured("kinds", monkeypatch)[0] == made
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_what_decides_about_a_fake_kernel_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Memory(("switches",))._entry
+    assert entry == Memory(("switches",))._entry != Memory(("others",))._entry
+    with monkeypatch.context() as patched:
+        patched.setattr(private, "registered_kernels", lambda: ["aten/sin/Meta"])
+        assert Memory(("switches",))._entry not in ("", entry)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "software", lambda: ("others",))
+        assert Memory(("switches",))._entry not in ("", entry)
+    memory = Memory(("switches",))
+    memory.learn((torch.ops.aten.sin.default, nothing), operators.Known(1, (), (None,), None))
+    memory.keep()
+    assert "nothing" not in (cache.read("operators", entry) or b"").decode()
+    cache.switch(False)
+    assert Memory(("switches",))._entry == ""

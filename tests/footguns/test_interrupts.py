@@ -19,7 +19,7 @@ from dovetail.trace import overrides
 @pytest.fixture(autouse=True)
 def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators that were recorded before, in any test, do not ask the modes that these tests interrupt."""
-    monkeypatch.setattr("dovetail.fast_capture.operators._memories", {})
+    monkeypatch.setattr("dovetail.fast_capture.operators.MEMORIES", {})
 
 
 class StopNow(BaseException):
