@@ -161,11 +161,11 @@ def _modules(sources: Sequence[str]) -> list[Any]:
     # With one thread Inductor's ``submit`` compiles at once, while ``load_async`` holds the lock that compiling takes.
     submit = AsyncCompile.submit if get_compile_threads() > 1 else None
     keys = [_key_of_file(source) for source in sources]
-    modules = {key: module for key in keys if (module := _kept_module(key)) is not None}
+    modules = {key: module for key in keys if (module := loaded_kernels(key)) is not None}
     with contextlib.ExitStack() as locks:
         # In one order for all processes: none waits for a file while another one waits for its file.
         for key in sorted(set(keys) - modules.keys()):
-            if not locks.enter_context(cache.making("kernels", key)) and (module := _kept_module(key)) is not None:
+            if not locks.enter_context(cache.making("kernels", key)) and (module := loaded_kernels(key)) is not None:
                 modules[key] = module
         to_load = {
             key: _joined_kernels().load_async(source, "cpu", submit_fn=submit)
@@ -180,14 +180,6 @@ def _modules(sources: Sequence[str]) -> list[Any]:
                 if cache.write("kernels", key, Path(path).read_bytes()):
                     _keys_of_loaded[path] = key
     return [modules.get(key) for key in keys]
-
-
-def _kept_module(key: str) -> Any:
-    """A compiled file from the cache on disk, as a module; None where the cache has none, or it cannot be loaded here."""
-    module = loaded_kernels(key)
-    if module is not None:
-        module.key = key
-    return module
 
 
 def loaded_kernels(key: str) -> Any:
