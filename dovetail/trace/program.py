@@ -29,7 +29,7 @@ _GET_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # t
 _CUTS = frozenset({"detach", "detach_", "_set_data", "set_", "apply", "custom_function_call", "_make_subclass"})
 # Their effect is on the backward, where the tape records nothing.
 HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
-USES_FUNC = "it uses torch.func"
+USES_FUNC, HOOKS_SAVED = "it uses torch.func", "saved-tensor hooks are set in it"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Recorder:
             self.refuse_replay(USES_FUNC)
             return
         if private_autograd.saved_tensor_hooks_change_values():
-            self.refuse_replay("saved-tensor hooks are set in it")
+            self.refuse_replay(HOOKS_SAVED)
         if results and private_state.has_default_device(function):
             # A replay may run in a thread of the engine, to which a default device does not go over.
             kwargs = {"device": results[0].device, **kwargs}

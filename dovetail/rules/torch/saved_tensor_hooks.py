@@ -12,17 +12,18 @@ import operator
 import weakref
 from typing import Any
 
-from dovetail.errors import EagerFallbackWarning, GraphBreakError
+from dovetail.errors import CaptureError, EagerFallbackWarning, GraphBreakError
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
 from dovetail.face.warnings import messages, name_of, warn_user
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Keywords, rule
+from dovetail.frontend.rules import Arguments, Keywords, end_rule, rule
 from dovetail.guards import ComputedSource, Equals
 from dovetail.rules.torch.equal_modules import by_entry_of_equal_module
 from dovetail.runtime.entry import Entry
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
+from dovetail.trace.program import HOOKS_SAVED
 from dovetail.trace.repeats import draws_random_numbers
 
 
@@ -38,6 +39,15 @@ def guard_hooks_allowed(interpreter: TracingInterpreter) -> None:
 def _push(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     guard_hooks_allowed(interpreter)
     return interpreter.native(private_checkpoints.push_saved_tensor_hooks, args, kwargs)
+
+
+@end_rule
+def _leave_to_eager(interpreter: TracingInterpreter) -> None:
+    """No replay of the program, for a second derivative, could set hooks of the program's own again."""
+    trace = interpreter.trace
+    is_differentiated = any(item.requires_grad for item in trace.inputs)
+    if HOOKS_SAVED in trace.recorder.refusals and is_differentiated and not trace.settings.one_graph:
+        raise CaptureError(HOOKS_SAVED, advice="pass fullgraph=True if you need no second derivative")
 
 
 def in_hooks_that_keep_values(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
