@@ -209,7 +209,7 @@ class Recorder:
             self.refuse_replay(HOOKS_SAVED)
         if results and private_state.has_default_device(function):
             # A replay may run in a thread of the engine, to which a default device does not go over.
-            kwargs = {"device": results[0].device, **kwargs}
+            kwargs = {**kwargs, "device": results[0].device}
         stored_args = tuple(self._store(item) for item in args)
         stored_kwargs = {key: self._store(item) for key, item in kwargs.items()}
         numbers = tuple(self.number(tensor) for tensor in results)
