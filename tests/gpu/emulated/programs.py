@@ -257,5 +257,5 @@ if __name__ == "__main__":
                 difference = f"{type(error).__name__}: {error}"
             print(f"{title} {kind}: {difference or 'as eager'}", flush=True)
     # The engine's thread of the device may ask for the GIL while the interpreter goes away; Python before 3.14 ends such a thread
-    # amid C++ frames, and the process with "terminate called without an active exception" (seen once in 20 runs).
+    # amid C++ frames, and the process with "terminate called without an active exception".
     os._exit(0)
