@@ -65,31 +65,33 @@ class Split:
         self.gradients = joint.gradients
         self.has_backward = any(node is not None for node in self.gradients)
         self.of_backward: set[torch.fx.Node] = set(self.tangents)
+        staying = [node for node in self.nodes if node.op == "call_function" and must_stay(node)]
+        early = needed_for([*self.forward_outputs, *staying])
+        handed_out = {memory_of(node) for node in self.forward_outputs} - {None, *map(memory_of, self.primals)}
         for node in self.nodes:
             # A region of torch.utils.checkpoint, computed again, belongs to the backward, though it needs no tangent. So does
-            # what a hook computes: of a tensor that was written to meanwhile, eager's hook sees the new content.
-            marked = node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD)
+            # what a hook computes, and what eager's formulas compute of a result: they see what was written to it meanwhile.
+            late = node.meta.get(BY_USER_BACKWARD) or (node.meta.get("phase") == "backward" and node not in early)
+            results = [item for item in node.all_input_nodes if late and memory_of(item) in handed_out]
+            for result in results:
+                _source_of(result).meta[SAVE] = True
+            marked = node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD) or results
             if marked or any(argument in self.of_backward for argument in node.all_input_nodes):
                 self.of_backward.add(node)
-        self._save_for_user_code()
-        staying = [node for node in self.nodes if node.op == "call_function" and must_stay(node)]
         self.forward_staying = [node for node in staying if node not in self.of_backward]
         self.backward_staying = [node for node in staying if node in self.of_backward]
         self.read = self._find_read() if self.has_backward else {}
-
-    def _save_for_user_code(self) -> None:
-        """Save what a hook reads as it is, so that a write to it is noticed. Computed again, it would be what it was."""
-        handed_out = {memory_of(node) for node in self.forward_outputs} - {None}
-        for node in self.nodes:
-            if node.meta.get(BY_USER_BACKWARD):
-                for argument in node.all_input_nodes:
-                    if argument not in self.of_backward and memory_of(argument) in handed_out:
-                        argument.meta[SAVE] = True
 
     def _find_read(self) -> dict[torch.fx.Node, None]:
         given = set(self.nodes) - self.of_backward
         needed = needed_for([*self.gradients, *self.backward_staying], given)
         return {node: None for node in self.nodes if node in given and node in needed}
+
+
+def _source_of(view: torch.fx.Node) -> torch.fx.Node:
+    """The node that makes the memory of ``view``. Where it is saved, and not computed again, writes to results are noticed."""
+    bases = [node for node in view.all_input_nodes if memory_of(node) == memory_of(view)]
+    return _source_of(bases[0]) if bases else view
 
 
 ChooseSaved = Callable[[Split], Saved]

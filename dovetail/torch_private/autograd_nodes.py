@@ -22,6 +22,16 @@ _MOST_ERRORS = 4
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 
 
+def is_counted(tensor: torch.Tensor) -> bool:
+    """Whether autograd has counted writes to a tensor; it counts none of inference tensors."""
+    return not tensor.is_inference() and tensor._version > 0
+
+
+def count_from_zero(tensors: Sequence[torch.Tensor]) -> None:
+    """Forget the writes to tensors that autograd has counted; those that share memory with them count together."""
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), (0,) * len(tensors))
+
+
 def torch_functions_enabled() -> Any:
     """A context in which modes are told of torch's functions again."""
     return torch._C._EnableTorchFunction()

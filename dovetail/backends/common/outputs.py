@@ -17,6 +17,7 @@ import torch
 from dovetail.backends.aten import fresh
 from dovetail.backends.common.memory import storage_address
 from dovetail.backends.protocol import CompiledCallable
+from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import operators as private_operators
 
 Strides = tuple[int, ...]
@@ -38,6 +39,7 @@ class _Repairs:
     aliases: list[_Alias] = field(default_factory=list)
     restride: list[tuple[int, Strides]] = field(default_factory=list)
     attached: list[int] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)
 
     @classmethod
     def find(cls, inputs: Mapping[int, Any], outputs: Sequence[Any], promised: Sequence[Strides | None]) -> _Repairs:
@@ -58,6 +60,7 @@ class _Repairs:
             alias = _Alias(index, tuple(input_owners.get(address, ())), tuple(output_owners.get(address, ())))
             if strides is not None and not same_strides(value.shape, value.stride(), strides):
                 found.restride.append((index, strides))
+                found.counted.append(index)
             elif address and id(value) not in seen:
                 seen.add(id(value))
                 output_owners.setdefault(address, []).append(index)
@@ -66,6 +69,8 @@ class _Repairs:
                     continue
             if fresh(value) is not value:
                 found.attached.append(index)
+            if private_autograd_nodes.is_counted(value):
+                found.counted.append(index)
         return found
 
     @property
@@ -81,6 +86,9 @@ class _Repairs:
             outputs[index] = new.copy_(value)
         for index in self.attached:
             outputs[index] = fresh(outputs[index])
+        if self.counted and not torch.is_inference_mode_enabled():
+            # Kernels that write to memory that they are given count as writes of the program.
+            private_autograd_nodes.count_from_zero([outputs[index] for index in self.counted])
         for alias in self.aliases:
             candidates = [inputs[source] for source in alias.inputs] + [outputs[item] for item in alias.outputs]
             outputs[alias.index] = _share_version(outputs[alias.index], candidates)
