@@ -13,6 +13,7 @@ from dovetail.aot.descriptors import ParamInput
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.placement import is_data
+from dovetail.distributed.plan import made_by, refuse_other_versions
 from dovetail.distributed.replicate import replicate
 from dovetail.errors import DistributedError, NotCallableError, OptionError, ShardedModuleError
 from dovetail.face.compile import CompiledFunction, compile
@@ -232,8 +233,9 @@ def broadcast(tensors: Iterable[torch.Tensor], team: Team) -> None:
     group = private_distributed.process_group(team.name)
     shapes = [(tuple(value.shape), str(value.dtype)) for value in values]
     everyone: list[Any] = [None] * team.size
-    torch.distributed.all_gather_object(everyone, shapes, group=group)
-    if any(other != shapes for other in everyone):
+    torch.distributed.all_gather_object(everyone, (made_by(), shapes), group=group)
+    refuse_other_versions([versions for versions, _ in everyone], torch.distributed.get_rank(group))
+    if any(other != shapes for _, other in everyone):
         raise DistributedError(
             "the ranks have parameters or buffers of different number, shape or dtype",
             advice="build the same model on all ranks",

@@ -2,7 +2,7 @@
 
 Ranks whose graphs differ would add up unrelated numbers, or wait for each other forever. So each phase of a graph begins with an
 exchange that is the same for all graphs: the maximum over the ranks of two numbers made from the plan. If all ranks have the same
-plan, the maximum is each rank's own.
+plan, the maximum is each rank's own. The versions of torch and Dovetail that made a plan belong to it.
 
 >>> plan = Plan("backward", ("all_reduce float32[24]: weight, bias",))
 >>> print(plan)
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,26 @@ import torch.distributed
 from dovetail.distributed.operators import operator
 from dovetail.errors import RanksDifferError
 from dovetail.torch_private import distributed as private_distributed
+from dovetail.versions import __version__
 
 #: Plans by fingerprint, for the words of an error. Bounded: a plan is as large as its model has parameters.
 _plans: collections.OrderedDict[int, Plan] = collections.OrderedDict()
 _MOST_PLANS = 1024
+
+
+def made_by() -> str:
+    """The versions that make this rank's graphs."""
+    return f"torch {torch.__version__} and Dovetail {__version__}"
+
+
+def refuse_other_versions(versions: Sequence[str], own: int) -> None:
+    """Raise :class:`RanksDifferError` if another rank has other versions than rank ``own``; ``versions`` are those of all ranks."""
+    other = next((rank for rank, text in enumerate(versions) if text != versions[own]), None)
+    if other is not None:
+        raise RanksDifferError(
+            f"rank {own} has {versions[own]}, and rank {other} has {versions[other]}: they may compute different things",
+            advice="install the same versions for all ranks",
+        )
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Plan:
     @property
     def fingerprint(self) -> int:
         """A number of 62 bits, different for different plans."""
-        digest = hashlib.sha256(repr((self.phase, self.steps)).encode()).digest()
+        digest = hashlib.sha256(repr((made_by(), self.phase, self.steps)).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
     def for_tangents(self, defined: tuple[bool, ...]) -> Plan:
@@ -93,13 +110,16 @@ def agree(greatest: torch.Tensor, number: int, size: int, group: str, dtype: tor
 def _difference(number: int, group: str) -> str:
     """The first difference in words. All ranks come here after the same exchange, so they can exchange their plans."""
     process_group = private_distributed.process_group(group)
-    texts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
-    torch.distributed.all_gather_object(texts, str(_plans.get(number, "unknown plan")), group=process_group)
+    found: list[Any] = [None] * torch.distributed.get_world_size(process_group)
+    mine = made_by(), str(_plans.get(number, "unknown plan"))
+    torch.distributed.all_gather_object(found, mine, group=process_group)
     own = torch.distributed.get_rank(process_group)
+    refuse_other_versions([versions for versions, _ in found], own)
+    texts = [text for _, text in found]
     other = next((rank for rank, text in enumerate(texts) if text != texts[own]), own)
     lines = texts[own].splitlines(), texts[other].splitlines()
     place = next((i for i, (one, two) in enumerate(zip(*lines, strict=False)) if one != two), min(map(len, lines)))
-    step = [found[place].strip() if place < len(found) else "nothing more" for found in lines]
+    step = [text[place].strip() if place < len(text) else "nothing more" for text in lines]
     return (
         f"rank {own} and rank {other} would exchange different things: rank {own} has "
         f"`{lines[0][0]}`, there `{step[0]}`; rank {other} has `{lines[1][0]}`, there `{step[1]}`"

@@ -37,6 +37,8 @@ Pattern = tuple[bool, ...]
 Gradients = Sequence["torch.Tensor | None"]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+#: The plain tensor that an incoming gradient of a class stands for.
+TANGENTS: dict[type, Callable[[Any], torch.Tensor]] = {}
 
 
 class Backward(Protocol):
@@ -340,11 +342,8 @@ class DifferentiableGraph:
         return self.derivatives is None or self.derivatives.has_other_types(defined)
 
     def _graph_inputs(self, call: Call, saved: Sequence[Any], tangents: Gradients) -> list[Any]:
-        values: list[Any] = list(saved)
-        for position, tangent in enumerate(tangents):
-            if tangent is not None:
-                values.append(_with_strides(tangent, call.strides[position]))
-        return values
+        pairs = zip(tangents, call.strides, strict=True)
+        return [*saved, *[_with_strides(tangent, strides) for tangent, strides in pairs if tangent is not None]]
 
     def saved(self, ctx: Any, call: Call, defined: Pattern) -> Sequence[Any]:
         """What the forward has saved; raises eager's error where it was freed, or any of it written to."""
@@ -411,6 +410,7 @@ def _with_constants(call: Call, saved: Sequence[Any]) -> Sequence[Any]:
 
 
 def _with_strides(tangent: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    tangent = TANGENTS[type(tangent)](tangent) if type(tangent) in TANGENTS else tangent
     if strides is None or tangent.stride() == strides or tangent.layout is not torch.strided:
         return tangent
     target = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)

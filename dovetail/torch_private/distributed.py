@@ -38,6 +38,28 @@ def functional_collectives() -> Any:
     return torch.ops._c10d_functional
 
 
+def is_pending(value: object) -> bool:
+    """Whether a value is a tensor that an exchange between ranks has yet to bring: eager waits where it is first computed with.
+
+    >>> is_pending(torch.ones(2))
+    False
+    """
+    return type(value) in pending_kinds()
+
+
+@functools.cache
+def pending_kinds() -> tuple[type, ...]:
+    """The class of tensors that are awaited where they are first computed with, or none in a torch without processes."""
+    if not torch.distributed.is_available():
+        return ()
+    return (importlib.import_module("torch.distributed._functional_collectives").AsyncCollectiveTensor,)
+
+
+def awaited(value: Any) -> Any:
+    """A value, and the plain tensor that it is when the exchange is done if it is pending."""
+    return value.trigger_wait() if is_pending(value) else value
+
+
 def why_not_replicated(model: Any) -> str:
     """Why the forward of this DistributedDataParallel cannot be taken apart, or ""."""
     if model.mixed_precision is not None:

@@ -16,7 +16,7 @@ import torch.distributed
 
 # Processes are forked from one that has torch loaded and has run nothing yet: 20 ms each instead of 3 s.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["dovetail.distributed", "torch.optim"])
+_context.set_forkserver_preload(["tests.distributed.preloaded"])
 
 
 def run(scenario: Callable[..., Any], size: int, *args: Any, seconds: float = 60.0) -> list[Any]:

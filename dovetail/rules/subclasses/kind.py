@@ -22,6 +22,7 @@ from dovetail.rules.subclasses.wrappers import (
 )
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
+from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -52,6 +53,9 @@ class SubclassKind(ValueKind):
         for name in maker.names:
             if name not in attribute_rule:
                 attribute_rule(name)(_inner_attribute)
+        if private_distributed.is_pending(real):
+            # A plain tensor that is awaited: to the program they are the same, and so are their gradients.
+            return parts[0]  # type: ignore[no-any-return]
         traced: torch.Tensor = maker(*parts, form=form)
         if private_sizes.has_symbols(traced):
             reason = f"{source.name} is a tensor subclass of a symbolic size"

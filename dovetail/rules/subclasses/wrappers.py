@@ -12,16 +12,25 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.errors import HigherOrderGradientError, InputError
+from dovetail.errors import CaptureError, HigherOrderGradientError, InputError
 from dovetail.guards import Predicate, Step
+from dovetail.runtime.function import TANGENTS
 from dovetail.runtime.origins import check_unchanged, note_origin
+from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import tensors as private_tensors
+
+TANGENTS.update(dict.fromkeys(private_distributed.pending_kinds(), private_distributed.awaited))
 
 
 def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
-    """The inner tensors of a wrapper, its other inner objects, and the context that ``__tensor_unflatten__`` needs."""
+    """The inner tensors of a wrapper, its other inner objects, and the context that ``__tensor_unflatten__`` needs.
+
+    What an exchange has yet to bring is awaited, as whatever computes with it in eager does.
+    """
     names, context = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
-    values = {name: getattr(wrapper, name) for name in names}
+    if private_distributed.is_pending(wrapper):
+        return dict.fromkeys(names, private_distributed.awaited(wrapper)), {}, context
+    values = {name: private_distributed.awaited(getattr(wrapper, name)) for name in names}
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     return tensors, {name: value for name, value in values.items() if name not in tensors}, context
 
@@ -118,6 +127,7 @@ class InnerTensor(torch.autograd.Function):
         """The inner tensor, in the same memory."""
         ctx.set_materialize_grads(False)
         ctx.maker, ctx.part, ctx.form = WrapperMaker.of(wrapper), name, form
+        ctx.is_pending = private_distributed.is_pending(wrapper)
         tensors = parts_of(wrapper)[0]
         ctx.zeros = {other: (item.shape, item.dtype, item.device) for other, item in tensors.items() if other != name}
         ctx.is_dense = tensors[name].is_contiguous()
@@ -129,6 +139,8 @@ class InnerTensor(torch.autograd.Function):
         if gradient is None:
             return None, None, None
         ctx.maker.refuse_higher_order()
+        if ctx.is_pending:
+            return gradient, None, None
         inner = {
             name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype, device) in ctx.zeros.items()
         }
@@ -145,7 +157,7 @@ class Wrapped(torch.autograd.Function):
     def forward(ctx: Any, maker: WrapperMaker, form: GradientForm | None, *inner: torch.Tensor) -> torch.Tensor:
         """The wrapper."""
         ctx.set_materialize_grads(False)
-        ctx.maker, ctx.form = maker, form
+        ctx.maker, ctx.form, ctx.sizes = maker, form, [item.shape for item in inner]
         return maker.build({name: detached(item) for name, item in zip(maker.names, inner, strict=True)})
 
     @staticmethod
@@ -155,8 +167,14 @@ class Wrapped(torch.autograd.Function):
             return None, None, *[None] * len(ctx.maker.names)
         ctx.maker.refuse_higher_order()
         if ctx.form is not None and type(gradient) is ctx.maker.kind:
-            ctx.form.maker = WrapperMaker.of(gradient)
-            return None, None, *parts_of(gradient)[0].values()
+            ctx.form.maker, parts = WrapperMaker.of(gradient), list(parts_of(gradient)[0].values())
+            if [part.shape for part in parts] != ctx.sizes:
+                kind = ctx.maker.kind.__name__
+                raise CaptureError(
+                    f"the gradient of a {kind} is one whose parts have other sizes than its own: {ctx.form.maker.context}",
+                    advice="leave what computes with it to eager, and compile the modules around it",
+                )
+            return None, None, *parts
         if ctx.form is None:
             check_unchanged([ctx.result])
         return None, None, *ctx.maker.take_apart(gradient)
