@@ -1,4 +1,6 @@
-"""Run typical mistakes under torch.compile and under Dovetail, and write the table of ``docs/messages.md``: lines printed by each.
+"""Run typical mistakes under torch.compile and under Dovetail, and write the table of ``docs/messages.md``.
+
+Counted are the lines that each prints, as a terminal of 100 columns shows them.
 
 python benchmarks/messages.py docs/messages.md [--show NAME]
 """
@@ -9,7 +11,6 @@ import functools
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,33 +18,32 @@ import dovetail
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.face.mistakes import MISTAKES, Mistake, printed
+from tests.face.mistakes import MISTAKES, Mistake, lines_of, printed
 
 BEGIN, END = "<!-- table: benchmarks/messages.py -->\n", "<!-- end of the table -->\n"
 
 
-def ours(function: Any, **options: Any) -> Any:
-    """Compile with Dovetail."""
-    return dovetail.compile(function, **{"backend": "aten", **options})
-
-
-def torchs(function: Any, **options: Any) -> Any:
-    """Compile with torch.compile."""
-    return torch.compile(function, **{"backend": "aot_eager", **options})
+#: Without a function around them, which a traceback would show.
+COMPILERS = {
+    "torch.compile": functools.partial(torch.compile, backend="aot_eager"),
+    "Dovetail": functools.partial(dovetail.compile, backend="aten"),
+}
 
 
 def outputs(mistake: Mistake) -> dict[str, str]:
     """What each prints."""
     found = {}
-    for name, compiler in (("torch.compile", torchs), ("Dovetail", ours)):
+    for name, compiler in COMPILERS.items():
         torch._dynamo.reset()
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = printed(mistake, functools.partial(compiler), Path(folder), ours=name == "Dovetail")
+            found[name] = printed(mistake, compiler, Path(folder), ours=name == "Dovetail")
     return found
 
 
 def names_line(text: str, mistake: Mistake) -> str:
-    """Whether the user's line is in a message."""
+    """Whether the user's line is in a message; nothing where there is none."""
+    if not text:
+        return ""
     return "yes" if mistake.line and mistake.line in text else "no"
 
 
@@ -59,7 +59,9 @@ def main() -> None:
         found = outputs(mistake)
         if sys.argv[2:3] == ["--show"]:
             print(*(f"--- {name}\n{text}" for name, text in found.items()), sep="\n")
-        cells = [cell for text in found.values() for cell in (str(len(text.splitlines())), names_line(text, mistake))]
+        cells = [
+            cell for text in found.values() for cell in (str(lines_of(text) or "silent"), names_line(text, mistake))
+        ]
         rows.append(f"| {mistake.name} | {' | '.join(cells)} |")
     print(*rows, sep="\n")
     if sys.argv[2:3] != ["--show"]:

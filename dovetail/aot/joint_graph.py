@@ -38,8 +38,7 @@ _VERBS = {
 
 def _verb(name: str) -> Callable[..., Any]:
     module, _, function = _VERBS[name].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    return getattr(importlib.import_module(module), function)
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ class JointGraph:
 
         Its shape is computed when the pass is over (see :meth:`apply`).
         """
-        made: torch.fx.Node = _verb("call")(self, target, args, kwargs)
-        return made
+        return _verb("call")(self, target, args, kwargs)
 
     def nodes_of(self, phase: str) -> list[torch.fx.Node]:
         """The operators of one phase, ``"forward"`` or ``"backward"``."""
@@ -159,8 +157,7 @@ class JointGraph:
         A pass may return a joint graph or a graph module, or edit the copy in place and return None. This graph stays as it
         is, also if the pass fails. Raises :class:`GraphInvalidError` if the result breaks a rule.
         """
-        edited: JointGraph = _verb("apply")(self, graph_pass, name)
-        return edited
+        return _verb("apply")(self, graph_pass, name)
 
     def lint(self) -> None:
         """Raise :class:`dovetail.aot.check.JointGraphError` for the first rule that the graph breaks."""
@@ -176,15 +173,13 @@ class JointGraph:
     ) -> CompiledGraph:
         """Stage 2: compile, and get something that is called like the captured function. See ``aot.compile_joint``."""
         settings = {"options": options, "memory_budget": memory_budget, "numerics": numerics}
-        compiled: CompiledGraph = _verb("compile")(None, self, backend, **settings)
-        return compiled
+        return _verb("compile")(None, self, backend, **settings)
 
     def export(self, path: str | os.PathLike[str], values: Mapping[str, torch.Tensor] | None = None) -> Path:
         """The other stage 2: write the graph to a folder as data, with the values of inputs such as ``model.state_dict()``.
         See ``aot.export_joint``; ``dovetail.load`` reads it.
         """
-        written: Path = _verb("export")(None, self, path, values=values)
-        return written
+        return _verb("export")(None, self, path, values=values)
 
     def __str__(self) -> str:
         return str(_verb("print")(self))

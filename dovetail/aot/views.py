@@ -39,8 +39,7 @@ class AutogradView:
     def __call__(self, base: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The view, of another base."""
         if self._compute is None:
-            view: torch.Tensor = self._replay(base)
-            return view
+            return self._replay(base)
         sizes = iter(self._compute(inputs))
         view = self._replay(base, lambda size: next(sizes))
         return view

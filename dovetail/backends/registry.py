@@ -194,8 +194,7 @@ def backend_around(name: str, function: Callable[..., Any]) -> Backend:
     description = inspect.getdoc(function) or ""
     if _takes_kind(function):
         return Backend(name, function, description=description)
-    adapted: Backend = _load(f"{_FOREIGN}.torch_registered:adapt_torch_backend")(name, function, description)
-    return adapted
+    return _load(f"{_FOREIGN}.torch_registered:adapt_torch_backend")(name, function, description)
 
 
 def _takes_kind(function: Callable[..., Any]) -> bool:

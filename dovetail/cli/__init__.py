@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -30,6 +31,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; ``arguments`` are those of the process unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Torch says so when it is imported. Nothing here needs NumPy.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy: (No module named|import of numpy)", UserWarning)
     parser = argparse.ArgumentParser(prog="dovetail", description="Dovetail, a training compiler for PyTorch.")
     parser.add_argument("--version", action="store_true", help=COMMANDS["version"])
     if given[:1] == ["--version"]:
@@ -40,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == [name]:
             module = importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
+    if not given:
+        parser.print_help()
+        return 2
     options = parser.parse_args(given)
     status: int = module.run(options)
     return status

@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, value in FULL.items():
         # The default depends on --small, so argparse must leave a flag that was not given empty.
         note = f"(default: {value}, with --small {SMALL[name]})"
-        parser.add_argument(f"--{name}", type=_positive, default=argparse.SUPPRESS, help=f"the model's {name} {note}")
+        text = "training steps" if name == "steps" else f"the model's {name}"
+        parser.add_argument(f"--{name}", type=_positive, default=argparse.SUPPRESS, help=f"{text} {note}")
     parser.add_argument("--heads", type=_positive, default=6, help="attention heads")
     parser.add_argument("--batch", type=_positive, default=8, help="sequences per step")
     parser.add_argument("--characters", type=_positive, default=1_000_000, help="length of the text")
@@ -79,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of weights and batches")
     parser.add_argument("--threads", type=_positive, default=os.cpu_count() or 1, help="torch's threads")
     parser.add_argument("--turn", type=_positive, default=10, help="steps that an engine makes in its turn")
-    parser.add_argument("--engines", type=_engines, default=ENGINES, help="comma-separated engines to run")
+    engines = ",".join(ENGINES)
+    parser.add_argument("--engines", type=_engines, default=engines, help="comma-separated engines to run")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
 
 

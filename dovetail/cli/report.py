@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is the name of a module")
     parser.add_argument("--measure", action="store_true", help="time operators and calls too, on made-up values")
     parser.add_argument("script", help="a Python program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    # A script needs none; argparse would name them as missing too.
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
 
 
 def run(options: argparse.Namespace) -> int:

@@ -30,6 +30,8 @@ _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
 )
 _PACKAGES = ("site-packages", "dist-packages")
+#: Functions of Dovetail in which an error is eager's own: the call by eager, and reading what autograd has saved.
+_EAGERS_ERRORS = ("_fall_back", "saved")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,6 @@ def without_internals(error: Exception) -> None:
         last = trace.tb_frame.f_code.co_name
         trace = trace.tb_next
     # A call that Python itself refuses, as with an argument too few, has no frame of the user's.
-    is_told = trace is not None or isinstance(error, DovetailError) or last == "_fall_back"
+    is_told = trace is not None or isinstance(error, DovetailError) or last in _EAGERS_ERRORS
     if is_told:
         error.__traceback__ = trace

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,11 @@ class CompiledBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Run the backward graph."""
-        return (None, *ctx.call.graph.backward(ctx, gradients))
+        try:
+            return (None, *ctx.call.graph.backward(ctx, gradients))
+        except Exception as error:
+            importlib.import_module("dovetail.reports.messages").without_internals(error)
+            raise
 
     # For compiled autograd, which puts the backward's graph into its own.
 
@@ -153,14 +158,12 @@ class CompiledBackward(torch.autograd.Function):
     @staticmethod
     def prologue(ctx: Any, saved: Sequence[Any], gradients: Gradients) -> list[Any]:
         """What the backward's graph is called with."""
-        found: list[Any] = ctx.call.graph.prologue(ctx.call, saved, gradients)
-        return found
+        return ctx.call.graph.prologue(ctx.call, saved, gradients)
 
     @staticmethod
     def backward_graph(ctx: Any, gradients: Gradients) -> tuple[torch.fx.GraphModule, Sequence[int]] | None:
         """The graph for the gradients that there are, and which of the prologue's values it takes; None without a graph."""
-        found: tuple[torch.fx.GraphModule, Sequence[int]] | None = ctx.call.graph.backward_graph(gradients)
-        return found
+        return ctx.call.graph.backward_graph(gradients)
 
     @staticmethod
     def epilogue(ctx: Any, results: Sequence[Any]) -> list[Any]:

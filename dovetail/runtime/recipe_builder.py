@@ -163,8 +163,7 @@ def _made_by_call(value: Any, kind: type) -> tuple[Any, ...] | None:
     """The function that makes a value again, its arguments and perhaps a state to be set; None for values that no call makes."""
     own = getattr(kind, "__recipe__", None)
     if own is not None:
-        found: tuple[Any, ...] = own(value)
-        return found
+        return own(value)
     if kind in MADE_BY_CALL:
         return MADE_BY_CALL[kind](value)
     attributes = getattr(value, "__dict__", {})

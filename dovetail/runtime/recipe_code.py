@@ -120,8 +120,7 @@ class _Writer:
         body = "\n".join(f"    {line}" for line in [*self.lines, *last, *self.states, f"return {result}"])
         source = f"def finish(inputs, tensors, callee, args, kwargs):\n{body}\n"
         exec(compile(source, "<dovetail result>", "exec"), self.names)
-        finish: Finish = self.names.pop("finish")
-        return finish
+        return self.names.pop("finish")
 
     def name(self, value: Any) -> str:
         """A name for a constant."""

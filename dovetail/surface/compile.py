@@ -8,7 +8,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -28,6 +28,9 @@ from dovetail.surface import precompiling as precompiling
 from dovetail.surface.lightning import compile_steps
 from dovetail.surface.modes import without_modes
 from dovetail.surface.regions import compile_regions
+
+if TYPE_CHECKING:
+    from dovetail.reports.cost import Cost
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 Parameters = ParamSpec("Parameters")
@@ -75,6 +78,9 @@ class Compiled(Protocol[Parameters, ResultOf]):
 
     def precompile(self, *args: Any, **kwargs: Any) -> bool:
         """Compile for a call with these arguments, which does not happen, and wait for the kernels."""
+
+    def cost(self, measure: bool = False) -> Cost:
+        """FLOPs, bytes, peak of memory and measured time of a call, by module."""
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultOf:
         """Call it like the original."""
@@ -151,6 +157,12 @@ def compile(function: Any = None, **given: Any) -> Any:
     >>> double(torch.ones(2))
     tensor([2., 2.])
     """
+    # An error names the user's line, without a line of this function.
+    with Telling():
+        return _compiled(function, given)
+
+
+def _compiled(function: Any, given: dict[str, Any]) -> Any:
     for name in given:
         if name not in _DEFAULTS:
             near = difflib.get_close_matches(name, _DEFAULTS, n=3, cutoff=0.5)
@@ -168,8 +180,7 @@ def compile(function: Any = None, **given: Any) -> Any:
         return compile_regions(function, options)
     if isinstance(function, torch.nn.Module):
         compile_steps(function, options)
-    with Telling():
-        return face.compile(function, **options)
+    return face.compile(function, **options)
 
 
 if os.environ.get("DOVETAIL_REPORT"):

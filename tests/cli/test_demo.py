@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.cli import demo, main
+from dovetail.cli import COMMANDS, demo, main
 from dovetail.cli.demo import Settings
 from dovetail.cli.gpt import GPT, GPTConfig, make_optimizer
 from dovetail.cli.text import read_text
@@ -253,11 +253,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"torch {importlib.metadata.version('torch')}" in capsys.readouterr().out
 
 
-def test_no_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert all(name in shown.out for name in COMMANDS) and not shown.err
+
+
+def test_a_report_of_nothing_asks_for_a_script_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refusal:
-        main([])
+        main(["report"])
     assert refusal.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("required: script\n")
+
+
+def test_without_numpy_commands_say_nothing_of_it() -> None:
+    import subprocess
+
+    program = "import sys; sys.modules['numpy'] = None; from dovetail.cli import main; main(['version']); import torch"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("dovetail ") and not done.stderr
 
 
 def test_the_module_runs_as_a_program() -> None:

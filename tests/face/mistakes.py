@@ -67,6 +67,11 @@ def printed(mistake: Mistake, compiler: Callable[..., Any], folder: Path, *, our
     return seen.getvalue().replace(str(folder), "~")
 
 
+def lines_of(text: str, columns: int = 100) -> int:
+    """The lines that a text takes on a terminal."""
+    return sum(max(1, -(-len(line) // columns)) for line in text.splitlines())
+
+
 _MODEL = """
 class Model(torch.nn.Module):
     def __init__(self):

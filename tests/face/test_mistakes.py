@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import warnings
@@ -15,11 +16,16 @@ import dovetail
 from dovetail import errors
 from dovetail.reports.messages import INTERNALS, is_library
 from tests import layout
-from tests.face.mistakes import MISTAKES, Mistake, printed
+from tests.face.mistakes import MISTAKES, Mistake, lines_of, printed
+
+ours = functools.partial(dovetail.compile, backend="aten")
 
 
-def ours(function: Any, **options: Any) -> Any:
-    return dovetail.compile(function, **{"backend": "aten", **options})
+def counted() -> dict[str, tuple[str, str]]:
+    """The table of the docs: the lines that torch.compile and Dovetail print, by mistake."""
+    page = (layout.ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (\d+|silent) \| \w* \| (\d+|silent) \| \w* \|$", page, re.MULTILINE)
+    return {name: (torchs, own) for name, torchs, own in rows}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
@@ -29,10 +35,56 @@ def test_mistake(mistake: Mistake, tmp_path: Path) -> None:
     last = next((line for line in text.splitlines()[::-1] if re.match(r"[\w.]+(:|$)", line)), "")
     assert mistake.raises in last.split(":")[0] if mistake.raises else "Traceback" not in text, text
     assert text.count("GraphBreakWarning") <= 1 and "Break:" not in text
-    allowed = ("face/module.py", "surface/compile.py")
-    if mistake.name != "backward twice":  # autograd calls the backward
-        shown = re.findall(r'File "([^"]*)"', text)
-        assert not [file for file in shown if file.startswith(str(layout.PACKAGE)) and not file.endswith(allowed)]
+    shown = re.findall(r'File "([^"]*)"', text)
+    assert not [file for file in shown if file.startswith(str(layout.PACKAGE)) and not file.endswith("face/module.py")]
+    torchs = counted()[mistake.name][0]
+    assert torchs == "silent" or lines_of(text) <= int(torchs), text
+
+
+def test_ours_are_no_longer_than_torchs_in_the_table() -> None:
+    table = counted()
+    assert list(table) == [mistake.name for mistake in MISTAKES] and len(table) >= 30
+    assert all(torchs == "silent" or int(own) <= int(torchs) for torchs, own in table.values())
+
+
+def test_the_error_of_a_backward_has_no_frames_of_ours() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = dovetail.compile(lambda x: (x * weight).sin().sum(), backend="aten")(torch.ones(3))
+    loss.backward()
+    with pytest.raises(RuntimeError, match="a second time") as caught:
+        loss.backward()
+    assert not [item for item in caught.traceback if str(item.path).startswith(str(layout.PACKAGE))]
+
+
+def test_an_error_of_a_hook_in_the_backward_has_its_frame() -> None:
+    def hook(gradient: torch.Tensor) -> None:
+        raise ValueError("the user's own")
+
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient / 2
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(hook)
+    loss = dovetail.compile(lambda x: Halved.apply(x.sin()).sum(), backend="aten")(x)
+    with pytest.raises(ValueError, match="the user's own") as caught:
+        loss.backward()
+    assert caught.traceback[-1].name == "hook"
+
+
+def test_a_fault_of_our_own_in_a_backward_keeps_its_frames() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = dovetail.compile(lambda x: (x * weight).sin().sum(), backend="aten")(torch.ones(3))
+    loss.grad_fn.call.graph._differentiable = (99,)
+    with pytest.raises(IndexError) as caught:
+        loss.backward()
+    # They say where the fault is.
+    assert str(caught.traceback[-1].path).startswith(str(layout.PACKAGE))
 
 
 def test_a_break_error_can_be_caught_and_says_where() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -94,12 +96,27 @@ def test_the_list_of_backends_says_a_word_on_each() -> None:
     assert (ROOT / "dovetail" / "py.typed").exists()
 
 
+def errors_found(command: list[str], folder: Path) -> tuple[set[int], set[int], str]:
+    """The lines of the user's program that have an error, those in which a type checker finds one, and what it prints."""
+    text = Path(__file__).with_name("user_program.py").read_text()
+    expected = {number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# error")}
+    copy = folder / "program.py"
+    copy.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", *command, str(copy)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        cwd=folder,
+    )
+    found = {int(line) for line in re.findall(r"program\.py:(\d+):.*\berror\b", done.stdout)}
+    return expected, found, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_mypy_finds_what_is_wrong(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    program = Path(__file__).with_name("user_program.py")
-    expected = {number for number, line in enumerate(program.read_text().splitlines(), 1) if line.endswith("# error")}
-    options = (
+    options = [
         "--no-error-summary",
         "--config-file",
         os.devnull,
@@ -107,16 +124,14 @@ def test_mypy_finds_what_is_wrong(tmp_path: Path) -> None:
         str(tmp_path),
         "--python-version",
         "3.11",
-    )
-    environment = {**os.environ, "MYPYPATH": str(ROOT)}
-    copy = tmp_path / "program.py"
-    copy.write_text(program.read_text())
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "--follow-imports=silent", str(copy)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-    )
-    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
-    assert found == expected, done.stdout + done.stderr
+    ]
+    expected, found, output = errors_found(["mypy", *options, "--follow-imports=silent"], tmp_path)
+    assert found == expected, output
+
+
+@pytest.mark.slow
+def test_pyright_finds_what_is_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("pyright")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
+    expected, found, output = errors_found(["pyright", "--pythonpath", sys.executable, "-p", str(tmp_path)], tmp_path)
+    assert found == expected, output

@@ -1,4 +1,4 @@
-"""A program that mypy checks: each line with an error in it ends in ``# error``."""
+"""A program that type checkers check: each line with an error in it ends in ``# error``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ dovetail.compile(plain, full_graph=True)  # error
 dovetail.compile(plain, fullgraph="yes")  # error
 dovetail.compile(plain, options={"max_autotune": True}, disable=True)
 print(compiled.entries, compiled.events.count("compile"), compiled.original)
+flops: int = compiled.cost(measure=False).flops
+compiled.costs()  # error
 
 
 @dovetail.compile(backend="aten", fullgraph=True)
