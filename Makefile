@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ecosystem site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-gpu clean
+.PHONY: help demo test test-ecosystem site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-ecosystem, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-gpu, clean"
+	@echo "also: make test-ecosystem, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -89,6 +89,9 @@ bench-start: $(VENV)/.test
 
 bench-step: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py $(BENCH_ARGS)
+
+bench-simulator: $(VENV)/.test
+	$(BIN)/python benchmarks/simulator.py $(BENCH_ARGS)
 
 # Says so and ends where there is no GPU. A CUDA build of torch: make bench-gpu TORCH_INDEX=https://download.pytorch.org/whl/cu128
 bench-gpu: $(VENV)/.test

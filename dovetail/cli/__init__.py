@@ -1,4 +1,5 @@
-"""The command line: ``dovetail demo``, ``doctor``, ``check-backend``, ``report``, ``cache`` and ``version``.
+"""The command line: ``dovetail demo``, ``doctor``, ``check-backend``, ``report``, ``plan``, ``cache`` and
+``version``.
 
 Each command is a module that is loaded when its command runs, so that only commands that need torch wait for it.
 
@@ -23,6 +24,7 @@ COMMANDS = {
     "doctor": "versions, compiler, GPU, and which backends work on this machine",
     "check-backend": "run a backend through the conformance suite",
     "report": "run a script, and write what was compiled in it, and why, to one page",
+    "plan": "predict a training step on many GPUs, for each way to spread it over them",
     "cache": "what is kept between processes: ls, stat, clear, export, import",
     "version": "print the versions of Dovetail, torch and Python",
 }

@@ -147,3 +147,16 @@ def remove_native_hooks(model: Any) -> None:
 def gradient_is_ready(reducer: Any, place: int) -> None:
     """Do what the reducer's native hook of a parameter does."""
     reducer._autograd_hook(place)
+
+
+def fake_store() -> Any:
+    """The store of a process group of the kind "fake", whose exchanges do nothing; importing it registers the kind."""
+    return importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+
+
+def parallelize(model: torch.nn.Module, mesh: Any, plan: Any) -> torch.nn.Module:
+    """``parallelize_module``, which is loaded with all of DTensor when it is called."""
+    made: torch.nn.Module = importlib.import_module("torch.distributed.tensor.parallel").parallelize_module(
+        model, mesh, plan
+    )
+    return made

@@ -1,0 +1,50 @@
+"""``dovetail plan``: predicts a training step on a number of ranks for each way to spread it, and says which is best."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("--ranks", type=int, required=True, nargs="+", help="numbers of processes, one for each GPU")
+    parser.add_argument("--cluster", default="h100", help="a100 or h100, the default")
+    parser.add_argument("--picture", type=Path, help="an SVG file for the last number of ranks")
+    parser.add_argument(
+        "script", help="a Python file with a function build() that returns a dovetail.simulator.Training"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; exit status 2 for a script or cluster that cannot be used."""
+    # After the arguments were read: a wrong one is told without waiting for torch.
+    from dovetail.simulator import CLUSTERS, Training, plan
+
+    problem = ""
+    if options.cluster not in CLUSTERS:
+        problem = f"unknown cluster {options.cluster!r}; known are {', '.join(CLUSTERS)}"
+    elif min(options.ranks) < 1:
+        problem = "--ranks takes numbers above 0"
+    elif not Path(options.script).is_file():
+        problem = f"there is no file {options.script}"
+    build: Any = None
+    if not problem:
+        sys.path.insert(0, str(Path(options.script).resolve().parent))
+        build = runpy.run_path(options.script, run_name="dovetail.plan").get("build")
+        if not callable(build) or not isinstance(build(), Training):
+            problem = f"{options.script} has no function build() that returns a dovetail.simulator.Training"
+    if problem:
+        print(f"dovetail plan: {problem}", file=sys.stderr)
+        return 2
+    for ranks in options.ranks:
+        found = plan(build, ranks, CLUSTERS[options.cluster])
+        print(found, end="\n\n")
+    print(f"{found.cluster.name}: {found.cluster.source}")
+    if options.picture is not None:
+        options.picture.write_text(found.picture(), encoding="utf-8")
+        print(f"wrote {options.picture}", file=sys.stderr)
+    return 0

@@ -1,0 +1,199 @@
+"""Predictions against sums done by hand, on graphs that are captured in a simulated world."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+import dovetail
+from dovetail.cli import main
+from dovetail.distributed import data_parallel
+from dovetail.errors import DistributedError, OptionError, StageError
+from dovetail.simulator import CLUSTERS, Cluster, Link, Training, plan, simulate, simulated_world
+
+#: One second for each operation, each byte of an exchange and each message; memory traffic is free.
+BY_HAND = Cluster("by hand", 1, Link(1.0, 0.0), Link(1.0, 1.0), flops=1.0, bytes=math.inf, memory=1e9)
+INSIDE, WIDTH, ROWS = 8, 16, 4
+
+
+def network() -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        torch.nn.Linear(INSIDE, WIDTH, bias=False), torch.nn.GELU(), torch.nn.Linear(WIDTH, INSIDE, bias=False)
+    )
+
+
+def build(tensor_parallel: Any = None) -> Training:
+    model = network()
+    batch = (torch.randn(ROWS, INSIDE), torch.randn(ROWS, INSIDE))
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(x), y)
+
+    return Training(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, batch, tensor_parallel)
+
+
+def a_step(wrap: Callable[..., Any]) -> Any:
+    made = build()
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        made.optimizer.zero_grad()
+        loss = made.loss(made.model, *batch)
+        loss.backward()
+        made.optimizer.step()
+        return loss.detach()
+
+    run = wrap(step, modules=[made.model])
+    run(*made.batch)
+    run(*made.batch)
+    return run
+
+
+FLOPS = 2 * ROWS * INSIDE * WIDTH
+#: Two products forward; backward two for the second layer, one for the first, whose input needs no gradient.
+STEP_FLOPS = 5 * FLOPS
+PARAMETER_BYTES = 2 * INSIDE * WIDTH * 4
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 1024])
+def test_data_parallel_by_hand(ranks: int) -> None:
+    with simulated_world(ranks):
+        run = a_step(lambda step, **named: data_parallel(step, backend="aten", check=False, **named))
+        found = simulate(run.compiled, BY_HAND)
+    (exchange,) = found.exchanges
+    assert (exchange.collective, exchange.bytes, exchange.ranks) == ("all_reduce", PARAMETER_BYTES, ranks)
+    wanted = 2 * (math.ceil(math.log2(ranks)) + PARAMETER_BYTES * (ranks - 1) / ranks)
+    assert found.compute == STEP_FLOPS
+    assert exchange.end - exchange.begin == pytest.approx(wanted)
+    # One bucket: nothing is left to compute beside it but the update, which costs nothing here.
+    assert found.exposed == pytest.approx(wanted)
+    assert found.seconds == pytest.approx(STEP_FLOPS + wanted)
+
+
+def test_an_exchange_beside_the_computation_is_not_waited_for() -> None:
+    with simulated_world(2):
+        run = a_step(
+            lambda step, **named: data_parallel(step, backend="aten", check=False, bucket_megabytes=1e-6, **named)
+        )
+        beside = simulate(run.compiled, BY_HAND)
+        alone = simulate(run.compiled, Cluster(**{**vars(BY_HAND), "overlap": False}))
+    assert len(beside.exchanges) == 2
+    # The second layer's gradient is on its way while the first layer's is computed: two products.
+    assert beside.exposed == pytest.approx(beside.exchanging - min(2 * FLOPS, beside.exchanging / 2))
+    assert alone.exposed == pytest.approx(alone.exchanging)
+    assert alone.seconds == pytest.approx(alone.compute + alone.exchanging)
+
+
+def test_shards_take_less_memory() -> None:
+    found = plan(build, 8, CLUSTERS["h100"])
+    memory = {row.way: row.prediction.peak_memory for row in found.rows if row.prediction is not None}
+    assert memory["sharded"] < memory["data parallel"]
+
+
+def test_tensor_parallel_divides_the_products() -> None:
+    ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    cluster = Cluster(**{**vars(BY_HAND), "ranks_per_node": 4, "bytes": 1e30})
+    rows = {row.way: row for row in plan(lambda: build(ways), 8, cluster).rows}
+    assert list(rows) == [
+        "data parallel",
+        "sharded",
+        "tensor parallel 2 x data parallel 4",
+        "tensor parallel 4 x data parallel 2",
+    ]
+    both = rows["tensor parallel 4 x data parallel 2"]
+    assert both.prediction is not None, both.problem
+    assert both.batches == 2
+    assert both.prediction.compute == pytest.approx(STEP_FLOPS / 4)
+    counts = sorted(item.ranks for item in both.prediction.exchanges)
+    # The sum of the second layer among four; the gradients, and the check that both ranks have the same plan, among two.
+    assert counts == [2, 2, 4]
+
+
+def test_the_best_is_the_fastest_that_fits() -> None:
+    small = Cluster(**{**vars(CLUSTERS["h100"]), "memory": 1.0})
+    assert "no way fits" in plan(build, 4, small).reason
+    found = plan(build, 4, CLUSTERS["h100"])
+    assert found.best.rate == max(row.rate for row in found.rows) > 0
+    assert found.best.way in found.reason
+
+
+def test_what_cannot_be_is_a_row() -> None:
+    """Three heads are not for two ranks: the model's own error stands in the row, and the other ways are predicted."""
+    ways = {"0": ColwiseParallel()}
+
+    def whole(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model[2](model[0](x).reshape(ROWS, WIDTH)), y)  # type: ignore[index]
+
+    def broken() -> Training:
+        made = build(ways)
+        return Training(made.model, made.optimizer, whole, made.batch, made.tensor_parallel)
+
+    rows = {row.way: row for row in plan(broken, 2, CLUSTERS["h100"]).rows}
+    assert rows["data parallel"].prediction is not None
+    assert rows["tensor parallel 2"].prediction is None
+    assert rows["tensor parallel 2"].problem
+
+
+def test_the_world_ends() -> None:
+    with simulated_world(3):
+        assert torch.distributed.get_world_size() == 3
+        with pytest.raises(DistributedError, match="already"), simulated_world(2):
+            pytest.fail("two worlds")
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 2.0, True, "4"])
+def test_wrong_numbers_of_ranks(ranks: Any) -> None:
+    with pytest.raises(OptionError, match="number of ranks"), simulated_world(ranks):
+        pytest.fail("no such world")
+
+
+def test_nothing_compiled() -> None:
+    with pytest.raises(StageError, match="nothing has been compiled"):
+        simulate(dovetail.compile(network(), backend="aten"), CLUSTERS["h100"])
+
+
+SCRIPT = """
+import torch
+from dovetail.simulator import Training
+
+def build():
+    model = torch.nn.Linear(4, 4)
+    loss = lambda model, x: model(x).square().mean()
+    return Training(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, (torch.randn(2, 4),))
+"""
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, picture = tmp_path / "train.py", tmp_path / "plan.svg"
+    script.write_text(SCRIPT)
+    assert main(["plan", str(script), "--ranks", "2", "16", "--cluster", "a100", "--picture", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 ranks of a100" in printed
+    assert "16 ranks of a100" in printed
+    assert "data sheet" in printed
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["missing.py", "--ranks", "2"], "there is no file missing.py"),
+        (["{script}", "--ranks", "0"], "numbers above 0"),
+        (["{script}", "--ranks", "2", "--cluster", "abacus"], "unknown cluster 'abacus'; known are a100"),
+        (["{empty}", "--ranks", "2"], "has no function build()"),
+    ],
+)
+def test_wrong_commands(arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "empty.py").write_text("")
+    names = {"script": tmp_path / "script.py", "empty": tmp_path / "empty.py"}
+    assert main(["plan", *(item.format(**names) for item in arguments)]) == 2
+    assert problem in capsys.readouterr().err
