@@ -102,6 +102,79 @@ def test_a_graph_that_is_broken_inside_of_the_wrapped_module(place: str) -> None
         assert all(torch.equal(compiled[name], value) for name, value in eager.items())
 
 
+class Branching(nn.Module):
+    """Two blocks, one of which a forward may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(2)]
+        self.blocks, self.head, self.takes_both = nn.ModuleList(blocks), nn.Linear(4, 2), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.blocks[0](x)
+        return self.head(x + self.blocks[1](x) if self.takes_both else x)  # type: ignore[no-any-return]
+
+
+OF_WRAPPER: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static": {"static_graph": True},
+    "recomputed": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+    "views": {"gradient_as_bucket_view": True},
+    "hooked": {},
+}
+
+
+def with_options(kind: str, place: str, rank: int) -> list[torch.Tensor]:
+    """Parameters after training with the wrapper's options, with compiled parts at a place."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model: Any = Branching()
+    blocks: Any = model.blocks
+    if kind == "recomputed":
+        model.blocks = blocks = nn.ModuleList(map(checkpoint_wrapper, blocks))
+    inner: Any = dovetail.compile(model, backend="aten", fullgraph=True) if place == "inside" else model
+    for when in ("blocks before", "blocks after"):
+        if when == "blocks after":
+            outer = DistributedDataParallel(inner, bucket_cap_mb=1e-4, **OF_WRAPPER[kind])
+        if place == when:
+            for index, block in enumerate(blocks):
+                blocks[index] = dovetail.compile(block, backend="aten", fullgraph=True)
+    if kind == "hooked":
+        outer.register_comm_hook(None, fp16_compress_hook)
+    forward = dovetail.compile(outer, backend="aten") if place == "outside" else outer
+    step = make_step(forward, OPTIMIZERS["adamw"](model.parameters()))
+    chosen = dovetail.compile(step, backend="aten") if place == "step" else step
+    for number, (x, y) in enumerate(batches(4, rank, 2)):
+        model.takes_both = kind != "unused" or number % 2 == 0
+        chosen(x, y)
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def all_options(rank: int, kind: str) -> dict[str, list[torch.Tensor]]:
+    places = ("eager", "blocks before", "blocks after", "inside", "outside", "step")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {place: with_options(kind, place, rank) for place in places}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OF_WRAPPER)
+def test_options_of_the_wrapper(kind: str) -> None:
+    model: Any = Branching()
+    step = make_step(model, OPTIMIZERS["adamw"](model.parameters()))
+    for number, (x, y) in enumerate(batches(4)):
+        model.takes_both = kind != "unused" or number % 2 == 0
+        step(x, y)
+    for found in run(all_options, 2, kind, seconds=200.0):
+        for values in found.values():
+            for value, wanted, alone in zip(values, found["eager"], model.parameters(), strict=True):
+                assert torch.equal(value, wanted)
+                torch.testing.assert_close(value, alone, rtol=1e-4, atol=5e-3 if kind == "hooked" else 1e-5)
+
+
 def refusals(rank: int) -> list[str]:
     """What is said about modules whose parameters are spread over ranks already, and about two that would exchange gradients."""
     from torch.distributed.fsdp import fully_shard
