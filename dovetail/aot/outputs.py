@@ -211,7 +211,8 @@ class _Description:
                 advice="write to a clone, or under torch.no_grad()",
             )
         index = self._add(item.value, MutatedInput(descriptor))
-        counted = private_tensors.version_of(item.value) != item.original_version
+        counted_anyway = sum(change.input_index == item.index for change in self._trace.metadata_changes)
+        counted = private_tensors.version_of(item.value) - item.original_version - counted_anyway
         return Mutation(item.index, index, differentiable, counted)
 
 

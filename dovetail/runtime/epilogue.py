@@ -76,6 +76,7 @@ class Epilogue:
 
     def __init__(self, spec: RuntimeSpec) -> None:
         self._mutations = {mutation.input_index: mutation for mutation in spec.mutations}
+        self._counted_again = [item.input_index for item in spec.mutations for _ in range(item.counted - 1)]
         # Where nothing requires a gradient, no graph's node can tell.
         self._dependencies = [item for item in spec.dependencies if not is_inside(spec, item)]
         self._outputs = spec.outputs
@@ -104,17 +105,15 @@ class Epilogue:
         written: set[int] = set()
         for item in self._dependencies:
             self._connect(item, inputs, outputs, before, made, written)
-        in_place = []
+        counted = [inputs[index] for index in self._counted_again]
         for index, mutation in self._mutations.items():
-            if index in written:
-                continue
-            if outputs[mutation.output_index] is inputs[index]:
-                in_place.append(inputs[index])
+            if index not in written and outputs[mutation.output_index] is inputs[index]:
+                counted.append(inputs[index])
             else:
                 self._write(index, inputs, outputs, written)
-        if in_place:
-            # The backend has written there, below autograd, which must hear of it.
-            torch.autograd.graph.increment_version(in_place)
+        if counted:
+            # Autograd hears of one write for each copy, and of none that the backend has made.
+            torch.autograd.graph.increment_version(counted)
         return [
             made[position] if position in made else self._result(output, inputs, outputs, before)
             for position, output in enumerate(self._outputs)

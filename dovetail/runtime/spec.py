@@ -53,14 +53,14 @@ OutputTensor = FreshOutput | InputOutput | ViewOutput
 class Mutation:
     """Input ``input_index`` was written to; its new value is the graph's forward output ``output_index``.
 
-    ``differentiable``: eager's write was recorded by autograd, so the write-back is too. ``counted`` is False where all
-    writes went through ``.data``, which the tensor's version counter does not see.
+    ``differentiable``: eager's write was recorded by autograd, so the write-back is too. ``counted`` is the number of writes
+    that the tensor's version counter has seen; it sees none that went through ``.data``.
     """
 
     input_index: int
     output_index: int
     differentiable: bool
-    counted: bool = True
+    counted: int = 1
 
 
 @dataclass(frozen=True)

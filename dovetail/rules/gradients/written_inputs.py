@@ -32,5 +32,5 @@ def read_later(joint: JointGraph) -> list[tuple[int, int]]:
             # A symbolic index comes after the source.
             node = node.args[1]
         if node is not None and node.target is not operator.getitem and memory_of(node) in read:
-            found.append((item.input_index, int(item.counted)))
+            found.append((item.input_index, item.counted))
     return found
