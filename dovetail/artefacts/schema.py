@@ -46,7 +46,7 @@ _SPEC = {
             },
         )
     ],
-    "mutations": [{"input_index": _COUNT, "output_index": _COUNT, "differentiable": bool, "counted": _COUNT}],
+    "mutations": [{"input_index": _COUNT, "output_index": _COUNT, "differentiable": bool, "counted": (bool, _COUNT)}],
     "feeding": [_COUNT],
     "ties": [{"output": _COUNT, "results": [_COUNT], "inputs": [_COUNT]}],
     "freed_together": (None, [[_COUNT]]),

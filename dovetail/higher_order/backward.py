@@ -20,7 +20,6 @@ from dovetail.guards.ambient import autocast_state
 from dovetail.higher_order.gradient_strides import Strides, keep_gaps
 from dovetail.higher_order.kept_inputs import KeptInputs, Leaves, NeededInputs
 from dovetail.runtime.derivatives import FREED, Edges, Gradients, refusal
-from dovetail.runtime.spec import OutputDependency
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import state as private_state
@@ -184,9 +183,10 @@ class DifferentiableBackward:
             found = self.run(kept, edges, tangents, None, saved)
         return tuple(None if gradient is None else gradient.detach() for gradient in found)
 
-    def divide(self, node: Any, item: OutputDependency, tangent: torch.Tensor) -> Gradients:
+    def divide(self, dependent: Any, tangent: torch.Tensor) -> Gradients:
         """See the protocol."""
-        return self._between(functools.partial(self._with_its_numbers, node.call.kept), node, item, tangent)
+        node = dependent.next_functions[0][0]
+        return self._between(functools.partial(self._with_its_numbers, node.call.kept), node, dependent, tangent)
 
     def run(
         self,

@@ -47,10 +47,11 @@ class BetweenOutputs:
     joint: JointGraph
     obstacle: str
 
-    def __call__(self, run: Callable[..., Any], node: Any, item: OutputDependency, tangent: torch.Tensor) -> Gradients:
-        """See :meth:`dovetail.runtime.derivatives.DifferentiableBackward.divide`; ``run(replay, primals)`` calls
-        ``replay(primals)`` with the random numbers of the forward.
+    def __call__(self, run: Callable[..., Any], node: Any, dependent: Any, tangent: torch.Tensor) -> Gradients:
+        """See :meth:`dovetail.runtime.derivatives.DifferentiableBackward.divide`; ``node`` is that of the call, and
+        ``run(replay, primals)`` calls ``replay(primals)`` with the random numbers of the forward.
         """
+        item: OutputDependency = dependent.item
         joint, program, call, graph = self.joint, self.joint.program, node.call, node.call.graph
         if program is None or self.obstacle or joint.order > 1:
             raise partial_gradient(self.obstacle or "they are gradients themselves")
@@ -82,6 +83,9 @@ class BetweenOutputs:
 
         with torch.enable_grad(), reads_of(call.reads):
             replayed(note)
+            for number, (_, _, reference) in zip(numbers, dependent.sources, strict=True):
+                if _is_among(reference(), saved) and not _holds(reference(), made[number][0]):
+                    raise partial_gradient("it was written to past autograd since the call")
             leaves = {number: value.view_as(value) for number, (value, _, _) in made.items()}
             versions = [leaf._version for leaf in leaves.values()]
             inputs, outputs = replayed(hold)
@@ -98,6 +102,32 @@ class BetweenOutputs:
             call.direct = _Rest()
         call.direct.parts += zip(wanted, found[len(numbers) :], strict=True)
         return None, *parts
+
+
+#: Of the norm of a result: how far a compiled graph's rounding may be from eager's.
+_ROUNDING = 0.02
+
+
+def _is_among(result: torch.Tensor | None, saved: Sequence[Any]) -> bool:
+    """Whether a result of the call, if it is still there, is saved for the backward, and no write to it was counted.
+
+    A write through ``.data`` is counted by nobody, and eager's backward reads the new number where it has saved the tensor.
+    """
+    if result is None or result.layout is not torch.strided or private_autograd_nodes.is_counted(result):
+        return False
+    memory = result.untyped_storage().data_ptr()
+    tensors = [value for value in saved if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+    return any(value.untyped_storage().data_ptr() == memory for value in tensors)
+
+
+def _holds(result: Any, value: torch.Tensor) -> bool:
+    """Whether a result has the value that the forward gave it; a replay gives it up to rounding."""
+    if result.shape != value.shape:
+        return True
+    with torch.no_grad():
+        same = (result == value) | (result.isnan() & value.isnan())
+        difference = (result - value).masked_fill(same, 0).norm()
+        return bool(difference <= _ROUNDING * value.masked_fill(same & ~value.isfinite(), 0).norm())
 
 
 def _after_calls(program: Program, numbers: Sequence[int], look: Callable[..., torch.Tensor]) -> Program:

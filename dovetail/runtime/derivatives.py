@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 
 from dovetail.errors import HigherOrderGradientError
-from dovetail.runtime.spec import OutputDependency
 
 Edges = Sequence[tuple[Any, int]]
 """Where the gradients of a node go on to: nodes of autograd, each with the number of its output."""
@@ -49,8 +48,8 @@ class DifferentiableBackward(Protocol):
         ``plain()`` is the ordinary backward, ``saved`` are the values that the forward has saved for it.
         """
 
-    def divide(self, node: Any, item: OutputDependency, tangent: torch.Tensor) -> Gradients:
-        """What is left of the gradient of an output of a call's ``node``, and the parts that come to what it was computed from."""
+    def divide(self, dependent: Any, tangent: torch.Tensor) -> Gradients:
+        """What is left of the gradient at a node of ``DependentOutput``, and the parts that come to what it was computed from."""
 
     def has_other_types(self, defined: tuple[bool, ...]) -> bool:
         """Whether eager's backward has other types than the captured one, in the autocast state of the moment."""

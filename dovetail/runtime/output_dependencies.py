@@ -69,7 +69,7 @@ class DependentOutput(torch.autograd.Function):
             call = getattr(origin[0], "call", None)
             if call is None or call.graph.derivatives is None:
                 raise partial_gradient("the graph has no further derivative")
-            return tuple(call.graph.derivatives.divide(origin[0], ctx.item, gradient))
+            return tuple(call.graph.derivatives.divide(ctx, gradient))
         return gradient, *[None] * len(edges)
 
 

@@ -236,3 +236,29 @@ def test_what_cannot_be_replayed_as_it_was_is_refused(
     monkeypatch.setattr(_Scaled, "factor", 5.0)
     with pytest.raises(dovetail.errors.PartialGradientError, match=reason):
         torch.autograd.grad(result.sum(), hidden)
+
+
+@pytest.mark.parametrize("how", ["data", "detach", "nothing"])
+@pytest.mark.parametrize("last", ["square", "exp", "relu"])
+def test_a_feature_that_was_written_to(last: str, how: str) -> None:
+    """Eager's gradient is that of the new number where the feature itself was saved, which a replay does not know."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = x.sin()
+        return hidden, (hidden * hidden if last == "square" else hidden.exp() if last == "exp" else hidden.relu())
+
+    def gradients(run: Callable[..., Any]) -> Any:
+        x = torch.tensor([0.2, -0.5, float("nan"), float("inf")]).requires_grad_()
+        hidden, result = run(x)
+        if how != "nothing":
+            (hidden.data if how == "data" else hidden.detach()).mul_(3)
+        try:
+            return torch.autograd.grad(result.sum(), [hidden, x])
+        except RuntimeError as error:
+            return type(error).__name__
+
+    found = gradients(dovetail.compile(function, backend="aten", fullgraph=True))
+    if last == "square" and how == "data":
+        assert found == "PartialGradientError"
+    else:
+        same(found, gradients(function))
