@@ -90,7 +90,7 @@ class Recorder:
         self._tree = tree
         self._owners: dict[int, Any] = {}
         self._typed: dict[int, Any] = {}
-        self._tables: dict[int, tuple[dict[Any, Any], int]] = {}
+        self._tables: dict[int, tuple[dict[Any, Any], tuple[int, int]]] = {}
 
     def walk(self, node: Node, callee: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look for nodes where remembering starts, at this one and below it."""

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 
-def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[int]:
-    """For each dictionary a number that no other state of any dictionary has; reading it makes it keep count from then on."""
-    return list(map(torch._C._dynamo.guards.dict_version, tables))
+def dictionary_versions(tables: Sequence[dict[Any, Any]]) -> list[tuple[int, int]]:
+    """For each dictionary its count of writes, a number that no other dictionary has, and its length.
+
+    Reading the count makes the dictionary keep it from then on. The length is part of it because from Python 3.12 on the count
+    misses one kind of write: an update of an empty dictionary from another one.
+    """
+    return list(zip(map(torch._C._dynamo.guards.dict_version, tables), map(dict.__len__, tables), strict=True))
 
 
 def unchanged_check(
@@ -33,17 +37,24 @@ def unchanged_check(
     # The types come along so that none of them can go and leave its address to another one.
     watched = (*owners, *typed, *tables, *map(type, owners), *map(type, typed))
     root = torch._C._dynamo.guards.RootGuardManager()
+
+    def is_unchanged(manager: Any, table: dict[Any, Any], name: str) -> None:
+        manager.add_dict_version_guard(table, [name], None)
+        if not dict.__len__(table):
+            # From Python 3.12 on, torch is not told of an update of an empty dictionary from another one.
+            manager.add_dict_length_check_guard(0, [name], None)
+
     for index, value in enumerate(watched[: len(owners) + len(typed) + len(tables)]):
         name = f"v{index}"
         manager = root.tuple_getitem_manager(index, name, value, kind)
         if index < len(owners):
             own = object.__getattribute__(value, "__dict__")
             manager.add_type_match_guard(id(type(value)), [name], None)
-            manager.get_generic_dict_manager(name, own, kind).add_dict_version_guard(own, [name], None)
+            is_unchanged(manager.get_generic_dict_manager(name, own, kind), own, name)
         elif index < len(owners) + len(typed):
             manager.add_type_match_guard(id(type(value)), [name], None)
         else:
-            manager.add_dict_version_guard(value, [name], None)
+            is_unchanged(manager, value, name)
     return functools.partial(root.check, watched)
 
 
@@ -75,15 +86,17 @@ def sees_changed_dictionaries() -> bool:
         lambda owner: owner.table.update(new=1),
         lambda owner: owner.table.clear(),
         lambda owner: delattr(owner, "value"),
-        lambda owner: owner.empty.update({"absent": 0}),  # not seen on Python 3.14 and 3.15
+        lambda owner: owner.empty.update({"absent": 0}),  # not counted from Python 3.12 on
+        lambda owner: owner.bare.__dict__.update({"absent": 0}),
+        lambda owner: setattr(owner.bare, "absent", 0),
     ]
     try:
         for change in changes:
             # Often enough for the interpreter to specialise its instructions, which once wrote past the watchers.
             for number in range(20):
                 owner = Owner()
-                owner.value, owner.table, owner.empty = 1, {"key": number}, {}
-                check = unchanged_check([owner], [owner], [owner.table, owner.empty])
+                owner.value, owner.table, owner.empty, owner.bare = 1, {"key": number}, {}, Owner()
+                check = unchanged_check([owner, owner.bare], [owner], [owner.table, owner.empty])
                 if not check() or not check():
                     return False
                 change(owner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.frontend.code.frame import Frame
+from dovetail.frontend.code.frame import NULL, Frame
 from dovetail.frontend.rules import real_rule
 from dovetail.runtime.recipe_builder import ITERATOR_TYPES
 
@@ -24,4 +24,8 @@ _GOING_THROUGH: dict[str, frozenset[type]] = {
 @real_rule
 def _trivial(frame: Frame) -> int:
     name = frame.decoded.instructions[frame.position].opname
-    return name in _MOVING or (name in _GOING_THROUGH and type(frame.stack[-1]) in _GOING_THROUGH[name])
+    if name not in _GOING_THROUGH:
+        return name in _MOVING
+    # From Python 3.15 on, the iterator of a loop has a second place above it.
+    item = frame.stack[-2 if frame.stack[-1] is NULL else -1]
+    return type(item) in _GOING_THROUGH[name]
