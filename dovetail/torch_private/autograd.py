@@ -93,12 +93,12 @@ def saved_tensor_hooks_change_values() -> bool:
 def saved_at(ctx: Any, places: Sequence[int]) -> list[torch.Tensor | None]:
     """What a node has saved at these places, None elsewhere; raises where any of it was written to, or is a written result."""
     items = ctx._raw_saved_tensors
-    found: list[torch.Tensor | None] = [None] * len(items)
-    for place in places:
-        # Torch hands over a result of the node's own only with all the others; its version began at 0.
-        is_own = items[place].data.grad_fn is None and items[place].data._version == 0
-        found[place] = items[place].data if is_own else items[place].unpack()
-    return found
+    if places and not hasattr(items[places[0]], "unpack"):
+        raise RuntimeError("before torch 2.12, saved values are only read together")
+    found: dict[int, Any] = {place: items[place].data for place in places}
+    # Torch hands over a result of the node's own only with all the others; its version began at 0.
+    found |= {at: items[at].unpack() for at, data in found.items() if data.grad_fn is not None or data._version}
+    return [found.get(place) for place in range(len(items))]
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.versions import parse
 
 Tensor = torch.Tensor
 
@@ -64,6 +65,8 @@ def test_a_result_is_written_to_before_a_backward(name: str, backend: str) -> No
     places = range(len(program(torch.ones(2, 3))))
     for written, root, how in itertools.product(places, places, HOW):
         found, expected = outcome(compiled, written, how, root), outcome(program, written, how, root)
+        if found == "refused" and parse(torch.__version__) < (2, 12):
+            continue  # there, a node's saved values can only be read, and checked, together
         if backend == "aten" or isinstance(expected, str) or isinstance(found, str):
             assert same(found, expected), (written, root, how)
         else:
