@@ -54,7 +54,7 @@ class DovetailError(Exception):
 
 
 class UnsupportedVersionError(DovetailError, ImportError):
-    """This Python or torch version is outside the supported range."""
+    """This Python or torch version is outside the supported range, or torch is not installed whole."""
 
 
 class UnknownBackendError(DovetailError, ValueError):

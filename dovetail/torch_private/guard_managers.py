@@ -54,7 +54,7 @@ def unchanged_check(
         elif index < len(owners) + len(typed):
             manager.add_type_match_guard(id(type(value)), [name], None)
         else:
-            is_unchanged(manager, value, name)
+            is_unchanged(manager, tables[index - len(owners) - len(typed)], name)
     return functools.partial(root.check, watched)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,21 @@ def test_two_versions_of_torch_on_the_path_are_refused(tmp_path: Path, monkeypat
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(errors.UnsupportedVersionError, match=r"mixed: 2\.9\.1\+cpu is imported"):
         check_versions()
+
+
+@pytest.mark.parametrize("name", ["typing_extensions", "sympy", "mpmath", "networkx"])
+def test_a_torch_without_its_own_dependencies_is_refused_at_import(name: str) -> None:
+    program = f"""
+import importlib.util, sys
+plain = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == {name!r} else plain(name, *rest)
+try:
+    import dovetail
+except ImportError as error:
+    print("torch" in sys.modules, "dovetail" in sys.modules, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"False False torch is installed without {name}") and not done.stderr
 
 
 def test_dropout_of_a_transposed_tensor_draws_eagers_mask() -> None:
