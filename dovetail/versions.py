@@ -48,7 +48,9 @@ def check_versions(python: tuple[int, int] | None = None, torch_version: str | N
             )
         needed = ("typing_extensions", "sympy", "mpmath", "networkx")
         if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
-            raise UnsupportedVersionError(f"torch is installed without {', '.join(lacking)}", advice="pip install torch")
+            raise UnsupportedVersionError(
+                f"torch is installed without {', '.join(lacking)}", advice="pip install torch"
+            )
     if not TORCH_RANGE[0] <= parse(torch_version) < TORCH_RANGE[1]:
         raise UnsupportedVersionError(
             f"Dovetail {__version__} does not run on torch {torch_version}", advice="pip install 'torch>=2.11,<2.16'"
