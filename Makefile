@@ -156,7 +156,7 @@ ECOSYSTEM := $(VENV)-ecosystem
 $(ECOSYSTEM)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==$(TORCH)" -e '.[test]'
-	for package in diffusers peft torchrl; do \
+	for package in diffusers peft torchrl pytorch-ignite torch_geometric timm; do \
 	    $(ECOSYSTEM)/bin/python -m pip install --quiet "torch==$(TORCH)" $$package || echo "$$package cannot be installed"; \
 	done
 	@touch $@

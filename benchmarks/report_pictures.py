@@ -85,6 +85,7 @@ setTimeout(() => { %s }, 200);
 def main() -> None:
     """Write the pictures to the folder that is named."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(PICTURES)
+    folder.mkdir(parents=True, exist_ok=True)
     browser = os.environ.get("DOVETAIL_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)))
     warnings.simplefilter("ignore")
     sys.argv[:] = ["train.py"]

@@ -166,11 +166,12 @@ def _train(run: Run, worker: Worker, steps: int) -> None:
 
 
 class Progress:
-    """A live bar on a terminal; elsewhere a line for every tenth of the work."""
+    """A live bar on a terminal; elsewhere, and on a dumb one, a line for every tenth of the work."""
 
     def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
         self._stream = stream
+        self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._start = time.perf_counter()
         self._shown: tuple[int, str] | None = None
 
@@ -178,7 +179,7 @@ class Progress:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._stream.isatty():
+        if self._is_live:
             self._stream.write("\n")
 
     def show(self, runs: Sequence[Run], phase: str) -> None:
@@ -191,8 +192,9 @@ class Progress:
         losses = "  ".join(f"{engine} {loss}" for engine, loss in last.items())
         bar = "█" * round(share * 20)
         line = f"[{bar:·<20}] {share:4.0%} {time.perf_counter() - self._start:4.0f} s  {losses}  {phase}".rstrip()
-        if self._stream.isatty():
-            columns = os.get_terminal_size(self._stream.fileno()).columns
+        if self._is_live:
+            # Zero where a terminal does not say.
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
             print("\r\x1b[K" + line[: max(20, columns - 1)], end="", file=self._stream, flush=True)
         elif shown != self._shown:
             print(line, file=self._stream, flush=True)

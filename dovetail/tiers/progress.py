@@ -22,7 +22,10 @@ logger = logging.getLogger("dovetail")
 
 
 def _is_terminal() -> bool:
-    return bool(getattr(sys.stderr, "isatty", bool)()) and not os.environ.get("PYTEST_CURRENT_TEST")
+    """Whether a line can be written anew; a dumb terminal, such as an editor's, cannot."""
+    if os.environ.get("PYTEST_CURRENT_TEST") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(getattr(sys.stderr, "isatty", bool)())
 
 
 def say(text: str, *, is_last: bool = True) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import math
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -246,6 +247,29 @@ def test_without_a_terminal_progress_is_a_few_lines() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) <= 12
     assert "100%" in lines[-1] and "eager 1.0000" in lines[-1]
+
+
+@pytest.mark.parametrize(("term", "columns"), [("xterm", 0), ("xterm", 40), ("dumb", 80)])
+def test_a_terminal_that_cannot_write_a_line_anew_gets_lines(
+    term: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            return 2
+
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    stream = Terminal()
+    with demo.Progress(4, stream) as progress:
+        progress.show([demo.Run("eager")], "x" * 100)
+    lines = stream.getvalue().splitlines()
+    if term == "dumb":
+        assert lines == [line for line in lines if line.startswith("[") and line.endswith("x" * 100)]
+    else:
+        assert stream.getvalue().startswith("\r\x1b[K") and len(lines[-1]) == len("\x1b[K") + (columns or 80) - 1
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

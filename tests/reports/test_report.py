@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import struct
 import subprocess
 import sys
@@ -343,6 +344,37 @@ def test_a_script_that_forks_and_crashes_leaves_reports(way: str, tmp_path: Path
     assert len(found) == 2 and len(list((tmp_path / "out").iterdir())) == 4
     ended = {data["ended"]: [item["name"] for item in data["functions"]] for data in found.values()}
     assert ended == {"ended with RuntimeError: a crash": ["Linear"], "": ["child.<locals>.<lambda>"]}
+
+
+_WINDOWS = """import torch, dovetail
+
+def step(x):
+    print(end="")
+    return x.sin()
+
+dovetail.compile(step, backend="aten")(torch.ones(3, requires_grad=True)).sum().backward()
+"""
+
+
+def test_a_script_with_line_ends_of_windows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(_WINDOWS.replace("\n", "\r\n").encode())
+    page = tmp_path / "train.html"
+    watcher = Watcher(lambda: [page, page.with_suffix(".json")])
+    try:
+        with pytest.warns(dovetail.errors.GraphBreakWarning, match=r"train.py:4 `print\(end=\"\"\)`\n  what"):
+            runpy.run_path(str(script))
+        watcher.write()
+    finally:
+        SURROUNDINGS.remove(watcher.around)
+        watcher._is_on = False
+    data = check_page(page.read_text(encoding="utf-8")).data()
+    (function,) = data["functions"]
+    assert function["breaks"][0]["where"]["line"] == 4
+    entries = [entry for part in function["parts"] for entry in part["entries"]]
+    rows = [row for entry in entries for file in entry["source"] for row in file["rows"]]
+    assert [5, "    return x.sin()"] in rows, rows
+    assert "\\r" not in json.dumps(data)
 
 
 @pytest.mark.slow

@@ -71,9 +71,20 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_dumb_terminal_gets_nothing_that_it_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(progress.SWITCH, raising=False)
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    slow()
+    assert stream.getvalue() == ""
+
+
 def test_a_terminal_gets_one_line_that_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(progress.SWITCH, raising=False)
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     slow()

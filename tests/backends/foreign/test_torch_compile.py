@@ -397,6 +397,25 @@ def test_tensor_subclasses_and_modes_run_eagerly() -> None:
     same(twin.grad, x.grad, "gradient")
 
 
+def test_a_module_that_compiles_itself() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).square()
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.ones(4, 3)
+    model(x).sum().backward()
+    expected, model.layer.weight.grad = model.layer.weight.grad, None
+    names = list(model.state_dict())
+    model.compile(backend="dovetail", options={"inner": "aten"}, fullgraph=True)
+    model(x).sum().backward()
+    assert torch.equal(model.layer.weight.grad, expected) and list(model.state_dict()) == names
+
+
 def test_copies_and_pickles() -> None:
     model = torch.compile(network().eval(), backend=dovetail.torch_backend("aten", fullgraph=True))
     x = leaf(2, 4)
