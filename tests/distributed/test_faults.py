@@ -60,8 +60,8 @@ def hangs(rank: int, way: str) -> Any:
 
 @pytest.mark.parametrize("way", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_a_rank_that_hangs(way: str) -> None:
-    for took, unchanged, text in run(hangs, 2, way):
-        assert took < 4 * PATIENCE and unchanged
+    for took, unchanged, text in run(hangs, 2, way, seconds=120.0):
+        assert took < 10 * PATIENCE and unchanged
         assert "an exchange with the other ranks has failed" in text
 
 
@@ -205,7 +205,7 @@ def test_torchrun_starts_again(tmp_path: Path) -> None:
         subprocess.run,
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=200,
+        timeout=280,
         cwd=tmp_path,
     )
     start = [
