@@ -38,7 +38,7 @@ def result(folder: Path, text: str, *launcher: str) -> float:
 def test_the_script_alone_and_on_two_processes(tmp_path: Path) -> None:
     text = script().replace("@data_parallel\n", '@functools.partial(data_parallel, backend="aten")\n')
     text = text.replace("import os\n", "import functools\nimport os\n", 1)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
     two = result(tmp_path / "two", text, *torchrun)
     assert abs(result(tmp_path / "alone", text) - two) < 2e-3
     # The last process dies in front of a step, once.
