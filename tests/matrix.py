@@ -52,8 +52,15 @@ class Outcome:
         return sum(found == verdict and name.startswith(inside) for name, (found, _) in self.verdicts.items())
 
     def add(self, later: Outcome) -> None:
-        """A later run replaces the verdicts of the tests that it has."""
+        """A later run replaces the verdicts of the tests that it has, also where all of a test's parameters have other names now."""
         self.mended += [name for name in self.failed if later.verdicts.get(name, ("failed",))[0] == "passed"]
+        known = {name.partition("[")[0] for name in self.verdicts.keys() & later.verdicts.keys()}
+        again = {name.partition("[")[0] for name in later.verdicts} - known
+        again -= {name.partition("[")[0] for name in later.failed}
+        gone = [name for name in self.failed if name.partition("[")[0] in again]
+        self.mended += [f"{name} (now with other parameters)" for name in gone]
+        for name in gone:
+            del self.verdicts[name]
         self.verdicts.update(later.verdicts)
         self.commits += [commit for commit in later.commits if commit not in self.commits]
         self.seconds += later.seconds

@@ -43,6 +43,19 @@ def test_a_later_report_of_the_pair_replaces_verdicts(tmp_path: Path) -> None:
     assert "`tests.a::two` failed at first and passed in a later run" in text
 
 
+def test_a_test_with_other_parameters_is_another_one(tmp_path: Path) -> None:
+    first = REPORT.replace('name="two"', 'name="two[a]"').replace('name="three"', 'name="three[a]"')
+    later = LATER.replace('name="one"', 'name="three[b]"').replace('name="two"', 'name="two[a-aten]"')
+    (tmp_path / "a.xml").write_text(first)
+    (tmp_path / "b.xml").write_text(later)
+    outcome = matrix.together(tmp_path.glob("*.xml"))["2.15.0", "3.12.1"]
+    assert outcome.mended == ["tests.a::two[a] (now with other parameters)"]
+    # Where some of a test's parameters ran again, that says nothing of the others.
+    (tmp_path / "b.xml").write_text(later.replace('name="two[a-aten]"', 'name="two[a]"').replace("three[b]", "two[b]"))
+    outcome = matrix.together(tmp_path.glob("*.xml"))["2.15.0", "3.12.1"]
+    assert outcome.failed == ["tests.b::three[a]", "tests.a::two[b]"] and outcome.mended == ["tests.a::two[a]"]
+
+
 def test_the_table_has_a_line_for_each_pair() -> None:
     text = matrix.table([("2.15.0", "3.12.1", "19 of 19", "5", "0", "1", "8", "abc1234")])
     assert text.splitlines()[-1] == "| 2.15.0 | 3.12.1 | 19 of 19 | 5 | 0 | 1 | 8 | abc1234 |"
