@@ -52,7 +52,7 @@ class Outcome:
         return sum(found == verdict and name.startswith(inside) for name, (found, _) in self.verdicts.items())
 
     def add(self, later: Outcome) -> None:
-        """A later run replaces the verdicts of the tests that it has, also where all of a test's parameters have other names now."""
+        """A later run replaces the verdicts of its tests, also where all parameters of a test have other names now."""
         self.mended += [name for name in self.failed if later.verdicts.get(name, ("failed",))[0] == "passed"]
         known = {name.partition("[")[0] for name in self.verdicts.keys() & later.verdicts.keys()}
         again = {name.partition("[")[0] for name in later.verdicts} - known
