@@ -89,11 +89,18 @@ _BATCH_NORMS = {
     },
 )
 def batch_norm_layout(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Give a batch norm's result the layout that the kernel gives on a CPU: channels-last is kept, nothing else is."""
+    """Give a batch norm's result the layout that the kernel gives on a CPU: channels-last is kept, nothing else is.
+
+    Images of one pixel lie in both formats; the kernel takes them for contiguous.
+    """
     result = run(operator, args, kwargs)
     image = args[_BATCH_NORMS[operator]]
-    is_cpu = image.device.type == "cpu"
-    return _laid_out(result, private_kernels.suggested_memory_format(image)) if is_cpu else result
+    if image.device.type != "cpu":
+        return result
+    is_one_pixel = all(type(size) is int and size == 1 for size in image.shape[2:])
+    return _laid_out(
+        result, torch.contiguous_format if is_one_pixel else private_kernels.suggested_memory_format(image)
+    )
 
 
 @quirk(

@@ -98,3 +98,22 @@ def test_a_tangent_left_out_changes_the_strides_of_a_sum(backend: str) -> None:
         function(*leaves, y)[1].backward()
         gradients.append([leaf.grad for leaf in leaves])
     same(*gradients, exact=backend == "aten")
+
+
+@pytest.mark.parametrize("strides", [(4, 1, 4, 4), (4, 1, 1, 1), (4, 1, 8, 8), (4, 1, 1, 4)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_normalised_image_of_one_pixel(batch: int, strides: tuple[int, ...]) -> None:
+    """It lies in both memory formats, and what asks for one behind the norm (a resize) must get eager's: pyramid pooling does so."""
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        normed = torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=batch > 1)
+        larger = torch.nn.functional.interpolate(normed.relu(), size=(2, 2), mode="bilinear")
+        return larger * larger.stride(1)
+
+    x = torch.empty_strided((batch, 4, 1, 1), strides).normal_().requires_grad_()
+    wanted = pooled(x)
+    found = dovetail.compile(pooled, backend="aten", fullgraph=True)(x)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()
+    (gradient,) = torch.autograd.grad(found.square().sum(), x)
+    assert torch.equal(gradient, torch.autograd.grad(wanted.square().sum(), x)[0])
