@@ -103,7 +103,7 @@ def test_a_tangent_left_out_changes_the_strides_of_a_sum(backend: str) -> None:
 @pytest.mark.parametrize("strides", [(4, 1, 4, 4), (4, 1, 1, 1), (4, 1, 8, 8), (4, 1, 1, 4)])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_normalised_image_of_one_pixel(batch: int, strides: tuple[int, ...]) -> None:
-    """It lies in both memory formats, and what asks for one behind the norm (a resize) must get eager's: pyramid pooling does so."""
+    """It lies in both memory formats; what asks for one behind the norm (a resize after pooling) must get eager's."""
 
     def pooled(x: torch.Tensor) -> torch.Tensor:
         normed = torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=batch > 1)
