@@ -11,9 +11,9 @@ import torch
 
 #: What torch's own Python functions ask before anything else.
 HAS_TORCH_FUNCTION = (
-    torch._C._has_torch_function,
-    torch._C._has_torch_function_unary,
-    torch._C._has_torch_function_variadic,
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
 )
 
 #: The method by which a ``GradScaler`` takes an optimizer's step, or skips it where a gradient is not finite.

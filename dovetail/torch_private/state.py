@@ -128,23 +128,23 @@ def _put_back(write: Callable[[Any], Any], value: Any) -> None:
     (set_every_precision if isinstance(value, tuple) else write)(value)
 
 
-#: The switches that choose kernels: name, reader, writer.
+#: The switches that choose kernels: name, reader, writer. Guards read them at each call, so readers are the functions in C++.
 _KERNEL_SWITCHES: tuple[_Switch, ...] = (
-    ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    ("math attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    ("flash attention", torch._C._get_flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (
+        "memory-efficient attention",
+        torch._C._get_mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    ("math attention", torch._C._get_math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
     ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     ("cuDNN deterministic", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
     ("cuDNN TF32", torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
     ("MKLDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     ("MKLDNN deterministic", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic),
-    (
-        "float32 matmul precision",
-        torch._C._get_float32_matmul_precision,
-        torch._C._set_float32_matmul_precision,
-    ),
+    ("float32 matmul precision", torch._C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (
         "filling of uninitialized memory",
         torch._C._get_deterministic_fill_uninitialized_memory,
