@@ -29,7 +29,7 @@ PURE_MODULES = frozenset(
     {
         *("builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools"),
         *("_collections", "collections", "_abc", "abc", "typing", "types", "re", "_struct", "numbers", "enum"),
-        *("string", "_string", "copy", "inspect", "_typing"),
+        *("string", "_string", "copy", "inspect", "_typing", "math.integer"),
     }
 )
 IMPURE_BUILTINS: dict[Any, str] = {

@@ -10,6 +10,7 @@ import enum
 import functools
 import itertools
 import logging
+import math
 import operator
 import typing
 import warnings
@@ -80,6 +81,12 @@ def functools_functions(x: Any) -> Any:
         describe_type(1), describe_type([2]), describe_type("s"), Ordered(1) <= Ordered(2), Ordered(3) > Ordered(2),
         sorted([3, 1, 2], key=functools.cmp_to_key(lambda a, b: b - a)),
     )  # fmt: skip
+
+
+@case
+def functions_of_integers(x: Any) -> Any:
+    n = len(x.shape) + 4
+    return x * math.gcd(n, 9), math.isqrt(n), math.factorial(3), math.lcm(n, 4), math.comb(n, 2), math.perm(n, 2)
 
 
 @case
