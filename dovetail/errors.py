@@ -9,7 +9,9 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class UserLocation:
     text: str = ""
     module: str = field(default="", compare=False)
     stack: tuple[UserLocation, ...] = field(default=(), compare=False, repr=False)
+    #: What a file is called where people read of it, by the last one; the cells of a notebook have names.
+    names: ClassVar[list[Callable[[str], str]]] = [str]
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}"
+        place = f"{self.names[-1](self.file)}:{self.line}"
         return f"{place} `{self.text}`" if self.text else place
 
 
@@ -45,12 +49,8 @@ class DovetailError(Exception):
         self.what = what
         self.where = where
         self.advice = advice
-        text = what
-        if where is not None:
-            text += f"\n  at {where}"
-        if advice:
-            text += f"\n  what to do: {advice}"
-        super().__init__(text)
+        place = "" if where is None else f"\n  at {where}"
+        super().__init__(what + place + (f"\n  what to do: {advice}" if advice else ""))
 
 
 class UnsupportedVersionError(DovetailError, ImportError):

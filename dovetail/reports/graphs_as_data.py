@@ -61,7 +61,7 @@ def place_as_data(place: UserLocation | None) -> dict[str, Any] | None:
     """A place in the user's source as JSON can hold it."""
     if place is None:
         return None
-    found = {"file": place.file, "line": place.line, "function": place.function, "text": place.text}
+    found = {"file": place.names[-1](place.file), "line": place.line, "function": place.function, "text": place.text}
     return found | {"module": place.module} if place.module else found
 
 
@@ -149,7 +149,7 @@ def _row(
     place: UserLocation | None = node.meta.get("user_line")
     line = -1
     if place is not None:
-        line = lines.setdefault((place.file, place.line), len(lines))
+        line = lines.setdefault((place.names[-1](place.file), place.line), len(lines))
         functions[place.file].setdefault(place.function, []).append(place.line)
     module = modules.setdefault("" if place is None else place.module, len(modules))
     operation = operation_text(node)
@@ -170,7 +170,8 @@ def _source(functions: defaultdict[str, dict[str, list[int]]], room: Room) -> li
         kept = sorted(wanted)[: max(0, room.lines)]
         room.lines -= len(kept)
         rows = [[number, text[number - 1].rstrip("\r\n")] for number in kept]
-        found.append({"file": file, "name": os.path.basename(file), "rows": rows})
+        name = UserLocation.names[-1](file)
+        found.append({"file": name, "name": os.path.basename(name), "rows": rows})
     return found
 
 

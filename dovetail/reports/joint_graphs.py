@@ -79,8 +79,10 @@ def _grouped(nodes: Sequence[torch.fx.Node]) -> Iterator[str]:
     module, line = "", ""
     for node in nodes:
         location = node.meta.get("user_line")
-        own_module = "" if location is None else location.module
-        own_line = "" if location is None else f"{os.path.basename(location.file)}:{location.line} {location.text}"
+        own_module, own_line = "", ""
+        if location is not None:
+            file = os.path.basename(location.names[-1](location.file))
+            own_module, own_line = location.module, f"{file}:{location.line} {location.text}"
         if own_module != module:
             module, line = own_module, ""
             yield f"  {module or 'outside of modules'}:"

@@ -40,7 +40,8 @@ class Watcher:
         self._begin()
         SURROUNDINGS.append(self.around)
         atexit.register(self.write)
-        os.register_at_fork(after_in_child=self._begin)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         """Also in a forked process: what the parent has compiled is in the parent's report."""

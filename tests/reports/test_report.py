@@ -295,6 +295,15 @@ def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
     assert before == SURROUNDINGS
 
 
+def test_where_no_process_can_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows there is no ``os.register_at_fork``."""
+    monkeypatch.delattr(os, "register_at_fork", raising=False)
+    watcher = watch(str(tmp_path))
+    assert watcher is not None
+    SURROUNDINGS.remove(watcher.around)
+    watcher._is_on = False
+
+
 def test_the_number_of_functions_is_bounded(watched: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.reports.running.MOST_FUNCTIONS", 1)
     for _ in range(3):
