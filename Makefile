@@ -123,6 +123,7 @@ conformance-memory: $(VENV)/.test
 
 conformance-stress: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.stress $(CONFORMANCE_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.damaged_cache
 
 # make test-matrix PAIRS="2.15.0:python3.12 2.13.0:python3.11" MATRIX_ARGS="--docs"
 PAIRS ?= $(TORCH):$(PYTHON)

@@ -18,6 +18,7 @@ from dovetail.artefacts.arguments import decode_argument, encode_argument, value
 from dovetail.backends.protocol import Kind, output_arguments
 from dovetail.errors import ArtefactError
 from dovetail.tiers.unportable import UnportableError
+from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private import operators as private_operators
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -82,6 +83,8 @@ def operator_named(name: str) -> Any:
     if not is_torch:
         return operator_by_name(name)
     base, _, overload = rest.rpartition(".")
+    if namespace == "prims" and not hasattr(torch.ops.prims, base):
+        private_code.define_prims()
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 

@@ -33,6 +33,7 @@ from dovetail.aot.compile_joint import run_steps
 from dovetail.aot.compiled_graph import CompiledGraph
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.steps import Lowering, instead_of_steps
+from dovetail.backends.common.outputs import own_copy
 from dovetail.errors import EagerFallbackWarning
 from dovetail.events import EventLog
 from dovetail.face.attempts import collection_paused
@@ -51,6 +52,7 @@ from dovetail.tiers.unportable import UnportableError
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import checkpoints as private_checkpoints
 from dovetail.torch_private import state as private_state
+from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private.inductor_cache import NotCachedError
 
 #: The graphs of each compiled function that have not ended up on a tier, by the function's log.
@@ -78,10 +80,12 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
         if tiers.mode == "auto":
             events.note("waits for kernels", reason=reason)
         return None
+    # The steps leave marks on the nodes of the graph that they are given: what tier 0 saves is not what tier 1 saves.
+    unmarked = lowering.joint.with_graph(own_copy(lowering.joint.graph_module, private_tracing.lazy_graph_module))
     settings = dataclasses.replace(lowering.settings, options={})
     first = run_steps(lowering.with_(backend=OPERATORS, settings=settings))
     events.note("tier 0", reason=f"runs by ATen operators until {tiers.backend.name} has compiled it")
-    run = SwappingRun(first, lowering, tiers)
+    run = SwappingRun(first, lowering.with_(joint=unmarked), tiers)
     _UNSETTLED.setdefault(events, weakref.WeakSet()).add(run)
     return dataclasses.replace(first, run=run, backend=lowering.backend)
 

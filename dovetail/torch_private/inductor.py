@@ -132,7 +132,17 @@ def cache_hits() -> int:
 
 
 def inductor_moves_channels(graph: torch.fx.GraphModule) -> bool:
-    """Whether Inductor will compute the convolutions of this graph with the channels last."""
+    """Whether Inductor will compute the convolutions of this graph with the channels last.
+
+    It does on a CPU with oneDNN, whatever else its rules say (torch 2.11 to 2.15): to ask them loads most of Inductor.
+    """
+    from torch._inductor import config
+
+    is_asked = config.layout_optimization and torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
+    convolutions = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    read = [node.meta["val"] for each in convolutions for node in each.args[:2]]
+    if is_asked and read and all(value.device.type == "cpu" for value in read):
+        return True
     from torch._inductor.graph import GraphLowering
 
     return bool(GraphLowering.decide_layout_opt(graph, is_inference=False))

@@ -57,7 +57,10 @@ def code_as_data(compiled: Any) -> dict[str, Any] | None:
         return None
     found = [item for item in ast.parse(compiled.source_code).body if isinstance(item, ast.ClassDef)]
     source = ast.get_source_segment(compiled.source_code, found[0]) if len(found) == 1 else None
-    if source is None or found[0].name != "Runner" or not set(_OPERATORS.findall(source)) <= {"ops", *_NAMESPACES}:
+    if source is None or found[0].name != "Runner":
+        return None
+    # Without comments: they name the operators that a kernel stands for.
+    if not set(_OPERATORS.findall(ast.unparse(found[0]))) <= {"ops", *_NAMESPACES}:
         return None
     return _with_kernels(source, call.__func__.__globals__, call.__func__.__code__)
 
@@ -108,6 +111,16 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
     names["extern_kernels"] = types.SimpleNamespace(**{name: getattr(torch, name) for name in data["extern"]})
     exec(compile(data["source"], "<code that Inductor has generated>", "exec"), names)
     return names["Runner"](partitions=[]).call
+
+
+def define_prims() -> None:
+    """Define the operators of Inductor's own decompositions: ``prims.fma``, say, which is in the gradient of a softmax.
+
+    >>> define_prims()
+    >>> torch.ops.prims.fma.default
+    <OpOverload(op='prims.fma', overload='default')>
+    """
+    from torch._inductor import inductor_prims  # noqa: F401
 
 
 #: Settings that say where things lie, who compiles and which caches are looked at, and decide about no code.

@@ -41,26 +41,32 @@ def test_names_lead_nowhere_else(kind: str, key: str) -> None:
     assert not cache.write(kind, key, b"x") and cache.read(kind, key) is None
 
 
-def test_damaged_entries_are_misses() -> None:
-    """100,000 entries with bytes flipped, cut off, moved, or added; the content of no other entry is ever read."""
+@pytest.mark.parametrize("kind", entries.KINDS)
+def test_damaged_entries_are_misses(kind: str) -> None:
+    """100,000 entries in all with bytes flipped, cut off, moved, or added; the content of no other entry is ever read."""
     dice = random.Random(0)
     content = bytes(dice.randrange(256) for _ in range(300))
-    whole = entries.encode("kernels", KEY, content)
-    for _ in range(100_000):
-        data = bytearray(whole)
-        kind = dice.randrange(4)
-        if kind == 0:
-            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        elif kind == 1:
-            del data[dice.randrange(len(data)) :]
-        elif kind == 2:
-            data += bytes(dice.randrange(256) for _ in range(dice.randint(1, 9)))
-        else:
-            place = dice.randrange(len(data))
-            data[place:place] = bytes([dice.randrange(256)])
-        found = entries.decode("kernels", KEY, bytes(data))
-        assert found is None or bytes(data) == whole
-    assert entries.decode("kernels", OTHER, whole) is None and entries.decode("instructions", KEY, whole) is None
+    whole = entries.encode(kind, KEY, content)
+    for _ in range(100_000 // len(entries.KINDS)):
+        data = damaged(whole, dice)
+        assert entries.decode(kind, KEY, data) is None or data == whole
+    others = [(other, KEY) for other in entries.KINDS if other != kind]
+    assert all(entries.decode(*names, whole) is None for names in [(kind, OTHER), *others])
+
+
+def damaged(whole: bytes, dice: random.Random) -> bytes:
+    """A copy with a bit flipped, the end cut off, bytes behind it, or a byte more inside."""
+    data = bytearray(whole)
+    kind, place = dice.randrange(4), dice.randrange(len(data))
+    if kind == 0:
+        data[place] ^= 1 << dice.randrange(8)
+    elif kind == 1:
+        del data[place:]
+    elif kind == 2:
+        data += dice.randbytes(dice.randint(1, 9))
+    else:
+        data[place:place] = dice.randbytes(1)
+    return bytes(data)
 
 
 def test_damaged_files_are_misses_and_are_written_anew(base: Path) -> None:
@@ -185,15 +191,15 @@ import os, random, signal, sys, time
 from dovetail import cache
 from dovetail.cache import entries
 rounds, dice = int(sys.argv[1]), random.Random(1)
-keys = [cache.key_of(number) for number in range(3)]
-contents = {key: [bytes([number]) * size for size in (10, 5000, 70000)] for number, key in enumerate(keys)}
+names = [(kind, cache.key_of(number)) for kind in entries.KINDS for number in range(3)]
+contents = {name: [bytes([number]) * size for size in (10, 5000, 70000)] for number, name in enumerate(names)}
 
 def write_for_ever(seed):
     dice = random.Random(seed)
     while True:
-        key = dice.choice(keys)
-        with cache.making("kernels", key, seconds=0.01):
-            cache.write("kernels", key, dice.choice(contents[key]))
+        name = dice.choice(names)
+        with cache.making(*name, seconds=0.01):
+            cache.write(*name, dice.choice(contents[name]))
 
 hits = 0
 for number in range(rounds):
@@ -206,9 +212,9 @@ for number in range(rounds):
     for child in writers:
         time.sleep(dice.random() * 0.004)
         os.kill(child, signal.SIGKILL)
-        for key in keys:
-            found = cache.read("kernels", key)
-            assert found is None or found in contents[key], (key, found[:20])
+        for name in names:
+            found = cache.read(*name)
+            assert found is None or found in contents[name], (name, found[:20])
             hits += found is not None
     for child in writers:
         os.waitpid(child, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dovetail.backends.inductor.job import Job
 from dovetail.backends.protocol import Kind
 from dovetail.cache import versions
 from dovetail.torch_private import inductor as private_inductor
+from dovetail.torch_private import inductor_code as private_code
 from dovetail.torch_private.inductor_cache import NotCachedError, only_from_cache
 from tests.differential import same
 
@@ -133,6 +135,34 @@ def test_code_runs_without_inductor() -> None:
     assert run is not None and torch.equal(run([torch.ones(2)])[0], torch.ones(2).sin())
     assert kept_code.take_code(None) is None
     assert kept_code.take_code(cache.key_of("another")) is None
+
+
+@pytest.mark.parametrize(
+    "call, is_kept",
+    [
+        ("torch.ops.aten.sin.default(x)", True),
+        ("torch.ops.inductor.sin.default(x)", False),
+        ("helper(x)", False),
+        ("extern_kernels.mm(x, x)", True),
+    ],
+)
+def test_comments_decide_nothing(call: str, is_kept: bool) -> None:
+    source = SOURCE.replace("torch.ops.aten.sin.default(x)", call)
+    source = source.replace(
+        "        x, =", "        # Original ATen: [aten.addmm], torch.ops.inductor.sin\n        x, ="
+    )
+    names: dict[str, Any] = {"torch": torch, "extern_kernels": torch, "helper": len}
+    exec(source, names)
+    compiled = types.SimpleNamespace(
+        current_callable=names["Runner"]([]).call,
+        device_types={"cpu"},
+        inputs_to_check=[],
+        constants={},
+        torchbind_constants={},
+        source_code=source,
+    )
+    data = private_code.code_as_data(compiled)
+    assert (data is not None) is is_kept and (data is None or "Original ATen" in data["source"])
 
 
 def test_entries_that_mean_nothing_are_misses() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
 
 import dovetail
 from dovetail.aot.compile_joint import decompose, split
@@ -13,6 +15,7 @@ from dovetail.aot.partition import PartitionedGraph
 from dovetail.aot.steps import CompileSettings, Lowering
 from dovetail.backends import lookup_backend
 from dovetail.backends.common import outputs as promised
+from dovetail.torch_private import inductor as private_inductor
 from tests.differential import same
 
 needs_onednn = pytest.mark.skipif(
@@ -103,3 +106,16 @@ def test_a_step_and_its_derivative_are_those_of_eager(
     same(trained(False), trained(True), "the step", exact=False)
     # Each saved image comes out of the kernels as it was promised; none is copied afterwards.
     assert not restrided
+
+
+@pytest.mark.parametrize("change", ["", "grouped", "wide", "without oneDNN", "setting"])
+def test_inductor_is_foreseen(change: str) -> None:
+    """The short answer is Inductor's own."""
+    groups, width = (4 if change == "grouped" else 1), (64 if change == "wide" else 8)
+    joint = dovetail.capture(torch.nn.Conv2d(width, 8, 3, groups=groups), (torch.randn(2, width, 8, 8),))
+    with (
+        config.patch(layout_optimization=change != "setting"),
+        torch.backends.mkldnn.flags(enabled=change != "without oneDNN"),
+    ):
+        wanted = GraphLowering.decide_layout_opt(joint.graph_module, is_inference=False)
+        assert private_inductor.inductor_moves_channels(joint.graph_module) is wanted
