@@ -76,16 +76,17 @@ class BetweenOutputs:
             return value
 
         def hold(number: int, index: int, value: torch.Tensor) -> torch.Tensor:
-            return leaves[number] if index >= made[number][2] else value
+            if index < made[number][2]:
+                return value
+            again.setdefault(number, value)
+            return leaves[number]
 
         def replayed(look: Callable[..., torch.Tensor]) -> Any:
             return run(functools.partial(replay, joint, _after_calls(program, numbers, look)), primals)
 
+        again: dict[int, torch.Tensor] = {}
         with torch.enable_grad(), reads_of(call.reads):
-            replayed(note)
-            for number, (_, _, reference) in zip(numbers, dependent.sources, strict=True):
-                if _is_among(reference(), saved) and not _holds(reference(), made[number][0]):
-                    raise partial_gradient("it was written to past autograd since the call")
+            value = replayed(note)[1][item.output].detach().clone()
             leaves = {number: value.view_as(value) for number, (value, _, _) in made.items()}
             versions = [leaf._version for leaf in leaves.values()]
             inputs, outputs = replayed(hold)
@@ -93,6 +94,10 @@ class BetweenOutputs:
             raise partial_gradient("it was written to through another tensor")
         asked = [*(leaves[number] for number in numbers), *(inputs[index] for index in wanted)]
         root, twice = outputs[item.output], torch.is_grad_enabled()
+        *sources, own = [source if _is_saved(source, saved) else None for source in dependent.sources]
+        _write_again(own, value, [root])
+        for number, source in zip(numbers, sources, strict=True):
+            _write_again(source, made[number][0], [leaves[number], again[number]])
         found = torch.autograd.grad(root, asked, tangent, create_graph=twice, allow_unused=True)
         parts = found[: len(numbers)]
         if all(part is None for part in parts):
@@ -108,16 +113,26 @@ class BetweenOutputs:
 _ROUNDING = 0.02
 
 
-def _is_among(result: torch.Tensor | None, saved: Sequence[Any]) -> bool:
-    """Whether a result of the call, if it is still there, is saved for the backward, and no write to it was counted.
+def _is_saved(source: tuple[Any, ...], saved: Sequence[Any]) -> bool:
+    """Whether the memory in which the call has returned a result is kept for its backward."""
+    tensors = [item for item in saved if isinstance(item, torch.Tensor) and item.layout is torch.strided]
+    storages = [item.untyped_storage() for item in tensors]
+    return any(0 <= source[-1] - storage.data_ptr() < storage.nbytes() for storage in storages)
 
-    A write through ``.data`` is counted by nobody, and eager's backward reads the new number where it has saved the tensor.
+
+def _write_again(source: tuple[Any, ...] | None, value: torch.Tensor, replayed: Sequence[torch.Tensor]) -> None:
+    """Do to a result's ``replayed`` twins what the program has done to the result past autograd since the call, if anything.
+
+    Nobody counts a write through ``.data``; a formula that has saved the tensor reads the new number. One that has saved its own
+    result keeps that where the tensor is given other memory.
     """
-    if result is None or result.layout is not torch.strided or private_autograd_nodes.is_counted(result):
-        return False
-    memory = result.untyped_storage().data_ptr()
-    tensors = [value for value in saved if isinstance(value, torch.Tensor) and value.layout is torch.strided]
-    return any(value.untyped_storage().data_ptr() == memory for value in tensors)
+    if source is None or (result := source[-2]()) is None:
+        return
+    if result.data_ptr() != source[-1]:
+        replayed[0].data = result.data if len(replayed) > 1 else replayed[0].data
+    elif not _holds(result, value):
+        for twin in replayed:
+            twin.data.copy_(result)
 
 
 def _holds(result: Any, value: torch.Tensor) -> bool:

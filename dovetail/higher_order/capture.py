@@ -189,9 +189,11 @@ class _Capturing:
         """The compiled graph, and the places of the values that the forward has saved and it takes."""
         lowering = self._lowering
         settings, parts, find = lowering.settings, lowering.parts, None
-        # What is saved for several independent outputs may be freed for some of them by then.
-        if parts is not None and self._joint.spec.freed_by_backward is None:
-            before = EarlierOrder(self._joint, parts.saved, tuple(request.primals))
+        taken = None if lowering.backward is None else lowering.backward.graph_of(request.defined)
+        if parts is not None and taken is not None:
+            # What is saved for other outputs may be freed by then. What this backward reads has seen the program's writes.
+            read = [item if place in taken[1] else None for place, item in enumerate(parts.saved)]
+            before = EarlierOrder(self._joint, tuple(read), tuple(request.primals))
 
             def find(joint: JointGraph) -> Mapping[torch.fx.Node, int]:
                 return find_reused(before, joint)

@@ -31,12 +31,12 @@ class _NoKeyError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class EarlierOrder:
-    """The order before: its joint graph as it was compiled, the values ``saved`` for its backward, in their order, and which of
-    its inputs (``primals``) the first inputs of the next order are.
+    """The order before: its joint graph as it was compiled, the values ``saved`` for its backward, in their order (None for one
+    that is not there), and which of its inputs (``primals``) the first inputs of the next order are.
     """
 
     joint: JointGraph
-    saved: tuple[Descriptor, ...]
+    saved: tuple[Descriptor | None, ...]
     primals: tuple[int, ...]
 
 
@@ -60,7 +60,7 @@ def find_reused(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node,
     }
     found: dict[torch.fx.Node, int] = {}
     for node in joint.graph.nodes:
-        key = _key(node, same)
+        key = None if _computes_again(node) else _key(node, same)
         twin = None if key is None else known.get(key)
         if twin is None:
             continue
@@ -69,6 +69,12 @@ def find_reused(earlier: EarlierOrder, joint: JointGraph) -> dict[torch.fx.Node,
         if saved is not None and _is_alike(node, saved[1], sizes):
             found[node] = saved[0]
     return found
+
+
+def _computes_again(node: torch.fx.Node) -> bool:
+    """Whether a formula computes a value of its own, which does not see what the program has written to an equal one."""
+    returns = getattr(node.target, "_schema", None) and node.target._schema.returns  # type: ignore[union-attr]
+    return node.meta.get("phase") == "backward" and not any(item.alias_info for item in returns or ())
 
 
 def _numbered(joint: JointGraph) -> tuple[dict[Hashable, torch.fx.Node], dict[torch.fx.Node, int]]:

@@ -8,6 +8,7 @@ there, unless something is wanted there: then the gradient of ``z`` is divided i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections import OrderedDict
@@ -40,9 +41,8 @@ def prepare_hooks(result: torch.Tensor) -> Mapping[int, Any]:
     """The table of a result's hooks, which is there before the first one is registered (1 us)."""
     hooks = result._backward_hooks
     if hooks is None:
-        hooks = GradientHooks()
         # What Tensor.register_hook does at the first hook.
-        result._backward_hooks = hooks
+        hooks = result._backward_hooks = GradientHooks()
         node: Any = result.grad_fn
         node._register_hook_dict(result)
     return hooks
@@ -62,10 +62,7 @@ class DependentOutput(torch.autograd.Function):
         """The gradient as it comes, for the first tensor only; or its parts for the others."""
         origin, *edges = ctx.next_functions
         sources = getattr(ctx, "sources", ())
-        if gradient is not None and any(
-            _is_wanted(edge, len(hooks) > count, reference())
-            for edge, (hooks, count, reference) in zip(edges, sources, strict=False)
-        ):
+        if gradient is not None and any(_is_wanted(*item) for item in zip(edges, sources, strict=False)):
             call = getattr(origin[0], "call", None)
             if call is None or call.graph.derivatives is None:
                 raise partial_gradient("the graph has no further derivative")
@@ -78,19 +75,24 @@ _direct_apply = private_autograd.direct_apply(DependentOutput)
 
 def depend_on(value: torch.Tensor, sources: Sequence[torch.Tensor], item: OutputDependency) -> torch.Tensor:
     """``value``, which was computed from ``sources`` inside of the same graph, with edges to them."""
-    noted = []
-    for tensor in sources:
-        hooks = prepare_hooks(tensor)
-        noted.append((hooks, len(hooks), weakref.ref(tensor)))
+    noted = [_noted(tensor, prepare_hooks(tensor)) for tensor in sources]
     apply = _direct_apply if private_state.functorch_level() is None else DependentOutput.apply
-    if torch.is_grad_enabled():
+    with contextlib.nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
         dependent: torch.Tensor = apply(value, *sources)
-    else:
-        with torch.enable_grad():
-            dependent = apply(value, *sources)
     node: Any = dependent.grad_fn
-    node.sources, node.item = noted, item
+    node.sources, node.item = [*noted, _noted(dependent, {})], item  # the last one is the output itself
     return dependent
+
+
+def _noted(tensor: torch.Tensor, hooks: Mapping[int, Any]) -> tuple[Any, ...]:
+    return hooks, len(hooks), weakref.ref(tensor), _memory_of(tensor)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor without memory
+        return 0
 
 
 _anchor = torch.empty(0, requires_grad=True)
@@ -99,13 +101,13 @@ _anchor = torch.empty(0, requires_grad=True)
 def require_gradient(value: torch.Tensor) -> torch.Tensor:
     """``value`` as the result of what requires a gradient, though no input does: a tensor made inside did."""
     with torch.enable_grad():
-        dependent: torch.Tensor = DependentOutput.apply(value, _anchor)  # type: ignore[no-untyped-call]
-    return dependent
+        return DependentOutput.apply(value, _anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _is_wanted(edge: tuple[Any, int], has_hooks: bool, output: torch.Tensor | None) -> bool:
-    """Whether somebody asks for the gradient that arrives at an edge."""
-    wanted = has_hooks or (output is not None and output.retains_grad)
+def _is_wanted(edge: tuple[Any, int], source: tuple[Any, ...]) -> bool:
+    """Whether somebody asks for the gradient that arrives at an edge, or has given the output there other memory."""
+    (hooks, count, _, memory), output = source, source[2]()
+    wanted = len(hooks) > count or (output is not None and (output.retains_grad or _memory_of(output) != memory))
     return wanted or any(_is_edge(item, *edge) for item in private_autograd.wanted_gradients())
 
 
