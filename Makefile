@@ -157,13 +157,13 @@ ECOSYSTEM := $(VENV)-ecosystem
 $(ECOSYSTEM)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==$(TORCH)" -e '.[test]'
-	for package in diffusers peft torchrl pytorch-ignite torch_geometric timm; do \
+	for package in diffusers peft torchrl pytorch-ignite torch_geometric timm trl; do \
 	    $(ECOSYSTEM)/bin/python -m pip install --quiet "torch==$(TORCH)" $$package || echo "$$package cannot be installed"; \
 	done
 	@touch $@
 
 test-ecosystem: $(ECOSYSTEM)/.installed
-	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/python -m pytest -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/python -m pytest -n $(JOBS) --slow tests/ecosystem $(PYTEST_ARGS)
 
 backend-tables: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.tables docs/backends.md

@@ -189,4 +189,6 @@ def default_finding(probes: Sequence[Probe]) -> Finding:
     if probe.works:
         return Finding("by default", f"{name}, which works")
     advice = 'say backend="aten" until the cause above is gone'
+    if probe.reason.startswith("timed out"):
+        advice += "; on a slow or busy machine, dovetail doctor --seconds=600 waits longer"
     return Finding("by default", f"{name}, which does not work here", False, advice)

@@ -183,7 +183,9 @@ def changed_settings(names: Iterable[str]) -> dict[str, Any]:
     """Those of the settings in ``torch._dynamo.config`` that somebody has changed; other versions of torch may lack some."""
     config: Any = sys.modules.get("torch._dynamo.config")
     known = {} if config is None else config._config
-    return {name: getattr(config, name) for name in names if name in known and not config._is_default(name)}
+    # One that was changed for a block counts as changed for torch afterwards, with the value that it had.
+    changed = (name for name in names if name in known and not config._is_default(name))
+    return {name: value for name in changed if (value := getattr(config, name)) != known[name].default}
 
 
 def disabled_because(function: Any) -> str | None:

@@ -159,6 +159,13 @@ def test_the_default_that_does_not_work_is_bad_news(probed, monkeypatch, capsys)
     assert 'say backend="aten"' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("reason", ["timed out: took longer than 90 seconds and was stopped", "raised"])
+def test_a_default_that_is_not_done_in_time(reason, monkeypatch):
+    monkeypatch.setattr(doctor, "default_backend", lambda: type("Slow", (), {"name": "slow"})())
+    found = doctor.default_finding([doctor.Probe("slow", False, reason, 90.0)])
+    assert not found.good and ("--seconds=600" in found.advice) == reason.startswith("timed out")
+
+
 def test_names_to_probe_leave_out_what_finds_torchs_own_mistakes():
     names = doctor.names_to_probe()
     assert names.index("aten") < names.index("aot_eager")

@@ -235,3 +235,7 @@ def test_settings_without_effect_say_so_once(caplog: pytest.LogCaptureFixture, m
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "torch._dynamo.config.suppress_errors has no effect on dovetail.compile"
     ]
+    settings._told.clear()
+    caplog.clear()
+    dovetail.compile(lambda values: values + 2, backend="aten")(torch.ones(2))
+    assert not caplog.records and not settings.changed_in_torch()
