@@ -1,4 +1,4 @@
-"""What was compiled is saved, copied and sent to other processes like what it was made of: models, functions, training as a whole."""
+"""What was compiled is saved, copied and sent to other processes like what it was made of: models, functions, whole trainings."""
 
 from __future__ import annotations
 
