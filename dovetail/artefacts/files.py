@@ -42,7 +42,13 @@ def write_artefact(
     if target.exists():
         raise ArtefactError(f"{target} exists already", advice="choose another path, or remove it first")
     target.parent.mkdir(parents=True, exist_ok=True)
-    blob = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
+    try:
+        blob = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()})
+    except ModuleNotFoundError as error:
+        # Safetensors does without it only where it reads.
+        raise ArtefactError(
+            "an artefact is written by NumPy, which is not installed", advice="pip install numpy"
+        ) from error
     body = json.dumps(payload, sort_keys=True)
     document = {
         "format": FORMAT,

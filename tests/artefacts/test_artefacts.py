@@ -136,6 +136,14 @@ def test_a_whole_step_with_writes_and_views(tmp_path: Path) -> None:
         loaded(actual[0], actual[0].detach(), actual[2])
 
 
+def test_without_numpy_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    joint = dovetail.capture(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    with pytest.raises(errors.ArtefactError, match="pip install numpy"):
+        joint.export(tmp_path / "joint", values=joint.capture.function.state_dict())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_loaded_graph_is_a_joint_graph(tmp_path: Path) -> None:
     net = Net().eval()
     x = dovetail.mark_dynamic(torch.randn(6, 4), 0, minimum=2)
