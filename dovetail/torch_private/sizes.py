@@ -36,7 +36,7 @@ def is_symbolic(value: object) -> bool:
 def has_symbols(value: object) -> bool:
     """Whether a fake tensor's size, strides or offset are symbolic."""
     if isinstance(value, torch.Tensor):
-        return any(map(is_symbolic, (*value.shape, *value.stride(), value.storage_offset())))
+        return {*map(type, value.shape), *map(type, value.stride()), type(value.storage_offset())} != {int}
     return is_symbolic(value)
 
 
