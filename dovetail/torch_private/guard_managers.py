@@ -156,7 +156,7 @@ class NativeStep:
 
     def attribute(self, name: str, value: Any) -> NativeStep:
         """An attribute as ``object`` itself finds it: a slot, or one of a function."""
-        return self._step(self._manager.generic_getattr_manager(name, self._name, value, _manager_kind()))
+        return self._step(self._manager.generic_getattr_manager(name, self._name, _example(value), _manager_kind()))
 
     def own_dict(self, value: Any) -> NativeStep:
         """The ``__dict__`` of an instance."""
@@ -177,7 +177,7 @@ class NativeStep:
             list: self._manager.list_getitem_manager,
             tuple: self._manager.tuple_getitem_manager,
         }
-        return self._step(take[container](key, self._name, value, _manager_kind()))
+        return self._step(take[container](key, self._name, _example(value), _manager_kind()))
 
     def is_same_as(self, other: NativeStep) -> None:
         """It is the very object that is found there."""
@@ -206,6 +206,13 @@ class NativeStep:
     def lacks(self, key: Any) -> None:
         """A dictionary does not have this key."""
         self._manager.add_dict_contains_guard(False, key, [self._name], None)
+
+
+def _example(value: Any) -> Any:
+    """What torch is shown of a value. Where it is shown a dictionary, it asks later values for their count of writes before it asks for
+    their types; from Python 3.12 on it raises where a value is no dictionary, and leaves ``__torch_function__`` disabled.
+    """
+    return None if isinstance(value, dict) else value
 
 
 def _manager_kind() -> Any:

@@ -51,7 +51,10 @@ def inductor_compile(
 
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     # Inductor keeps the strides that the fake values promise for these outputs only.
-    output.meta["user_visible_output_idxs"] = user_visible_outputs
+    # On a GPU it also looks which of them views lead to, and takes each for a node: a gradient that is not defined is none.
+    output.meta["user_visible_output_idxs"] = [
+        index for index in user_visible_outputs if isinstance(output.args[0][index], torch.fx.Node)
+    ]
     settled = contextlib.ExitStack()
     for block in (config.patch(settings), tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode)):
         settled.enter_context(block)

@@ -16,6 +16,7 @@ from dovetail.fast_guards import generator
 from dovetail.fast_guards.native import NativeWriter
 from dovetail.reports.explanation import compiled_function
 from dovetail.torch_private import guard_managers as private_guard_managers
+from dovetail.torch_private.state import torch_function_switches
 
 pytestmark = pytest.mark.skipif(
     not (private_guard_managers.sees_changed_dictionaries() and private_guard_managers.has_native_guards()),
@@ -180,3 +181,19 @@ def test_what_is_compared_by_address_stays_alive() -> None:
         others.append(function.__code__)
         assert id(function.__code__) != address
         assert not holds()
+
+
+@pytest.mark.parametrize("later", [None, 3, [1], (("key", "text"),)])
+def test_what_was_a_dictionary_is_none_any_more(later: Any) -> None:
+    """Torch's own check raises there from Python 3.12 on, and leaves torch functions disabled."""
+    owner, items = types.SimpleNamespace(place={"key": "text"}), [{"key": "text"}]
+    guards = private_guard_managers.NativeGuards()
+    at = guards.at(owner).own_dict(vars(owner)).item(dict, "place", owner.place)
+    at.item(dict, "key", "text").equals("text")
+    guards.at(items).item(list, 0, items[0]).item(dict, "key", "text").equals("text")
+    holds = guards.make_check()
+    assert holds() and holds()
+    items[0] = later
+    assert not holds() and torch_function_switches() == (True, False)
+    owner.place = later
+    assert not holds() and torch_function_switches() == (True, False)
