@@ -209,8 +209,8 @@ class NativeStep:
 
 
 def _example(value: Any) -> Any:
-    """What torch is shown of a value. Where it is shown a dictionary, it asks later values for their count of writes before it asks for
-    their types; from Python 3.12 on it raises where a value is no dictionary, and leaves ``__torch_function__`` disabled.
+    """What torch is shown of a value. Where it is shown a dictionary, it asks later values for their count of writes before it
+    asks for their types; from Python 3.12 on it raises where a value is no dictionary, and leaves torch functions disabled.
     """
     return None if isinstance(value, dict) else value
 

@@ -174,5 +174,7 @@ def test_a_gradient_that_is_not_defined_with_padding_as_on_a_gpu():
     options = {"disable_padding_cpu": False}
     compiled = dovetail.compile(torch.matmul, backend="inductor", fullgraph=True, tiers="wait", backend_options=options)
     x, weight = torch.randn(3, 8), torch.randn(8, 4, requires_grad=True)
-    gradients = [torch.autograd.grad(function(x, weight).square().sum(), weight) for function in (compiled, torch.matmul)]
+    gradients = [
+        torch.autograd.grad(function(x, weight).square().sum(), weight) for function in (compiled, torch.matmul)
+    ]
     torch.testing.assert_close(*gradients)
