@@ -546,7 +546,8 @@ def test_deleted_models_leave_nothing() -> None:
     for _ in range(50):
         once()
         gc.collect()
-    assert resident_bytes() - before < 24 * MEGABYTE
+    # Kept, they would be 200 MiB or more; the allocator keeps some whole blocks of 4 MiB.
+    assert resident_bytes() - before < 64 * MEGABYTE
 
 
 def _training(call: Any) -> Callable[[Tensor], Any]:

@@ -1,8 +1,8 @@
-"""A plugin of pytest: tests run with the emulated device as the default one."""
+"""A plugin of pytest: tests run with the emulated device as the default one, and Inductor's kernels where Triton is installed."""
 
-from tests.gpu.emulated.device import load
+from tests.gpu.emulated import device, interpreted
 
-load()
+(interpreted if interpreted.IS_INSTALLED else device).load()
 
 import torch  # noqa: E402  (the device must be there before)
 
