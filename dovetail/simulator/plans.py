@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +23,9 @@ from dovetail.simulator.clusters import Cluster
 from dovetail.simulator.step import Prediction, simulate
 from dovetail.simulator.worlds import simulated_world
 from dovetail.torch_private import distributed as private_distributed
+
+#: Steps that are taken before the fastest update is believed.
+_UPDATES = 3
 
 
 @dataclass(frozen=True)
@@ -192,22 +197,37 @@ def _use(optimizer: torch.optim.Optimizer, before: Sequence[torch.Tensor], after
         group["params"] = [after[places[id(parameter)]] for parameter in group["params"]]
 
 
+class _Loss(torch.nn.Module):
+    """A model with its loss, so that both are in one graph."""
+
+    def __init__(self, training: Training, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = training.loss
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        return self._loss(self.model, *batch)
+
+
 def _in_parts(training: Training, cluster: Cluster, measured: bool, width: int, others: int) -> Prediction:
-    """Forward and backward as one graph, of DTensors; the update is counted by its memory traffic."""
+    """Forward and backward as one graph, of DTensors; the update, behind it, is timed or counted by its memory traffic."""
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (others, width), mesh_dim_names=("data", "tensor"))
     model = private_distributed.parallelize(training.model, mesh["tensor"], training.tensor_parallel)
     name = private_distributed.process_group_name(mesh.get_group("data"))
     passes = (replicate(Team(name, others)),) if others > 1 else ()
-    compiled = compile(model, backend="aten", fullgraph=True, passes=passes)
-    for _ in range(2):
-        loss = training.loss(compiled, *training.batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-    training.optimizer.step()
+    compiled = compile(_Loss(training, model), backend="aten", fullgraph=True, passes=passes)
+    update = math.inf
+    for _ in range(_UPDATES):
+        compiled(*training.batch).backward()
+        begin = time.perf_counter()
+        training.optimizer.step()
+        update = min(update, time.perf_counter() - begin)
+        training.optimizer.zero_grad()
     own = sum(_local_bytes(parameter) for parameter in model.parameters())
     state = sum(_local_bytes(item) for values in training.optimizer.state.values() for item in values.values())
-    found = simulate(compiled, cluster, measured=measured)
     # Reads parameters, gradients and state, writes parameters and state.
-    update = cluster.seconds_of_work(0.0, 3 * own + 2 * state)
+    update = update * cluster.slowdown if measured else cluster.seconds_of_work(0.0, 3 * own + 2 * state)
+    found = simulate(compiled, cluster, measured=measured)
     return replace(
         found,
         seconds=found.seconds + update,
