@@ -239,7 +239,9 @@ def check(name: str, backend: str) -> str:
         torch.manual_seed(0)
         outcomes.append([value.detach().clone() for value in PROGRAMS[name](wrapped)])
     for index, (wanted, got) in enumerate(zip(*outcomes, strict=True)):
-        same = torch.equal(wanted, got) if backend == "aten" else torch.allclose(wanted, got, 5e-3, 1e-5)
+        # Kernels keep in float32 what eager rounds to bfloat16, which has 8 bits.
+        near = 4e-3 if name == "autocast_and_scaler" else 1e-5
+        same = torch.equal(wanted, got) if backend == "aten" else torch.allclose(wanted, got, 5e-3, near)
         if wanted.device != got.device or wanted.stride() != got.stride() or not same:
             return f"value {index}: {got} on {got.device} for {wanted} on {wanted.device}"
     return ""
