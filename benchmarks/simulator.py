@@ -31,7 +31,7 @@ from dovetail.torch_private import distributed as private_distributed
 SCRIPT = Path(__file__).parent.parent / "examples" / "plan_gpt.py"
 SIZES = (1 << 10, 1 << 20, 1 << 23)
 WARM_UP = 3
-#: Work in front of an exchange: about the time of an operator of the example.
+#: Work in front of an exchange that is measured.
 MATRIX_PRODUCTS = 2
 
 

@@ -244,6 +244,7 @@ def _give_other_memory(tensor: torch.Tensor) -> None:
 
 PAST_AUTOGRAD: dict[str, Callable[[torch.Tensor], Any]] = {
     "data": lambda tensor: tensor.data.mul_(3),
+    "a little": lambda tensor: tensor.data.mul_(1.001),
     "detach": lambda tensor: tensor.detach().mul_(3),
     "other memory": _give_other_memory,
     "nothing": lambda tensor: None,
