@@ -6,6 +6,7 @@ it; a hook may choose otherwise (:data:`dovetail.aot.steps.choose_saved`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from dovetail.aot.descriptors import Descriptor, SavedForBackward
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.nodes import BY_USER_BACKWARD, IN_BACKWARD, SAVE, memory_of, must_stay, needed_for, saved_bytes
+from dovetail.runtime.spec import InputOutput, ViewOutput
 from dovetail.torch_private import tracing as private_tracing
 
 
@@ -54,7 +56,7 @@ class Saved:
 class Split:
     """A joint graph while it is split: what belongs to the backward, and what that reads of the forward (``read``).
 
-    ``reused`` are nodes whose values the caller has already.
+    ``reused`` are nodes whose values the caller has already, ``handed_out`` is the memory of results.
     """
 
     def __init__(self, joint: JointGraph, reused: Sequence[torch.fx.Node] = ()) -> None:
@@ -67,25 +69,25 @@ class Split:
         self.of_backward: set[torch.fx.Node] = set(self.tangents)
         staying = [node for node in self.nodes if node.op == "call_function" and must_stay(node)]
         early = needed_for([*self.forward_outputs, *staying])
-        handed_out = {memory_of(node) for node in self.forward_outputs} - {None, *map(memory_of, self.primals)}
+        inputs = [item.base if isinstance(item, ViewOutput) else item for item in joint.spec.outputs]
+        returned = [self.primals[item.index] for item in inputs if isinstance(item, InputOutput)]
+        self.handed_out = {memory_of(node) for node in (*self.forward_outputs, *returned)} - {None}
         for node in self.nodes:
-            # A region of torch.utils.checkpoint, computed again, belongs to the backward, though it needs no tangent. So does
-            # what a hook computes, and what eager's formulas compute of a result: they see what was written to it meanwhile.
+            # To the backward belong regions of torch.utils.checkpoint, what hooks compute, and where the numbers are eager's, or
+            # the argument is a result, what eager's formulas compute: they see what was written meanwhile.
             late = node.meta.get(BY_USER_BACKWARD) or (node.meta.get("phase") == "backward" and node not in early)
-            results = [item for item in node.all_input_nodes if late and memory_of(item) in handed_out]
+            results = [item for item in node.all_input_nodes if late and memory_of(item) in self.handed_out]
             for result in results:
                 _source_of(result).meta[SAVE] = True
-            marked = node.meta.get(IN_BACKWARD) or node.meta.get(BY_USER_BACKWARD) or results
-            if marked or any(argument in self.of_backward for argument in node.all_input_nodes):
+            marked = any(map(node.meta.get, (IN_BACKWARD, BY_USER_BACKWARD))) or results
+            by_formula = late and joint.is_exact and node.target is not operator.getitem  # a tuple cannot be saved
+            if marked or by_formula or any(argument in self.of_backward for argument in node.all_input_nodes):
                 self.of_backward.add(node)
         self.forward_staying = [node for node in staying if node not in self.of_backward]
         self.backward_staying = [node for node in staying if node in self.of_backward]
-        self.read = self._find_read() if self.has_backward else {}
-
-    def _find_read(self) -> dict[torch.fx.Node, None]:
         given = set(self.nodes) - self.of_backward
-        needed = needed_for([*self.gradients, *self.backward_staying], given)
-        return {node: None for node in self.nodes if node in given and node in needed}
+        needed = needed_for([*self.gradients, *self.backward_staying], given) if self.has_backward else ()
+        self.read = {node: None for node in self.nodes if node in given and node in needed}
 
 
 def _source_of(view: torch.fx.Node) -> torch.fx.Node:
@@ -190,7 +192,5 @@ def _extract(
                 raise AssertionError(f"{node.name} is needed and is not among the inputs")
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
-    # `Any`: torch types an output's argument as one value.
-    results: Any = [None if node is None else copies[node] for node in outputs]
-    graph.output(results)
+    graph.output([None if node is None else copies[node] for node in outputs])  # type: ignore[arg-type]
     return private_tracing.lazy_graph_module(joint.graph_module, graph)

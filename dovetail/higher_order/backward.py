@@ -125,7 +125,8 @@ class _Kind(NamedTuple):
 
 
 Capture = Callable[[Request, Sequence[Sizes]], CapturedBackward]
-_MAXIMUM_VERSIONS = 8
+MOST_VERSIONS = 8
+"""For tangents of more sizes and strides than this, a backward runs eagerly."""
 
 
 @dataclass(eq=False)
@@ -270,8 +271,6 @@ class DifferentiableBackward:
 
     def _add(self, request: Request, kind: _Kind) -> CapturedBackward | HigherOrderGradientError:
         versions = self._compiled.get(kind.pattern, [])
-        if len(versions) >= _MAXIMUM_VERSIONS:
-            return refusal(f"it was captured for {_MAXIMUM_VERSIONS} different shapes already")
         try:
             version = self._capture(request, [version.sizes for version in versions])
         except Exception as error:  # noqa: BLE001  (whatever fails, the refusal says so; the first order is not lost)
@@ -279,7 +278,7 @@ class DifferentiableBackward:
             return refused
         version = replace(version, key=kind.sizes)
         # A new list: other threads may be going through the old one.
-        self._compiled[kind.pattern] = [version, *versions]
+        self._compiled[kind.pattern] = [version, *versions][:MOST_VERSIONS]
         return version
 
 

@@ -33,6 +33,7 @@ from dovetail.face.warnings import warn_user
 from dovetail.guards import GuardSet
 from dovetail.higher_order.autocast import OtherTypes
 from dovetail.higher_order.backward import (
+    MOST_VERSIONS,
     BackwardFunction,
     CapturedBackward,
     DifferentiableBackward,
@@ -130,6 +131,12 @@ class _Capturing:
         reason = _obstacle(self._joint, self._needed, settings.options)
         if reason:
             raise refusal(reason)
+        in_eager = eager_backward(self._joint, request)
+        if in_eager is not None and len(earlier) >= MOST_VERSIONS:
+            settings.events.note(
+                "the next order runs eagerly", reason=f"it was captured for {MOST_VERSIONS} kinds of tangents"
+            )
+            return CapturedBackward(in_eager, (), lambda flat: True)
         with private_state.preserved_rng_state(), settings.events.span("compile the next order"):
             policy = _policy(self._joint, request, earlier)
             if not policy.is_static:
@@ -140,8 +147,7 @@ class _Capturing:
             try:
                 return self._capture_for_backend(request)
             except Exception as error:
-                run = eager_backward(self._joint, request)
-                if run is None or isinstance(error, CaptureError):
+                if in_eager is None or isinstance(error, CaptureError):
                     raise
                 # What torch's tracer or a backend cannot do, eager may.
                 reason = f"{type(error).__name__}: {error}"
@@ -149,7 +155,7 @@ class _Capturing:
                 warn_user(
                     f"a derivative of a compiled function's backward runs eagerly: {reason}", EagerFallbackWarning
                 )
-                return CapturedBackward(run, (), lambda flat: True)
+                return CapturedBackward(in_eager, (), lambda flat: True)
 
     def _capture_for_backend(self, request: Request) -> CapturedBackward:
         try:

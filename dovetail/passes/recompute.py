@@ -31,7 +31,8 @@ def saved_by(
 ) -> ChooseSaved:
     """What is saved by a strategy, within a budget if there is one. ``"save_all"`` computes nothing twice without one.
 
-    Nothing is computed again from the inputs ``written``: after the call they hold other values.
+    Nothing is computed again from the inputs ``written``, which after the call hold other values, nor from results, to which
+    the program may write without autograd's knowledge.
 
     The choice raises :class:`OptionError` for a budget that cannot be kept.
     """
@@ -39,7 +40,7 @@ def saved_by(
     def choose(split: Split) -> Saved:
         if not split.has_backward:
             return Saved((), None if memory_budget is None else lambda saved, again: MemoryReport(0, 0, 0, 0, 0))
-        _save_what_reads(split, {memory_of(split.primals[index]) for index in written} - {None})
+        _save_what_reads(split, split.handed_out.union(memory_of(split.primals[index]) for index in written) - {None})
         saved = as_saved(split.read if strategy == "save_all" else minimum_cut(split.read, reused=split.reused))
         if memory_budget is None:
             return Saved(saved)
@@ -62,8 +63,8 @@ def saved_by(
 def _save_what_reads(split: Split, memories: Collection[int | None]) -> None:
     """Compute no value again that the forward computes from this memory; views of it are no values of their own."""
     for node in split.nodes if memories else ():
-        reads = any(memory_of(argument) in memories for argument in node.all_input_nodes)
-        if reads and node not in split.of_backward and memory_of(node) not in memories:
+        read = {memory_of(argument) for argument in node.all_input_nodes}.intersection(memories)
+        if read - {memory_of(node)} and node not in split.of_backward:
             node.meta[SAVE] = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ import torch
 
 import dovetail
 from dovetail.errors import GraphBreakError
-from tests.differential import check_entries, leaf
+from tests.differential import check_entries, leaf, same
 
 LIBRARY = """
 import functools
+import torch
 
 class Recipe:
     def __init__(self, axes):
@@ -32,6 +34,13 @@ def recipe_of(pattern):
 @functools.lru_cache(1024)
 def sizes_of(recipe, shape):
     return [shape[axis] for axis in recipe.axes]
+
+@functools.lru_cache(maxsize=2)
+def table(size, *, step=1.0):
+    made.append(size)
+    return torch.arange(size) * step
+
+made = []
 
 def rearrange(x, pattern):
     recipe = recipe_of(pattern)
@@ -73,6 +82,41 @@ def test_what_is_read_from_a_cached_object_is_guarded(library: ModuleType) -> No
     library.recipe_of("ba").axes.reverse()
     assert torch.equal(compiled(x), program(x))
     assert compiled(x).shape == (4, 3)
+
+
+def _forget(library: ModuleType) -> None:
+    for size in (7, 8):
+        library.table(size)
+
+
+TABLES: dict[str, Any] = {
+    "read": lambda library, x: x * library.table(3, step=0.5) + library.table(3),
+    "written": lambda library, x: x * library.table(3).add_(1.0),
+    "returned": lambda library, x: (x + library.table(3), library.table(3)),
+    "differentiated": lambda library, x: (x * library.table(3, step=0.5).requires_grad_()).square(),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_library_keeps_tensors_in_a_cache(library: ModuleType, name: str) -> None:
+    changes = [lambda: None, library.table.cache_clear, lambda: library.table(3).mul_(5), lambda: _forget(library)]
+
+    def outcomes(run: Any) -> list[Any]:
+        library.table.cache_clear()
+        library.made.clear()
+        found = []
+        for change, _ in itertools.product([*changes, lambda: None], range(2)):
+            change()
+            x = torch.linspace(0.5, 1, 3).requires_grad_()
+            results = run(x)
+            first, *others = results if isinstance(results, tuple) else (results,)
+            first.sum().backward()
+            found += [first.detach(), x.grad, *[item is library.table(3) for item in others], library.table(3).clone()]
+            found.append(torch.tensor(library.made))
+        return found
+
+    compiled = dovetail.compile(lambda x: TABLES[name](library, x), backend="aten", fullgraph=True)
+    same(outcomes(lambda x: TABLES[name](library, x)), outcomes(compiled))
 
 
 @functools.lru_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -544,6 +545,24 @@ def test_write_between_forward_and_backward_is_eagers_error(write: str) -> None:
             (w if write == "parameter" else middle).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(result, [x, w], create_graph=True)
+
+
+def test_tangents_of_many_layouts() -> None:
+    """A backward is captured for a few; then it runs eagerly."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x.sin() * x @ w
+
+    compiled = dovetail.compile(function, backend="aten")
+    for order in itertools.islice(itertools.permutations(range(4)), 12):
+        tangent = torch.arange(16.0, dtype=torch.float64).reshape(2, 2, 2, 2).permute(order)
+        found = []
+        for run in (function, compiled):
+            x = torch.linspace(0.1, 1, 16, dtype=torch.float64).reshape(2, 2, 2, 2).requires_grad_()
+            w = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+            (slope,) = torch.autograd.grad(run(x, w), x, tangent, create_graph=True)
+            found.append([slope.detach(), *torch.autograd.grad(slope.square().sum(), [x, w])])
+        close(*found)
 
 
 # --- refused, not wrong -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dovetail.frontend.interpreter.call_tables import runs_natively
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, callable_rule, rule, wrapper_rule
 from dovetail.frontend.values.leaves import is_leaf_value, plain_numbers
-from dovetail.guards import Answers, Identity, Step
+from dovetail.guards import Answers, ComputedSource, Identity, Step
 from dovetail.runtime.recipe_builder import interpreted_of
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
@@ -159,7 +159,12 @@ def _cached(interpreter: TracingInterpreter, function: Any, args: Arguments, kwa
             source = values.pin(function, function.__qualname__)
             values.guard(source, asked, f"the cache of {function.__qualname__} was asked")
         return result
-    if has_library_code and not isinstance(result, (torch.Tensor, torch.nn.Module, Iterator)):
+    if has_library_code and not isinstance(result, (torch.nn.Module, Iterator)):
+        name = f"result of {function.__qualname__}"
+        if isinstance(result, torch.Tensor):
+            # An input of the graph: a cache that was cleared, or has forgotten it, makes another one.
+            place = values.pin(function, function.__qualname__), positional, keywords
+            return values.read(result, ComputedSource(cached_result, place, name))
         # The object in the cache itself: what is read from it is guarded.
-        return values.read(result, values.pin(result, f"result of {function.__qualname__}"))
+        return values.read(result, values.pin(result, name))
     raise Break(f"{function.__qualname__} has a cache, and its result is no constant", "call it outside")
