@@ -1,4 +1,4 @@
-"""A small GPT for ``dovetail plan examples/plan_gpt.py --ranks 8 64 1024``."""
+"""A small GPT for ``dovetail plan examples/plan_gpt.py --ranks 8,64,1024``."""
 
 from __future__ import annotations
 

@@ -11,10 +11,12 @@ dovetail ...
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
@@ -30,11 +32,27 @@ COMMANDS = {
 }
 
 
+@contextlib.contextmanager
+def without_numpy() -> Iterator[None]:
+    """A block for Dovetail's own code, which needs no NumPy: torch says that there is none when it is imported."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy: (No module named|import of numpy)", UserWarning)
+        yield
+
+
+def show_error(error: BaseException) -> None:
+    """Show what ended a script, as Python shows what ends a program: from the script's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(
+        (*__path__, runpy.__file__, "<frozen runpy>")
+    ):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status; ``arguments`` are those of the process unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Torch says so when it is imported. Nothing here needs NumPy.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy: (No module named|import of numpy)", UserWarning)
     parser = argparse.ArgumentParser(prog="dovetail", description="Dovetail, a training compiler for PyTorch.")
     parser.add_argument("--version", action="store_true", help=COMMANDS["version"])
     if given[:1] == ["--version"]:
@@ -43,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if given[:1] == [name]:
-            module = importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
+            with without_numpy():
+                module = importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
             module.add_arguments(command)
     if not given:
         parser.print_help()

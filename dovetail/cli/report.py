@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
 from pathlib import Path
+
+from dovetail.cli import show_error, without_numpy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +28,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
 
 
+def _missing(options: argparse.Namespace) -> str:
+    """Why there is nothing to run; empty where there is."""
+    if options.is_module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(options.script) is not None
+        except (ImportError, ValueError):
+            found = False
+        return "" if found else f"there is no module {options.script}"
+    path = Path(options.script)
+    path = path / "__main__.py" if path.is_dir() else path
+    return "" if path.exists() else f"there is no file {path}"
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the script as Python would; what it raises, and its exit status, are its own."""
     # After the arguments were read: a wrong one is told without waiting for torch.
-    from dovetail.reports.running import Watcher, cannot_write
+    with without_numpy():
+        from dovetail.reports.running import Watcher, cannot_write
 
     page: Path = options.output.absolute()
-    missing = not options.is_module and not Path(options.script).exists()
-    problem = f"there is no file {options.script}" if missing else cannot_write(page.parent)
+    if page.is_dir():
+        page /= "dovetail-report.html"
+    problem = _missing(options) or cannot_write(page.parent)
     if problem:
         print(f"dovetail report: {problem}", file=sys.stderr)
         return 2
@@ -46,17 +65,13 @@ def run(options: argparse.Namespace) -> int:
     sys.argv = [options.script, *options.arguments]
     try:
         if options.is_module:
-            sys.path.insert(0, os.getcwd())
             runpy.run_module(options.script, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(options.script).resolve().parent))
             runpy.run_path(options.script, run_name="__main__")
     except Exception as error:  # noqa: BLE001  (shown as Python shows what ends a program)
         watcher.ended_with(error)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        show_error(error)
         return 1
     finally:
         watcher.write()

@@ -20,7 +20,9 @@ from types import FrameType
 import torch
 
 from dovetail.errors import DovetailError, EagerFallbackWarning, GraphBreakError, UserLocation
+from dovetail.face.dispatcher import Dispatcher
 from dovetail.frontend.code.frame import Break
+from dovetail.runtime.function import DifferentiableGraph
 
 INTERNALS = "DOVETAIL_INTERNALS"
 _HERE = str(Path(__file__).parent.parent) + os.sep
@@ -31,7 +33,7 @@ _LIBRARIES = (
 )
 _PACKAGES = ("site-packages", "dist-packages")
 #: Functions of Dovetail in which an error is eager's own: the call by eager, and reading what autograd has saved.
-_EAGERS_ERRORS = ("_fall_back", "saved")
+_EAGERS_ERRORS = {Dispatcher._fall_back.__code__, DifferentiableGraph.saved.__code__}
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,9 @@ def without_internals(error: Exception) -> None:
         return
     if isinstance(error, GraphBreakError):
         error.__cause__, error.__suppress_context__ = None, True
-    trace, last = error.__traceback__, ""
+    trace, last = error.__traceback__, None
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
-        last = trace.tb_frame.f_code.co_name
+        last = trace.tb_frame.f_code
         trace = trace.tb_next
     # A call that Python itself refuses, as with an argument too few, has no frame of the user's.
     is_told = trace is not None or isinstance(error, DovetailError) or last in _EAGERS_ERRORS

@@ -76,6 +76,8 @@ class Plans:
     def reason(self) -> str:
         """Why the best is best, in a sentence."""
         best, found = self.best, self.best.prediction
+        if all(row.prediction is None for row in self.rows):
+            return "no way can be gone"
         if found is None or not best.rate:
             return f"no way fits into the {amount(self.cluster.memory, 1024)}B of a rank"
         others = []

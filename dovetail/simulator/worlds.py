@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,8 +27,11 @@ def simulated_world(ranks: int) -> Iterator[None]:
         raise OptionError(f"the number of ranks must be a whole number above 0, not {ranks!r}")
     if torch.distributed.is_initialized():
         raise DistributedError("there is a process group already", advice="simulate in a process without one")
+    # Torch has every line of a traceback begin with the rank from here on.
+    hook = sys.excepthook
     torch.distributed.init_process_group("fake", store=private_distributed.fake_store(), rank=0, world_size=ranks)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
+        sys.excepthook = hook

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import OptionError
+from dovetail.switches.settings import say_in_vain
 
 _TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 #: Settings of Inductor by mode, and whether GPU work is recorded as CUDA graphs.
@@ -41,7 +42,9 @@ def without_modes(given: Mapping[str, Any]) -> dict[str, Any]:
     if options is not None:
         if not isinstance(options, Mapping):
             raise OptionError(f"options must be a mapping, not {type(options).__name__}")
-        ours["backend_options"] = dict(options)
+        if "guard_filter_fn" in options:
+            say_in_vain("guard_filter_fn")
+        ours["backend_options"] = {name: value for name, value in options.items() if name != "guard_filter_fn"}
     if mode is None:
         return ours
     if mode not in MODES:

@@ -13,6 +13,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Instead, Keywords, class_rule, wrapper_rule
 from dovetail.guards import InstanceDictSource, NoHooks
+from dovetail.switches.settings import say_in_vain
 from dovetail.switches.stances import set_stance, stance_of_this_thread
 from dovetail.torch_private import dynamo as private_dynamo
 
@@ -120,6 +121,14 @@ def _made_by_torch_compile(
     interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords
 ) -> Instead | None:
     """A wrapper of torch.compile's would switch its compiler on for the thread that calls it: under a trace of ours, for good."""
+    if private_dynamo.computes_with_numpy(function):
+        raise Break(
+            f"{function.__qualname__} computes with NumPy (wrap_numpy)", "write it with torch, or call it outside"
+        )
+    inside, wish = private_dynamo.decorated_in_vain(function)
+    if wish:
+        say_in_vain(wish)
+        return Instead(inside, args, kwargs)
     inside = private_dynamo.without_torch_compile(function)
     if inside is function:
         return None

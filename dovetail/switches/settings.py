@@ -1,4 +1,6 @@
-"""Settings of torch.compile that people change (``torch._dynamo.config``): what they mean here, or that they mean nothing."""
+"""Settings of torch.compile that people change, and what they ask of it for single functions: what that means here, or that it
+means nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,52 +9,95 @@ import logging
 from typing import Any
 
 from dovetail.face.dispatcher import Dispatcher
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Instead, Keywords, rule, wrapper_rule
 from dovetail.options import Options
 from dovetail.torch_private import dynamo as private_dynamo
 
 LOG = logging.getLogger("dovetail")
 _DEFAULTS = Options()
+_DYNAMO, _COMPILER = "torch._dynamo.config.", "torch.compiler.config."
 _IS_SO = "Dovetail always does this"
+_IS_LOOKED_INTO = "functions are looked into, and what they read is guarded; torch.library.custom_op keeps one whole"
+_SAY_BACKEND = "say dovetail.compile(..., backend=...)"
+_MARK_SIZES = "mark what changes with dovetail.mark_dynamic"
+#: Why a wish has no effect, and what to do instead. A setting that is not named here has none either.
 _IN_VAIN = {
-    "suppress_errors": "Dovetail always runs eagerly what it cannot compile, unless fullgraph=True",
-    "capture_scalar_outputs": _IS_SO,
-    "capture_dynamic_output_shape_ops": _IS_SO,
-    "allow_unspec_int_on_nn_module": _IS_SO,
-    "inline_inbuilt_nn_modules": _IS_SO,
-    "guard_nn_modules": _IS_SO,
-    "trace_numpy": _IS_SO,
-    "compiled_autograd": "say dovetail.compile(..., compiled_autograd=True)",
-    "optimize_ddp": "Dovetail exchanges gradients inside of its graphs",
-    "accumulated_recompile_limit": "recompile_limit holds for each function",
-    "specialize_int": "mark what changes, or say dynamic=False",
-    "specialize_float": "mark what changes, or say dynamic=False",
-    "force_parameter_static_shapes": "sizes of parameters are never symbolic",
-    "verbose": "set DOVETAIL_LOG",
+    _DYNAMO + "suppress_errors": "Dovetail always runs eagerly what it cannot compile, unless fullgraph=True",
+    _DYNAMO + "capture_scalar_outputs": _IS_SO,
+    _DYNAMO + "capture_dynamic_output_shape_ops": _IS_SO,
+    _DYNAMO + "allow_unspec_int_on_nn_module": _IS_SO,
+    _DYNAMO + "inline_inbuilt_nn_modules": _IS_SO,
+    _DYNAMO + "guard_nn_modules": _IS_SO,
+    _DYNAMO + "trace_numpy": "NumPy always runs for real, between two graphs",
+    _DYNAMO + "compiled_autograd": "say dovetail.compile(..., compiled_autograd=True)",
+    _DYNAMO + "optimize_ddp": "Dovetail exchanges gradients inside of its graphs",
+    _DYNAMO + "accumulated_recompile_limit": "recompile_limit holds for each function",
+    _DYNAMO + "specialize_int": "mark what changes, or say dynamic=False",
+    _DYNAMO + "specialize_float": "mark what changes, or say dynamic=False",
+    _DYNAMO + "force_parameter_static_shapes": "sizes of parameters are never symbolic",
+    _DYNAMO + "verbose": "set DOVETAIL_LOG",
+    _DYNAMO + "reorderable_logging_functions": "what is printed and logged keeps its place",
+    _COMPILER + "force_disable_caches": "DOVETAIL_CACHE=0 switches Dovetail's off",
+    _COMPILER + "dynamic_sources": _MARK_SIZES,
+    _COMPILER + "unbacked_sources": _MARK_SIZES,
+    _COMPILER + "dynamic_values": _MARK_SIZES,
+    "torch.compiler.allow_in_graph": _IS_LOOKED_INTO,
+    "torch.compiler.nonstrict_trace": _IS_LOOKED_INTO,
+    "torch.compiler.assume_constant_result": "the function is looked into, and its result is guarded",
+    "torch.compiler.nested_compile_region": "regional=True compiles repeated blocks once",
+    "torch.compiler.set_default_backend": _SAY_BACKEND,
+    "torch._dynamo.disallow_in_graph": "call the function in one that dovetail.disable was given",
+    "torch._dynamo.error_on_graph_break": "say dovetail.compile(..., fullgraph=True)",
+    "torch._dynamo.override_cudagraphs": _SAY_BACKEND,
+    "guard_filter_fn": "no guard is ever left out",
 }
-_WITH_EFFECT = (
-    *("disable", "error_on_recompile", "recompile_limit", "fail_on_recompile_limit_hit"),
-    *("automatic_dynamic_shapes", "assume_static_by_default"),
-)
+_WITH_EFFECT = {
+    _DYNAMO + name
+    for name in (
+        *("disable", "error_on_recompile", "recompile_limit", "fail_on_recompile_limit_hit"),
+        *("automatic_dynamic_shapes", "assume_static_by_default"),
+    )
+}
 _told: set[str] = set()
 
 
-def say_once(text: str) -> None:
-    """A line in the log of Dovetail, once in a process."""
-    if text not in _told:
-        _told.add(text)
-        LOG.warning(text)
+def say_in_vain(wish: str) -> None:
+    """A line in the log of Dovetail, once in a process: what somebody asks of torch.compile has no effect here, and why."""
+    if wish not in _told:
+        _told.add(wish)
+        why = f": {_IN_VAIN[wish]}" if wish in _IN_VAIN else ""
+        LOG.warning(f"{wish} has no effect on dovetail.compile{why}")
 
 
 def changed_in_torch() -> dict[str, Any]:
-    """The settings that are known here and have been changed."""
-    return private_dynamo.changed_settings((*_WITH_EFFECT, *_IN_VAIN))
+    """The settings that have been changed and mean something here; each other one is told of."""
+    changed = private_dynamo.changed_settings()
+    for name in changed.keys() - _WITH_EFFECT:
+        say_in_vain(name)
+    if private_dynamo.disallowed_functions():
+        say_in_vain("torch._dynamo.disallow_in_graph")
+    for original, polyfill in private_dynamo.substitutes().items():
+        rule.setdefault(original, _substitute(polyfill))
+    return {name.removeprefix(_DYNAMO): value for name, value in changed.items() if name in _WITH_EFFECT}
+
+
+def _substitute(polyfill: Any) -> Any:
+    """What ``torch.compiler.substitute_in_graph`` asks for: the call of another function, which is looked into."""
+    return lambda interpreter, args, kwargs: Instead(polyfill, args, kwargs)
+
+
+@wrapper_rule
+def _asks_in_vain(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> None:
+    for mark in private_dynamo.marks_of(function):
+        say_in_vain(f"torch.compiler.{mark}")
 
 
 def apply_to(dispatcher: Dispatcher, changed: dict[str, Any]) -> None:
     """Give a function the options that torch's settings stand for, where it was given none of its own."""
-    for name in changed.keys() & _IN_VAIN.keys():
-        say_once(f"torch._dynamo.config.{name} has no effect on dovetail.compile: {_IN_VAIN[name]}")
     options = dispatcher.options
+    if options.backend is None and private_dynamo.chosen_backend() not in (None, "dovetail"):
+        say_in_vain("torch.compiler.set_default_backend")
     news = {
         name: value
         for name, value in _meanings(changed).items()

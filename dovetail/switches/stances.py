@@ -117,8 +117,8 @@ def _put(stance: str | None) -> str | None:
 def under_a_stance(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | None:
     """How a call runs that no entry took by itself, under a stance; None where it is compiled as always."""
     resets.follow_torch()
-    if changed := settings.changed_in_torch():
-        settings.apply_to(dispatcher, changed)
+    changed = settings.changed_in_torch()
+    settings.apply_to(dispatcher, changed)
     stance, eagerly = stance_in_force(), functools.partial(dispatcher.original, *args, **kwargs)
     if stance == "force_eager" or changed.get("disable"):
         return eagerly

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -179,13 +181,57 @@ def reset_with_torch(follower: Any) -> None:
         keeper.cached_backends.setdefault(id(follower), follower)
 
 
-def changed_settings(names: Iterable[str]) -> dict[str, Any]:
-    """Those of the settings in ``torch._dynamo.config`` that somebody has changed; other versions of torch may lack some."""
-    config: Any = sys.modules.get("torch._dynamo.config")
-    known = {} if config is None else config._config
-    # One that was changed for a block counts as changed for torch afterwards, with the value that it had.
-    changed = (name for name in names if name in known and not config._is_default(name))
-    return {name: value for name in changed if (value := getattr(config, name)) != known[name].default}
+def changed_settings() -> dict[str, Any]:
+    """The settings of torch.compile that somebody has changed, by their full names."""
+    found = {}
+    for module in ("torch._dynamo.config", "torch.compiler.config"):
+        config: Any = sys.modules.get(module)
+        known = {} if config is None else config._config
+        # One that was changed for a block counts as changed for torch afterwards, with the value that it had.
+        for name in [name for name in known if not config._is_default(name)]:
+            if (value := getattr(config, name)) != known[name].default:
+                found[f"{module}.{name}"] = value
+    return found
+
+
+def marks_of(function: Any) -> Iterator[str]:
+    """The decorators of torch.compile's that have left a mark on a function."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    attributes = getattr(function, "__dict__", ())
+    if rules is not None and id(function) in rules._allowed_callable_ids:
+        yield "nonstrict_trace" if id(function) in rules._nonstrict_trace_callable_ids else "allow_in_graph"
+    if "_dynamo_marked_constant" in attributes:
+        yield "assume_constant_result"
+
+
+def disallowed_functions() -> tuple[str, ...]:
+    """The names of torch's functions that ``torch._dynamo.disallow_in_graph`` was given."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return () if rules is None else _torchs_names(frozenset(rules._disallowed_callable_ids()))
+
+
+@functools.lru_cache(maxsize=2)
+def _torchs_names(ids: frozenset[int]) -> tuple[str, ...]:
+    places = (torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.special, torch.fft)
+    return tuple(dict.fromkeys(name for place in places for name, value in vars(place).items() if id(value) in ids))
+
+
+def chosen_backend() -> Any:
+    """What ``torch.compiler.set_default_backend`` has set; None where it is torch's own choice, or torch is older than 2.13."""
+    ask = getattr(torch.compiler, "get_default_backend", None)
+    if ask is None or "torch._dynamo.backends.registry" not in sys.modules or (found := ask()) == "inductor":
+        return None
+    return found
+
+
+def substitutes() -> dict[Any, Any]:
+    """What the program has given ``torch.compiler.substitute_in_graph``: Python functions, by those that they stand for."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    if functions is None:
+        return {}
+    handlers = functions.PolyfilledFunctionVariable._get_polyfill_handlers()
+    found = {original: handler.__torch_dynamo_polyfill__ for original, handler in handlers.items()}
+    return {key: value for key, value in found.items() if str(value.__module__).split(".", 1)[0] != "torch"}
 
 
 def disabled_because(function: Any) -> str | None:
@@ -239,6 +285,34 @@ def without_torch_compile(function: Any) -> Any:
     if is_theirs and function.__globals__.get("__name__") == "torch._dynamo.eval_frame":
         return getattr(function, "_torchdynamo_orig_callable", function)
     return function
+
+
+#: The blocks that are decorators, too.
+_BLOCKS = {
+    "ErrorOnGraphBreakDecoratorContextManager": "error_on_graph_break",
+    "CudagraphOverrideContextManager": "override_cudagraphs",
+    "DynamoConfigPatchProxy": "patch_dynamo_config",
+}
+
+
+def decorated_in_vain(function: Any) -> tuple[Any, str]:
+    """The function inside of a decorator that changes how torch.compile captures it, and the decorator's name; "" without one."""
+    if not isinstance(function, types.FunctionType):
+        return function, ""
+    module = function.__globals__.get("__name__")
+    if module == "torch._higher_order_ops.invoke_subgraph" and "__marked_compile_region_fn__" in function.__dict__:
+        return function.__dict__["__marked_compile_region_fn__"], "torch.compiler.nested_compile_region"
+    if module == "torch._dynamo.external_utils" and function.__qualname__.startswith("wrap_dunder_call_ctx_manager."):
+        cells = inspect.getclosurevars(function).nonlocals
+        if (name := _BLOCKS.get(type(cells.get("self")).__name__)) is not None:
+            return cells["func"], f"torch._dynamo.{name}"
+    return function, ""
+
+
+def computes_with_numpy(function: Any) -> bool:
+    """Whether ``torch.compiler.wrap_numpy`` has made a function."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_qualname == "wrap_numpy.<locals>.wrap" and "external_utils" in code.co_filename
 
 
 def shows_artifact(name: str) -> bool:

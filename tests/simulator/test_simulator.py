@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -174,7 +175,7 @@ def build():
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, picture = tmp_path / "train.py", tmp_path / "plan.svg"
     script.write_text(SCRIPT)
-    assert main(["plan", str(script), "--ranks", "2", "16", "--cluster", "a100", "--picture", str(picture)]) == 0
+    assert main(["plan", "--ranks", "2,16", "--cluster", "a100", "--picture", str(picture), str(script)]) == 0
     printed = capsys.readouterr().out
     assert "2 ranks of a100" in printed
     assert "16 ranks of a100" in printed
@@ -186,7 +187,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "problem"),
     [
         (["missing.py", "--ranks", "2"], "there is no file missing.py"),
-        (["{script}", "--ranks", "0"], "numbers above 0"),
+        (["{script}", "--ranks", "2", "--picture", "{empty}/plan.svg"], "there is no folder"),
         (["{script}", "--ranks", "2", "--cluster", "abacus"], "unknown cluster 'abacus'; known are a100"),
         (["{empty}", "--ranks", "2"], "has no function build()"),
     ],
@@ -197,3 +198,26 @@ def test_wrong_commands(arguments: list[str], problem: str, tmp_path: Path, caps
     names = {"script": tmp_path / "script.py", "empty": tmp_path / "empty.py"}
     assert main(["plan", *(item.format(**names) for item in arguments)]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ("0", "8,", "x", "-2"))
+def test_numbers_of_ranks_that_the_command_refuses(ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["plan", f"--ranks={ranks}", "train.py"])
+    assert refusal.value.code == 2
+    assert "takes numbers above 0, such as 64 or 8,64,1024" in capsys.readouterr().err
+
+
+def test_a_script_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\ndef build():\n    raise ValueError(f'no data in {sys.argv}')\n")
+    assert main(["plan", "--ranks", "2", str(script)]) == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[1].startswith(f'  File "{script}", line 3') and f"no data in ['{script}']" in said
+
+
+def test_errors_after_a_simulated_world_have_no_rank() -> None:
+    before = sys.excepthook
+    with simulated_world(2):
+        pass
+    assert sys.excepthook is before

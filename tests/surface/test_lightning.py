@@ -78,31 +78,46 @@ def test_copies_have_steps_of_their_own(way: str) -> None:
 
 
 @pytest.mark.slow
-def test_with_the_real_trainer() -> None:
+@pytest.mark.parametrize("backend", ("aten", "inductor"))
+def test_with_the_real_trainer(backend: str) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Real(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.net = nn.Linear(4, 1)
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
         def training_step(self, batch: Any, index: int) -> Tensor:
             loss = self.net(batch[0]).square().mean()
-            self.log("loss", loss)
+            self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+            self.log_dict({"twice": loss * 2, "three": 3.0})
             return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("validation", self.net(batch[0]).mean())
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    def fit(module: Any) -> None:
+    def fit(module: Any) -> Any:
         data = torch.utils.data.TensorDataset(torch.arange(64.0).view(16, 4) / 64)
+        batches = torch.utils.data.DataLoader(data, batch_size=4)
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **dict.fromkeys(quiet, False))
-        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, **dict.fromkeys(quiet, False))
+        trainer.fit(module, batches, batches)
+        return trainer
 
     expected, actual = Real(), Real()
-    fit(expected)
-    fit(dovetail.compile(actual, backend="aten"))
-    same(expected.net.weight, actual.net.weight)
-    assert dovetail.events_of(actual.training_step).count("compile backward") >= 1
+    metrics = [
+        fit(module).callback_metrics
+        for module in (expected, dovetail.compile(actual, backend=backend, fullgraph=True, tiers="wait"))
+    ]
+    assert list(metrics[0]) == list(metrics[1]) and len(metrics[0]) == 6
+    if backend == "aten":
+        same((metrics[0], list(expected.parameters())), (metrics[1], list(actual.parameters())))
+    torch.testing.assert_close(metrics[0], metrics[1])
+    torch.testing.assert_close(list(expected.parameters()), list(actual.parameters()))
+    # All of it, the metrics that are logged included, is one graph.
+    events = dovetail.events_of(actual.training_step)
+    assert (events.count("compile forward"), events.count("compile backward"), events.count("graph break")) == (1, 1, 0)
