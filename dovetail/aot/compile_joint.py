@@ -79,10 +79,10 @@ def run_steps(lowering: Lowering) -> CompiledGraph:
             return compiled
     lowering = prepare(lowering)
     if lowering.backend.takes_program:
-        return bind(lowering, _program_runner(lowering))
+        return CompiledGraph(lowering, lowering.backend, _program_runner(lowering))
     for step in (decompose, split, lower_forward, lower_backward):
         lowering = step(lowering)
-    return bind(lowering, _runtime_function(lowering))
+    return bind(lowering)
 
 
 # --- prepare ----------------------------------------------------------------------------------------------------------
@@ -269,21 +269,7 @@ def _static_inputs(graph: torch.fx.GraphModule) -> list[int]:
 # --- bind -------------------------------------------------------------------------------------------------------------
 
 
-def bind(lowering: Lowering, run: RuntimeFunction) -> CompiledGraph:
-    """The result of all steps."""
-    return CompiledGraph(
-        lowering.joint,
-        lowering.parts,
-        lowering.backend,
-        run,
-        lowering.settings.events,
-        lowering.measured,
-        lowering.gradients_dropped_first,
-        lowering.reused,
-    )
-
-
-def _runtime_function(lowering: Lowering) -> RuntimeFunction:
+def bind(lowering: Lowering) -> CompiledGraph:
     """The function that runs both graphs as one node of autograd, with what eager does around them."""
     joint = lowering.joint
     assert lowering.forward is not None
@@ -294,7 +280,7 @@ def _runtime_function(lowering: Lowering) -> RuntimeFunction:
         for keep in steps.saved_apart:
             keep_apart = keep(lowering)
     gradients = joint.output_descriptors[joint.num_forward_outputs :]
-    return make_runtime_function(
+    run = make_runtime_function(
         joint.spec.with_further_inputs(len(lowering.reused)),
         lowering.forward,
         lowering.backward,
@@ -304,6 +290,7 @@ def _runtime_function(lowering: Lowering) -> RuntimeFunction:
         unreached=[index for index, descriptor in enumerate(gradients) if descriptor is None],
         read_later=lowering.read_later,
     )
+    return CompiledGraph(lowering, lowering.backend, run)
 
 
 def _program_runner(lowering: Lowering) -> RuntimeFunction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from dovetail.aot.entries import make_entry
 from dovetail.aot.joint_graph import JointGraph
 from dovetail.aot.partition import PartitionedGraph
+from dovetail.aot.steps import Lowering
 from dovetail.backends import Backend
 from dovetail.errors import InputError
 from dovetail.events import EventLog
@@ -21,20 +22,26 @@ from dovetail.runtime.entry import Entry, page
 
 @dataclass(frozen=True, eq=False)
 class CompiledGraph:
-    """``run(inputs) -> outputs`` on flat tensors, and the graphs that it came from.
+    """``run(inputs) -> outputs`` on flat tensors, and all that was made on the way there."""
 
-    ``gradients_dropped_first`` are inputs, each with the input that is its gradient, whose ``.grad`` is dropped before the graph
-    runs. ``reused`` are the numbers of the values that ``run`` takes after the graph's inputs.
-    """
-
-    joint: JointGraph
-    partitioned: PartitionedGraph | None
+    lowering: Lowering
     backend: Backend
     run: Callable[[list[torch.Tensor]], list[torch.Tensor]]
-    events: EventLog = field(default_factory=EventLog)
-    measured: list[int] = field(default_factory=list)
-    gradients_dropped_first: tuple[tuple[int, int], ...] = ()
-    reused: tuple[int, ...] = ()
+
+    @property
+    def joint(self) -> JointGraph:
+        """The joint graph in the operators of the backend."""
+        return self.lowering.completed().joint
+
+    @property
+    def partitioned(self) -> PartitionedGraph | None:
+        """Forward and backward graph; None where the backend runs the program."""
+        return self.lowering.completed().parts
+
+    @property
+    def events(self) -> EventLog:
+        """What was decided."""
+        return self.lowering.settings.events
 
     @property
     def memory(self) -> Any:
@@ -42,8 +49,8 @@ class CompiledGraph:
 
         After a run it has the bytes that the last one has kept.
         """
-        report: Any = None if self.partitioned is None else self.partitioned.memory
-        return dataclasses.replace(report, measured=self.measured[0]) if self.measured else report
+        report: Any = getattr(self.lowering.parts, "memory", None)
+        return dataclasses.replace(report, measured=self.lowering.measured[0]) if self.lowering.measured else report
 
     @functools.cached_property
     def _entry(self) -> Entry:
@@ -53,7 +60,7 @@ class CompiledGraph:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it like the original function; raises :class:`InputError` for inputs that the graph was not captured for."""
         entry = self._entry
-        function = self.joint.capture.function
+        function = self.lowering.joint.capture.function
         tensors = entry.checker.check(function, args, kwargs)
         if tensors is None:
             failures = entry.checker.explain(function, args, kwargs)

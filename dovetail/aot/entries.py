@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def make_entry(compiled: CompiledGraph) -> Entry:
     """An entry for a compiled graph; the frontend's result says what else belongs to it."""
-    joint = compiled.joint
+    joint = compiled.lowering.joint
     capture = joint.capture
     if not capture.guards.is_frozen:
         # The last backend has run: nothing can assume more about sizes.
         capture.guards.set_shapes(shape_guards(joint.fake_mode.shape_env, capture.bindings))
     guards = capture.guards.freeze()
     checks = any(map(checks_assumption, joint.graph.nodes))
-    dropped = compiled.gradients_dropped_first
+    dropped = compiled.lowering.gradients_dropped_first
     return Entry(
         compile_checker(guards, ambient=capture.ambient),
         compiled.run,

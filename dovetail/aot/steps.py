@@ -84,6 +84,7 @@ class Lowering:
     writes in place. ``reused`` are the numbers of the values that the forward takes after its inputs.
     ``gradients_dropped_first`` are inputs, each with the input that is its gradient, whose ``.grad`` the runtime drops before
     the forward runs. ``read_later`` are written inputs. ``measured`` gets the bytes that the last run has kept for the backward.
+    ``complete()`` makes the graphs of a compilation that came from the cache with its ``joint`` as captured and without ``parts``.
     """
 
     joint: JointGraph
@@ -97,6 +98,11 @@ class Lowering:
     forward: FlatCallable | None = None
     backward: BackwardGraphs | None = None
     measured: list[int] = field(default_factory=list)
+    complete: Callable[[], Lowering] | None = None
+
+    def completed(self) -> Lowering:
+        """The same with all graphs."""
+        return self if self.complete is None else self.complete()
 
     @property
     def is_training(self) -> bool:

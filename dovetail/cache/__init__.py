@@ -1,5 +1,5 @@
-"""What Dovetail keeps between processes: decomposed graphs, compiled kernels with the code that calls them, what operators
-record in a capture, and which vector instructions the compiler and this CPU know.
+"""What Dovetail keeps between processes: which code runs a captured graph, decomposed graphs, compiled kernels with the code that
+calls them, what operators record in a capture, and which vector instructions the compiler and this CPU know.
 
 An entry is found by a digest of everything that decides about it, and read only if it is whole and comes from a place that
 nobody else can write to. Anything else is a miss, never an exception: training goes on without the cache.

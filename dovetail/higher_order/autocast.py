@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.aot.joint_graph import JointGraph
+from dovetail.aot.steps import Lowering
 from dovetail.guards.ambient import autocast_state, without_autocast
 from dovetail.runtime.function import Backward
 from dovetail.torch_private import tracing as private_tracing
@@ -47,8 +47,8 @@ def runs_otherwise(node: torch.fx.Node) -> bool:
 class OtherTypes:
     """Whether the captured backward of an entry has other types than eager's in the autocast state of the moment."""
 
-    def __init__(self, joint: JointGraph, backward: Backward) -> None:
-        self._joint = joint
+    def __init__(self, lowering: Lowering, backward: Backward) -> None:
+        self._lowering = lowering
         self._backward = backward
         self._known: dict[Any, bool] = {}
 
@@ -63,10 +63,11 @@ class OtherTypes:
 
     def _runs_otherwise(self, nodes: Iterable[torch.fx.Node]) -> bool:
         # What a custom backward computes of saved tensors alone needs no tangent, and may lie in the forward graph.
-        early = [node for node in self._joint.graph.nodes if node.meta.get("phase") == "backward"]
+        joint = self._lowering.completed().joint
+        early = [node for node in joint.graph.nodes if node.meta.get("phase") == "backward"]
         called = {node.name: node for node in (*nodes, *early) if node.op == "call_function"}
         try:
-            with private_tracing.disable_current_modes(), torch.no_grad(), self._joint.fake_mode:
+            with private_tracing.disable_current_modes(), torch.no_grad(), joint.fake_mode:
                 return any(map(runs_otherwise, called.values()))
         except Exception:  # noqa: BLE001  (an operator that does not run with other types has them)
             return True

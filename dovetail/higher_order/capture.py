@@ -106,7 +106,7 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     gaps = gap_strides(gradients)
     needed = needed_inputs(lowering.joint)
     assert lowering.backward is not None
-    has_other_types = OtherTypes(lowering.joint, lowering.backward)
+    has_other_types = OtherTypes(lowering, lowering.backward)
     between = BetweenOutputs(lowering.joint, _obstacle_between(lowering.joint, needed, lowering.settings.options))
     return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types, between)
 
@@ -127,6 +127,8 @@ class _Capturing:
         self._gaps = gaps
 
     def __call__(self, request: Request, earlier: Sequence[Sizes]) -> CapturedBackward:
+        self._lowering = self._lowering.completed()
+        self._joint = self._lowering.joint
         settings = self._lowering.settings
         reason = _obstacle(self._joint, self._needed, settings.options)
         if reason:
@@ -215,8 +217,8 @@ class _Capturing:
         )
         moved = _laid_out_otherwise(lowering)
         first = len(captured.primals)
-        places = frozenset(first + index for index, place in enumerate(compiled.reused) if place in moved)
-        return _with_contiguous(compiled.run, places), compiled.reused
+        places = frozenset(first + index for index, place in enumerate(compiled.lowering.reused) if place in moved)
+        return _with_contiguous(compiled.run, places), compiled.lowering.reused
 
 
 def _laid_out_otherwise(lowering: Lowering) -> frozenset[int]:

@@ -80,5 +80,5 @@ class _PutOff:
             )
             return self._first.run
         # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
-        is_alike = compiled.gradients_dropped_first == self._first.gradients_dropped_first
+        is_alike = compiled.lowering.gradients_dropped_first == self._first.lowering.gradients_dropped_first
         return compiled.run if is_alike else self._first.run

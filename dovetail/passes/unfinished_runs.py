@@ -18,7 +18,7 @@ import torch
 
 from dovetail.aot.backward_graphs import FlatCallable
 from dovetail.aot.nodes import writes_in_place
-from dovetail.aot.steps import BackendGraph, Lowering, before_backend
+from dovetail.aot.steps import BackendGraph, Lowering, Wrapper, before_backend
 from dovetail.backends import ATEN, compile_with
 from dovetail.errors import DovetailError, EagerFallbackWarning
 from dovetail.face.warnings import warn_user
@@ -33,16 +33,32 @@ _OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 @before_backend
 def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
     """Registered behind the other passes, so that what they do after the graph is outside of the run that is repeated."""
-    once = unit.write_backs or any(
-        writes_in_place(node) or exchanges_with_ranks(node) for node in unit.graph.graph.nodes
-    )
-    if once or lowering.backend.name == ATEN.name:
+    if not may_run_again(unit) or lowering.backend.name == ATEN.name:
         return unit
-    events, name = lowering.settings.events, lowering.backend.name
     # Backends may change the graph that they are given.
     graph = private_tracing.lazy_graph_module(unit.graph, copy.deepcopy(unit.graph.graph))
+    return unit.wrapped(finishing(lowering, unit, lambda: graph, draws_numbers(graph)))
+
+
+def may_run_again(unit: BackendGraph) -> bool:
+    """Whether a run that has failed can be repeated: nothing was written, and no other process waits."""
+    nodes = unit.graph.graph.nodes
+    return not unit.write_backs and not any(writes_in_place(node) or exchanges_with_ranks(node) for node in nodes)
+
+
+def draws_numbers(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph draws random numbers."""
+    return any(draws_random_numbers(node.target) for node in graph.graph.nodes)
+
+
+def finishing(
+    lowering: Lowering, unit: BackendGraph, make_graph: Callable[[], torch.fx.GraphModule], draws: bool
+) -> Wrapper:
+    """What is put around the callable of a graph that may run again; ``make_graph()`` is called where one fails."""
+    events, name = lowering.settings.events, lowering.backend.name
 
     def instead() -> FlatCallable:
+        graph = make_graph()
         examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         return compile_with(ATEN, graph, examples, unit.kind, {"user_visible_outputs": list(unit.visible)})
 
@@ -55,8 +71,7 @@ def finish_by_operators(lowering: Lowering, unit: BackendGraph) -> BackendGraph:
             EagerFallbackWarning,
         )
 
-    draws = any(draws_random_numbers(node.target) for node in graph.graph.nodes)
-    return unit.wrapped(lambda run: _Finished(run, instead, give_up, draws, unit.kind == "backward"))
+    return lambda run: _Finished(run, instead, give_up, draws, unit.kind == "backward")
 
 
 @dataclasses.dataclass(eq=False)

@@ -65,7 +65,7 @@ def measure(entry: Entry) -> Measured:
         try:
             with torch.no_grad(), private_operators.BelowAutograd(), private_operators.NoAutocast():
                 _repeat(lambda: _OneByOne(joint, seconds, not_run).run())
-            if run is None or entry.compiled.reused or any(map(_is_collective, joint.graph.nodes)):
+            if run is None or entry.compiled.lowering.reused or any(map(_is_collective, joint.graph.nodes)):
                 return Measured(seconds, tuple(not_run), problem="the call has parts that cannot run by themselves")
             return Measured(seconds, tuple(not_run), *_whole(joint, run))
         except Exception as error:  # noqa: BLE001  (an operator may raise anything)

@@ -36,17 +36,18 @@ def encode(graph: torch.fx.GraphModule, kind: Kind, options: Mapping[str, Any]) 
     except ArtefactError as error:
         raise UnportableError(error.what) from error
     given = {name: value for name, value in options.items() if name != "write_backs"}
-    if not _is_plain(given):
+    if not is_plain(given):
         raise UnportableError("an option of the backend is no plain value")
     write_backs = None if "write_backs" not in options else sorted(map(list, options["write_backs"].items()))
     return {"kind": kind, "nodes": nodes, "outputs": outputs, "options": given, "write_backs": write_backs}
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers, texts and what holds them by name or place."""
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     if isinstance(value, Mapping):
-        return all(type(name) is str and _is_plain(item) for name, item in value.items())
+        return all(type(name) is str and is_plain(item) for name, item in value.items())
     return value is None or type(value) in (bool, int, float, str)
 
 

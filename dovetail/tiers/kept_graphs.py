@@ -9,10 +9,9 @@ operators that are not torch's own, tables with functions of the program's.
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ SETTINGS: dict[str, Callable[[], str | None]] = {"inductor": private_code.settin
 def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | None:
     """Take the decomposed graph from the cache, or make it as the hooks before this one do, and keep it."""
     try:
-        key = _key(lowering)
+        key = key_of_graph(lowering)
     except UnportableError as error:
         private_cache.look_no_further(f"the graph is not kept, as {error}")
         return None
@@ -63,7 +62,7 @@ def decompose_once(lowering: Lowering, table: Table) -> torch.fx.GraphModule | N
     return None
 
 
-def _key(lowering: Lowering) -> str:
+def key_of_graph(lowering: Lowering) -> str:
     """The key of the decomposed graph; raises :class:`UnportableError` with the reason where it is not kept."""
     backend, software = lowering.backend.name, cache.software()
     if not cache.is_on() or software is None or backend not in SETTINGS:
@@ -75,7 +74,7 @@ def _key(lowering: Lowering) -> str:
     if not all(name.startswith("dovetail.") for name in hooks):
         raise UnportableError("a hook of the program's decomposes it")
     try:
-        graph = json.dumps([*_encoded_joint(lowering.joint)])
+        graph = json.dumps(encoded_graph(lowering.joint.graph))
     except ArtefactError as error:
         raise UnportableError(error.what) from error
     state = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), private_state.kernel_flags())
@@ -84,13 +83,12 @@ def _key(lowering: Lowering) -> str:
     return cache.key_of("graph", graph, given, backend, settings, hooks, sorted(QUIRKS), state, cpu, *software)
 
 
-def _encoded_joint(joint: JointGraph) -> Iterator[Any]:
+def encoded_graph(graph: torch.fx.Graph) -> list[Any]:
+    """The nodes of a graph as data, with all facts of their values; raises :class:`ArtefactError` or :class:`UnportableError`."""
     memories: dict[int, int] = {}
-    for node in joint.graph.nodes:
-        if node.op == "output":
-            yield [encode_argument(item) for item in node.args[0]]
-            continue
-        yield [*_encoded_node(node), _facts(node.meta.get("val"), memories)]
+    *nodes, output = graph.nodes
+    found = [[*_encoded_node(node), _facts(node.meta.get("val"), memories)] for node in nodes]
+    return [*found, [encode_argument(item) for item in output.args[0]]]
 
 
 def _encoded_node(node: torch.fx.Node) -> list[Any]:
@@ -118,7 +116,7 @@ def _facts(value: Any, memories: dict[int, int]) -> Any:
 
 def _keep(key: str, joint: JointGraph, module: torch.fx.GraphModule, table: Table) -> None:
     """Write a decomposed graph down, where reading it gives the same graph."""
-    if not all(map(_is_known, table.values())):
+    if not all(map(private_code.is_known, table.values())):
         return
     try:
         data = encoded(joint, module)
@@ -128,13 +126,6 @@ def _keep(key: str, joint: JointGraph, module: torch.fx.GraphModule, table: Tabl
         return
     if is_same and _means(again) == _means(module):
         cache.write("graphs", key, json.dumps(data).encode())
-
-
-def _is_known(rule: Any) -> bool:
-    """Whether a decomposition is torch's own or Dovetail's: the key has the version of both."""
-    while isinstance(rule, functools.partial):
-        rule = rule.func
-    return str(getattr(rule, "__module__", "")).startswith(("torch.", "dovetail."))
 
 
 def _means(module: torch.fx.GraphModule) -> list[Any]:

@@ -42,7 +42,7 @@ from dovetail.face.dispatcher import compile_lock
 from dovetail.face.module import CompiledModule
 from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
-from dovetail.tiers import process
+from dovetail.tiers import kept_steps, process
 from dovetail.tiers.check import difference_of_tiers
 from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, tiers_of, why_not
 from dovetail.tiers.compiling import make_job
@@ -99,7 +99,7 @@ def _from_cache(lowering: Lowering, tiers: Tiers) -> CompiledGraph | None:
         # No kernel is compiled, and all that is made lives on: to look for garbage once took as long as all the rest.
         where = CACHES[tiers.backend.name].only_from_cache(ours=True)
         with private_state.preserved_rng_state(), collection_paused(), where:
-            compiled = run_steps(lowering.with_(backend=tiers.backend))
+            compiled = kept_steps.run_once(lowering.with_(backend=tiers.backend))
     except Exception as error:  # noqa: BLE001  (what is missing, or cannot be used, is made as without a cache)
         kind = "" if isinstance(error, NotCachedError) else f"{type(error).__name__}: "
         events.note("cache miss", reason=f"{kind}{error}")
@@ -121,6 +121,7 @@ class SwappingRun:
         self._run: RuntimeFunction = first.run
         self._collector = Collector(tiers.backend, tiers)
         self._second: CompiledGraph | None = None
+        self._key: str | None = None
         self._job: process.Job | None = None
         self._asked = 0.0
         self._progress: Progress | None = None
@@ -187,11 +188,12 @@ class SwappingRun:
         self._asked = time.monotonic()
         try:
             with private_state.preserved_rng_state(), stage("making graphs for the backend"):
+                self._key = kept_steps.key_of_steps(lowering)
                 self._second = run_steps(self._for_backend(lowering))
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return
-        if self._second.gradients_dropped_first != self._first.gradients_dropped_first:
+        if self._second.lowering.gradients_dropped_first != self._first.lowering.gradients_dropped_first:
             # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
             self._stay("its kernels would need other gradients to be dropped first", is_news=False)
             return
@@ -215,7 +217,7 @@ class SwappingRun:
 
     def _for_backend(self, lowering: Lowering) -> Lowering:
         """The compilation with a backend that puts off compiling, for the further inputs that tier 0 takes."""
-        settings, offered = lowering.settings, set(self._first.reused)
+        settings, offered = lowering.settings, set(self._first.lowering.reused)
         find = settings.find_reused
         if find is not None:
 
@@ -255,6 +257,7 @@ class SwappingRun:
         try:
             with private_state.preserved_rng_state(), without_autocast(), how:
                 self._collector.compile_all()
+            kept_steps.keep(self._key, self._second.lowering)
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return
@@ -281,16 +284,19 @@ class SwappingRun:
 
     def _places_of_reused(self, second: CompiledGraph) -> list[int] | None:
         """Which of the values that tier 0 takes tier 1 takes; None: all of them."""
-        if second.reused == self._first.reused:
+        if second.lowering.reused == self._first.lowering.reused:
             return None
         count = len(second.joint.spec.input_requires_grad)
-        return [*range(count), *(count + self._first.reused.index(number) for number in second.reused)]
+        return [
+            *range(count),
+            *(count + self._first.lowering.reused.index(number) for number in second.lowering.reused),
+        ]
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         """Compare both tiers on copies of these inputs, before the new one runs for the first time."""
         assert self._second is not None
         self._check_next = False
-        if self._second.reused or self._first.reused:
+        if self._second.lowering.reused or self._first.lowering.reused:
             self._events.note("swap not checked", reason="the graph takes values that another one has saved")
         else:
             found = difference_of_tiers(self._first, self._second, inputs, self._tiers.backend)

@@ -130,14 +130,27 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 
 
+def is_known(rule: Any) -> bool:
+    """Whether a decomposition is torch's own or Dovetail's: keys have the version of both."""
+    while isinstance(rule, functools.partial):
+        rule = rule.func
+    return str(getattr(rule, "__module__", "")).startswith(("torch.", "dovetail."))
+
+
 def settings_as_text() -> str | None:
-    """Inductor's settings; None where one of them is an object (a pass of the program's), or wants a compilation to be seen."""
+    """Inductor's settings; None where one of them is an object (a pass of the program's), or wants a compilation to be seen, and
+    where the program has decompositions of its own in Inductor's table.
+    """
     from torch._inductor import config
 
     values = {name: value for name, value in config.get_config_copy().items() if name not in _WITHOUT_EFFECT}
     common = sys.modules.get("torch._inductor.codegen.common")
     is_watched = config.force_disable_caches or config.trace.enabled or config.trace.provenance_tracking_level
     if is_watched or (common is not None and any(common.custom_backend_passes.values())):
+        return None
+    # Who has registered one has loaded the module.
+    table = getattr(sys.modules.get("torch._inductor.decomposition"), "decompositions", {})
+    if not all(map(is_known, table.values())):
         return None
     try:
         return json.dumps(values, sort_keys=True)

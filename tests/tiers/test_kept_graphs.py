@@ -41,7 +41,7 @@ def lowering_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Lowering
 
 def key_of(lowering: Lowering) -> str | None:
     try:
-        return kept_graphs._key(lowering)
+        return kept_graphs.key_of_graph(lowering)
     except UnportableError:
         return None
 

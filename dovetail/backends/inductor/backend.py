@@ -32,7 +32,7 @@ from dovetail.backends.inductor.changing_numbers import changing_numbers
 from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.inductor.fused_optimizers import fused_optimizers
 from dovetail.backends.inductor.generated import Generated, note
-from dovetail.backends.inductor.job import WORKAROUNDS, Job
+from dovetail.backends.inductor.job import WORKAROUNDS, Job, resolving
 from dovetail.backends.inductor.kept_code import facts, keep_code, key_of_code, take_code
 from dovetail.backends.inductor.picked_classes import picked_classes
 from dovetail.backends.inductor.scalar_values import compute_scalars_once
@@ -184,20 +184,23 @@ def compile_inductor(
         index for index in visible if index in user_visible or not saved_layouts.has_channels_last(outputs[index])
     ]
     key = key_of_code(job, kind, pinned)
-    call = take_code(key)
+    call, alone = take_code(key), None if job.wrappers or key is None else (key, job.resolved)
     if call is not None:
-        note(fake_mode, Generated(kind, str(cache.directory() / "code" / str(key)), was_cached=True))
+        note(fake_mode, Generated(kind, str(cache.directory() / "code" / str(key)), True, alone))
     else:
-        compiled = _compile(job, fake_mode, kind, pinned)
+        compiled, was_cached = _compile(job, fake_mode, kind, pinned)
         keep_code(key, compiled)
+        if file := private_inductor.generated_file(compiled):
+            note(fake_mode, Generated(kind, file, was_cached, alone))
         call = private_inductor.straight_call(compiled)
     for wrap in job.wrappers:
         call = wrap(call)
+    call = resolving(call, job.resolved)
     return guard_outputs(call, promised_strides(outputs, visible))
 
 
-def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
-    """Have Inductor compile the graph, or take it from Inductor's own cache."""
+def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> tuple[Any, bool]:
+    """Have Inductor compile the graph, or take it from Inductor's own cache; whether that had it."""
     missing = f"not kept, as {job.not_kept}" if job.not_kept else "not there, or a kernel of it is not"
     private_inductor_cache.look_no_further(f"the code of the {kind} graph is {missing}")
     hits = private_inductor.cache_hits()
@@ -217,9 +220,7 @@ def _compile(job: Job, fake_mode: Any, kind: Kind, pinned: list[int]) -> Any:
             is_inference=kind == "inference",
             settings={**_passes(f"{_key(job)} {pinned} {job.is_guarded}"), **job.settings},
         )
-    if file := private_inductor.generated_file(compiled):
-        note(fake_mode, Generated(kind, file, was_cached=private_inductor.cache_hits() > hits))
-    return compiled
+    return compiled, private_inductor.cache_hits() > hits
 
 
 def _for_options(options: Mapping[str, Any]) -> Backend:

@@ -9,11 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Generated:
-    """The code of one graph: "forward", "backward" or "inference", the file, and whether Inductor's cache had it."""
+    """The code of one graph: "forward", "backward" or "inference", the file, and whether a cache had it.
+
+    ``kept``: the key under which Dovetail's cache has the code, and the inputs that are resolved before (:class:`.job.Job`); None
+    where the callable is more than that.
+    """
 
     kind: str
     file: str
     was_cached: bool
+    kept: tuple[str, list[int]] | None = None
 
 
 #: By the fake mode of the capture, which its graphs share: no graph and no code is kept alive by this table.

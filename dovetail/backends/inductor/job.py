@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ class Job:
     ``during``: makers of context managers that are open while Inductor compiles; ``before`` is called first. Neither is called
     where the code comes from the cache: to look at Inductor loads it, which takes longer than all else there.
     ``not_kept``: why the code cannot be kept on disk; empty where it can.
-    ``wrappers``: functions that wrap the compiled callable, the first one innermost.
+    ``wrappers``: functions that wrap the compiled callable, the first one innermost. ``resolved``: inputs that are conjugated or
+    negated before that, where they are marked as such.
     """
 
     graph: torch.fx.GraphModule
@@ -32,9 +33,29 @@ class Job:
     during: list[Callable[[], contextlib.AbstractContextManager[None]]] = field(default_factory=list)
     before: list[Callable[[], None]] = field(default_factory=list)
     wrappers: list[Callable[[CompiledCallable], CompiledCallable]] = field(default_factory=list)
+    resolved: list[int] = field(default_factory=list)
     is_guarded: bool = False
     not_kept: str = ""
 
 
 #: Functions that make Inductor right where it is wrong (:mod:`.workarounds`), in the order in which they run.
 WORKAROUNDS: list[Callable[[Job], None]] = []
+
+
+def resolved(value: torch.Tensor) -> torch.Tensor:
+    """The same values at the same strides, without a mark."""
+    if not value.is_conj() and not value.is_neg():
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def resolving(call: CompiledCallable, marked: Sequence[int]) -> CompiledCallable:
+    """``call`` for inputs of which those at the places ``marked`` may have a mark."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        for index in marked:
+            if isinstance(inputs[index], torch.Tensor):
+                inputs[index] = resolved(inputs[index])
+        return call(inputs)
+
+    return run if marked else call

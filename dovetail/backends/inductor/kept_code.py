@@ -60,18 +60,21 @@ def key_of_code(job: Job, kind: Kind, visible: Sequence[int]) -> str | None:
         job.not_kept = str(error)
         return None
     names = [f"{work_around.__module__}.{work_around.__qualname__}" for work_around in WORKAROUNDS]
-    state = (
+    return cache.key_of("code", graph, inputs, *given, kind, settings, names, *state_of_torch(), *(software or ()))
+
+
+def state_of_torch() -> tuple[Any, ...]:
+    """Switches of torch and facts of the machine that decide about code."""
+    named = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
+    return (
         torch.get_num_threads(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         private_state.kernel_flags(),
+        _cpu(),
+        torch.backends.cpu.get_cpu_capability(),
+        *(os.environ.get(name, "") for name in named),
     )
-    return cache.key_of("code", graph, inputs, *given, kind, settings, names, state, *_machine(), *(software or ()))
-
-
-def _machine() -> tuple[str, ...]:
-    named = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
-    return (_cpu(), torch.backends.cpu.get_cpu_capability(), *(os.environ.get(name, "") for name in named))
 
 
 _cpu = functools.cache(cpu_features)

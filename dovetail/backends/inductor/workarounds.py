@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dovetail.backends.inductor.job import WORKAROUNDS, Job
+from dovetail.backends.inductor.job import WORKAROUNDS, Job, resolved
 from dovetail.backends.protocol import CompiledCallable, output_arguments
 from dovetail.errors import BackendError
 from dovetail.quirks.registry import Example, quirk
@@ -248,36 +248,16 @@ def resolve_inputs(job: Job) -> None:
 
     ``tests/backends/inductor/test_workarounds.py`` shows this fault.
     """
-    marked = []
     for index, node in enumerate(job.graph.graph.find_nodes(op="placeholder")):
         value: Any = node.meta.get("val")
         if private_tensors.is_fake(value) and (value.is_conj() or value.is_neg()):
             if index in job.write_backs.values() or 0 in value.stride():
                 raise BackendError("a conjugated or negated input is written or expanded", advice='use backend="aten"')
             with value.fake_mode:
-                node.meta["val"] = job.examples[index] = _resolved(value)
-            marked.append(index)
+                node.meta["val"] = job.examples[index] = resolved(value)
+            job.resolved.append(index)
         elif node.name.startswith("tangents"):
-            marked.append(index)
-    if marked:
-        job.wrappers.append(lambda call: _resolving(call, marked))
-
-
-def _resolved(value: torch.Tensor) -> torch.Tensor:
-    """The same values at the same strides, without a mark."""
-    if not value.is_conj() and not value.is_neg():
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _resolving(call: CompiledCallable, marked: Sequence[int]) -> CompiledCallable:
-    def run(inputs: list[Any]) -> list[Any]:
-        for index in marked:
-            if isinstance(inputs[index], torch.Tensor):
-                inputs[index] = _resolved(inputs[index])
-        return call(inputs)
-
-    return run
+            job.resolved.append(index)
 
 
 WORKAROUNDS.append(resolve_inputs)

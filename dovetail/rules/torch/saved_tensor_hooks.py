@@ -105,7 +105,7 @@ def _may_be_cut(region: private_checkpoints.Region, entry: Entry) -> bool:
     """Whether the region may end before something that the entry does beside its result: eager does it or not, by its place."""
     if not region.ends_early or entry.compiled is None:
         return False
-    joint = entry.compiled.joint
+    joint = entry.compiled.lowering.joint
     if entry.effects or entry.ambient_change or entry.inputs_made_differentiable or entry.gradients_dropped_first:
         return True
     if joint.spec.mutations or joint.spec.metadata_changes:
