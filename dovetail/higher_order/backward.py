@@ -67,7 +67,7 @@ def _distinct(values: list[torch.Tensor]) -> list[torch.Tensor]:
 _ROUNDINGS = 1000
 
 
-def _agree(ones: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> bool:
+def agree(ones: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> bool:
     """Whether two lists of gradients are the same but for rounding; none is the same as zeros."""
     largest = max((_largest(other) for other in others if other is not None), default=0.0)
     return all(_is_close(one, other, largest) for one, other in zip(ones, others, strict=True))
@@ -218,9 +218,9 @@ class DifferentiableBackward:
         if plain is not None and found not in self._compared and not private_state.is_any_autocast_on():
             with torch.no_grad():
                 expected = plain()
-            if not _agree(gradients, [expected[index] for index in wanted]) and (
+            if not agree(gradients, [expected[index] for index in wanted]) and (
                 # What cancels out in the formula of a gradient differs more than the gradient is large.
-                found.in_eager is None or not _agree(gradients, self._with_its_numbers(kept, found.in_eager, inputs))
+                found.in_eager is None or not agree(gradients, self._with_its_numbers(kept, found.in_eager, inputs))
             ):
                 return _refused(self._disagrees(kind), flat, lambda: expected)
             self._compared.add(found)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
+from dovetail.higher_order.backward import agree
 from dovetail.higher_order.eager_replay import replay
 from dovetail.runtime.backward_reads import reads_of
 from dovetail.runtime.derivatives import FREED, Gradients
@@ -22,6 +23,8 @@ from dovetail.runtime.spec import OutputDependency
 from dovetail.torch_private import autograd as private_autograd
 from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.trace.program import Program, Slot
+
+_OF_TORCH = ("aten", "prims")
 
 
 class _Rest:
@@ -84,9 +87,19 @@ class BetweenOutputs:
         def replayed(look: Callable[..., torch.Tensor]) -> Any:
             return run(functools.partial(replay, joint, _after_calls(program, numbers, look)), primals)
 
+        def is_as_captured(inputs: list[torch.Tensor], output: torch.Tensor) -> bool:
+            found = torch.autograd.grad(output, [inputs[index] for index in wanted], tangent, allow_unused=True)
+            with torch.no_grad():
+                tangents = [tangent if index == item.output else None for index, flag in enumerate(flags) if flag]
+                expected = graph.plain(call, saved, tangents, defined)
+            return agree(found, [expected[index] for index in wanted])
+
         again: dict[int, torch.Tensor] = {}
         with torch.enable_grad(), reads_of(call.reads):
-            value = replayed(note)[1][item.output].detach().clone()
+            inputs, outputs = replayed(note)
+            value = outputs[item.output].detach().clone()
+            if (doubt := _doubt(joint)) and not is_as_captured(inputs, outputs[item.output]):
+                raise partial_gradient(doubt)
             leaves = {number: value.view_as(value) for number, (value, _, _) in made.items()}
             versions = [leaf._version for leaf in leaves.values()]
             inputs, outputs = replayed(hold)
@@ -107,6 +120,21 @@ class BetweenOutputs:
             call.direct = _Rest()
         call.direct.parts += zip(wanted, found[len(numbers) :], strict=True)
         return None, *parts
+
+
+def has_custom_functions(joint: JointGraph) -> bool:
+    """Whether the program calls a custom ``autograd.Function``."""
+    calls = () if joint.program is None else joint.program.calls
+    return any(private_autograd_nodes.is_function_apply(call.function) for call in calls)
+
+
+def _doubt(joint: JointGraph) -> str:
+    """Why a replay of the program's calls may have other gradients than its graph; an empty text where nothing says so."""
+    if has_custom_functions(joint):
+        return "a custom autograd.Function in it reads other values by now"
+    custom = (node.target for node in joint.graph.nodes if getattr(node.target, "namespace", "aten") not in _OF_TORCH)
+    found = next(custom, None)
+    return "" if found is None else f"{found}, a custom operator, reads other values by now"
 
 
 def _is_saved(source: tuple[Any, ...], saved: Sequence[Any]) -> bool:

@@ -41,7 +41,7 @@ from dovetail.higher_order.backward import (
     Sizes,
     sizes_and_strides,
 )
-from dovetail.higher_order.between_outputs import BetweenOutputs
+from dovetail.higher_order.between_outputs import BetweenOutputs, has_custom_functions
 from dovetail.higher_order.eager_replay import as_written, eager_backward, unread_input
 from dovetail.higher_order.gradient_strides import Strides, gap_strides, keep_common
 from dovetail.higher_order.graph_replay import gradients_by_operators, is_replayed_by_operators
@@ -50,7 +50,6 @@ from dovetail.higher_order.reused_forward_values import EarlierOrder, find_reuse
 from dovetail.passes.decompose import IN_GRADIENTS
 from dovetail.quirks.replays import replayed
 from dovetail.runtime.derivatives import refusal
-from dovetail.torch_private import autograd_nodes as private_autograd_nodes
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import state as private_state
@@ -59,7 +58,6 @@ from dovetail.trace.overrides import requested_gradients
 from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.shapes import NUMBER_SUFFIX
 
-_OF_TORCH = ("aten", "prims")
 _UNREPLAYABLE = "the program cannot be replayed call by call: {}"
 
 
@@ -109,11 +107,6 @@ def differentiable_backward(lowering: Lowering) -> DifferentiableBackward:
     has_other_types = OtherTypes(lowering, lowering.backward)
     between = BetweenOutputs(lowering.joint, _obstacle_between(lowering.joint, needed, lowering.settings.options))
     return DifferentiableBackward(needed, _Capturing(lowering, needed, gaps), gaps, has_other_types, between)
-
-
-def _has_custom_functions(joint: JointGraph) -> bool:
-    calls = () if joint.program is None else joint.program.calls
-    return any(private_autograd_nodes.is_function_apply(call.function) for call in calls)
 
 
 class _Capturing:
@@ -188,7 +181,7 @@ class _Capturing:
         flat = [*request.primals.values(), *request.tangents]
         holds = None if policy.is_static else _size_check(captured, fixed)
         # A custom function may read other values by now, as the replay has: both would be wrong alike.
-        in_eager = None if _has_custom_functions(self._joint) else eager_backward(self._joint, request)
+        in_eager = None if has_custom_functions(self._joint) else eager_backward(self._joint, request)
         return CapturedBackward(
             _with_gaps(run, present), sizes_and_strides(flat), holds, reused=reused, in_eager=in_eager
         )
@@ -328,17 +321,8 @@ def _obstacle(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any
 
 def _obstacle_between(joint: JointGraph, needed: NeededInputs, options: Mapping[str, Any]) -> str:
     """As :func:`_obstacle`, for gradients between the outputs: these need the program's calls, with the forward's values."""
-    reason = _obstacle(joint, needed, options)
-    if reason or joint.program is None:
-        return reason
-    if joint.program.refusals:
-        return _UNREPLAYABLE.format(joint.program.refusals[0])
-    # Unlike a derivative of the backward, such a gradient has nothing that it could be compared with.
-    if _has_custom_functions(joint):
-        return "a custom autograd.Function in it may read other values by now"
-    custom = (node.target for node in joint.graph.nodes if getattr(node.target, "namespace", "aten") not in _OF_TORCH)
-    found = next(custom, None)
-    return "" if found is None else f"{found}, a custom operator, may read other values by now"
+    refusals = () if joint.program is None else joint.program.refusals
+    return _obstacle(joint, needed, options) or (_UNREPLAYABLE.format(refusals[0]) if refusals else "")
 
 
 def capture_backward(

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import operator
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ import torch
 
 from dovetail.errors import HigherOrderGradientError
 from dovetail.runtime.backward_reads import CallReads, pending_reads, reads_of
-from dovetail.runtime.derivatives import DifferentiableBackward, partial_gradients, refusal
+from dovetail.runtime.derivatives import DifferentiableBackward, Gradients, partial_gradients, refusal
 from dovetail.runtime.epilogue import Epilogue, change_metadata, is_inside
 from dovetail.runtime.origins import check_unchanged, origins_of
 from dovetail.runtime.output_dependencies import depend_on, prepare_hooks, require_gradient
@@ -35,7 +36,6 @@ from dovetail.torch_private import state as private_state
 
 FlatCallable = Callable[[list[Any]], list[Any]]
 Pattern = tuple[bool, ...]
-Gradients = Sequence["torch.Tensor | None"]
 TangentStrides = Callable[[Sequence[torch.Tensor]], "Sequence[tuple[int, ...] | None]"]
 RuntimeFunction = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 #: The plain tensor that an incoming gradient of a class stands for.
@@ -115,9 +115,8 @@ class Call:
     ``origins`` are tensors that inputs stand for, ``strides`` are those that the backward takes tangents in. ``reads`` must be
     unchanged since the call, ``kept`` is kept of the inputs for a derivative of the backward, ``constants`` are the saved values
     that are no tensors (each in a tuple, None in the places of tensors). ``apart`` are the saved values where they are not read
-    from the node. ``is_partial``: a derivative of the backward has run, so that an ordinary
-    backward gives summands of gradients only. ``direct`` adds what an
-    output's gradient has been divided into.
+    from the node. ``is_partial``: a derivative of the backward has run, so that an ordinary one gives summands of gradients only.
+    ``direct`` adds what an output's gradient has been divided into.
     """
 
     graph: DifferentiableGraph
@@ -315,13 +314,14 @@ class DifferentiableGraph:
         # As in the ordinary backward: raises for what is freed, and for what was written to.
         saved = self.saved(ctx, call, defined)
         call.is_partial = True
-
-        def plain() -> Gradients:
-            return self._backward(defined)(self._graph_inputs(call, saved, tangents))
-
+        plain = functools.partial(self.plain, call, saved, tangents, defined)
         with reads_of(call.reads):
             found = self.derivatives.run(call.kept, self.from_edges(ctx.next_functions), tangents, plain, saved)
         return self.to_edges(found)
+
+    def plain(self, call: Call, saved: Sequence[Any], tangents: Gradients, defined: Pattern) -> Gradients:
+        """The gradient of each input, connected to nothing."""
+        return self._backward(defined)(self._graph_inputs(call, saved, tangents))
 
     def _in_other_autocast(self, ctx: Any, call: Call, tangents: Gradients, defined: Pattern) -> Gradients:
         """The gradients in another autocast state than the backward was captured for."""

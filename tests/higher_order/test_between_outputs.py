@@ -222,13 +222,36 @@ REFUSED = [
     (_with_saved_tensor_hooks, "saved-tensor hooks"),
     (lambda x: (hidden := x.sin(), torch.func.vmap(torch.exp)(hidden)), "uses torch.func"),
     (lambda x: (hidden := x.sin(), torch.func.grad(lambda y: y.exp().sum())(hidden)), "uses torch.func"),
-    # Called once more it would read the factor of that moment.
+]
+#: Called once more, these read the factor of that moment.
+READING = [
     (lambda x: (hidden := x.sin(), _Scaled.apply(hidden.exp())), "custom autograd.Function"),
+    (lambda x: (hidden := _Scaled.apply(x), hidden.exp() * x), "custom autograd.Function"),
     (lambda x: (hidden := x.sin(), _scaled(hidden.exp())), "dovetail_between.scaled.default, a custom operator"),
 ]
 
 
-@pytest.mark.parametrize(("function", "reason"), REFUSED)
+@pytest.mark.parametrize("function", [function for function, _ in READING])
+@pytest.mark.parametrize("asked", ["feature", "both", "hook", "kept"])
+def test_custom_functions_that_read_what_they_have_read(function: Callable[..., Any], asked: str) -> None:
+    def gradients(run: Callable[..., Any]) -> Any:
+        x, found = torch.tensor([0.2, -0.5, 0.7]).requires_grad_(), []
+        hidden, result = run(x)
+        if asked in ASKED:
+            return ASKED[asked](x, hidden, result)
+        if asked == "hook":
+            hidden.register_hook(lambda gradient: found.append(gradient) or gradient * 2)
+        else:
+            hidden.retain_grad()
+        (result * x.detach()).sum().backward()
+        return x.grad, *found, hidden.grad
+
+    compiled = dovetail.compile(function, backend="aten", fullgraph=True)
+    for _ in range(2):
+        same(gradients(compiled), gradients(function), exact=False)
+
+
+@pytest.mark.parametrize(("function", "reason"), [*REFUSED, *READING])
 def test_what_cannot_be_replayed_as_it_was_is_refused(
     function: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
