@@ -7,7 +7,7 @@ dovetail.errors.DistributedError: there is no process group
   what to do: start the program with torchrun, and call torch.distributed.init_process_group("gloo") first
 """
 
-from dovetail.distributed import collective_errors, wrapped_models  # noqa: F401  (they register hooks, rules and a pass)
+from dovetail.distributed import collective_errors, fully_sharded, wrapped_models  # noqa: F401  (they register hooks, rules and a pass)
 from dovetail.distributed.data_parallel import data_parallel, team
 from dovetail.distributed.exchange import Team
 from dovetail.distributed.replicate import replicate

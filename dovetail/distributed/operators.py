@@ -7,6 +7,8 @@ exchange many tensors at once and beside the computation.
 - ``scatter(gradient)``: this rank's shard of the mean (or sum) of all ranks' gradients.
 - ``replica(whole)`` and ``reduce(gradient)``: the same for a parameter that all ranks have whole.
 
+- ``unshard(shard)`` and ``reshard(gradient)``: those of FSDP, whose shards are DTensors, which watch themselves what is computed.
+
 ``leaves`` says that gradients may leave the graph that computes them. Shards are cut along the first dimension into pieces of equal
 length; the last ones are filled up with zeros.
 """
@@ -90,6 +92,25 @@ def reduce(gradient: torch.Tensor, size: int, group: str, reduction: str) -> tor
     """The mean or sum of all ranks' gradients."""
     given = gradient / size if reduction == "mean" else gradient
     return collectives.wait_tensor(collectives.all_reduce(given.contiguous(), "sum", group))  # type: ignore[no-any-return]
+
+
+@operator(
+    "Tensor shard, bool again, int size, str group, str reduction",
+    lambda shard, again, size, *_: shard.new_empty((shard.shape[0] * size, *shard.shape[1:])),
+)
+def unshard(shard: torch.Tensor, again: bool, size: int, group: str, reduction: str) -> torch.Tensor:
+    """The whole, from the shards of all ranks, whatever is computed from shards besides; ``again``: also for the backward."""
+    return collectives.wait_tensor(collectives.all_gather_into_tensor(shard.contiguous(), size, group))  # type: ignore[no-any-return]
+
+
+@operator(
+    "Tensor gradient, int size, str group, str reduction",
+    lambda gradient, size, *_: gradient.new_empty((gradient.shape[0] // size, *gradient.shape[1:])),
+)
+def reshard(gradient: torch.Tensor, size: int, group: str, reduction: str) -> torch.Tensor:
+    """This rank's shard of the mean of all ranks' gradients."""
+    begun = collectives.reduce_scatter_tensor((gradient / size).contiguous(), "sum", size, group)
+    return collectives.wait_tensor(begun)  # type: ignore[no-any-return]
 
 
 def _note(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from dovetail.aot.nodes import IN_BACKWARD, must_stay
 from dovetail.aot.steps import required_passes
 from dovetail.distributed.exchange import Bucket, Phase, Reduction, Site, Team, make_buckets, places
 from dovetail.distributed.gradients import defer_readers, merge_exchanges
-from dovetail.distributed.operators import gather, reduce, replica, scatter
+from dovetail.distributed.operators import gather, reduce, replica, reshard, scatter, unshard
 from dovetail.distributed.placement import check_parameters
 from dovetail.distributed.replicate import refuse_assumptions
 from dovetail.distributed.shards import reduce_wholes, team_of
@@ -41,6 +41,8 @@ class ShardingOptions:
 
 
 _OPERATORS = (gather, scatter, replica, reduce)
+#: Those of FSDP.
+_UNWATCHED = (unshard, reshard)
 
 
 def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGraph], None]:
@@ -64,13 +66,17 @@ def exchange_shards(options: ShardingOptions | None = None) -> Callable[[JointGr
         leaves = must_not_leave and _gradients_leave(joint, nodes)
         if teams:
             _Lowering(joint, *next(iter(teams)), chosen).run()
+        others = [node for node in joint.graph.nodes if node.target in _UNWATCHED]
+        for team in dict.fromkeys(map(team_of, others)):
+            _Lowering(joint, team, "mean", chosen, is_watched=False).run()
         if leaves:
             raise DistributedError(
                 "gradients of a sharded module leave the graph, and what is computed from them elsewhere (a norm, say) is not "
                 "that of the whole",
                 advice="compile the whole step as one graph (fullgraph=True), or say shard(..., eager_optimizer=True)",
             )
-        check_parameters(joint)
+        if nodes:
+            check_parameters(joint)
 
     return lower
 
@@ -86,7 +92,7 @@ def _gradients_leave(joint: JointGraph, nodes: list[torch.fx.Node]) -> bool:
 
 @required_passes
 def _exchange_shards(joint: JointGraph) -> Pass | None:
-    return exchange_shards() if any(node.target in _OPERATORS for node in joint.graph.nodes) else None
+    return exchange_shards() if any(node.target in (*_OPERATORS, *_UNWATCHED) for node in joint.graph.nodes) else None
 
 
 class _Lowering:
@@ -102,8 +108,13 @@ class _Lowering:
     +-- Phase.exchange                     exchanges gradients
     """
 
-    def __init__(self, joint: JointGraph, team: Team, reduction: str, options: ShardingOptions) -> None:
+    def __init__(
+        self, joint: JointGraph, team: Team, reduction: str, options: ShardingOptions, is_watched: bool = True
+    ) -> None:
         self.joint = joint
+        self.team = team
+        self.is_watched = is_watched
+        self.gather, self.scatter = (gather, scatter) if is_watched else (unshard, reshard)
         self.settings = Reduction(team, options.bucket_bytes, reduction, options.check)
         self.gather_again = options.gather_again
         self.has_backward = len(joint.input_descriptors) > joint.num_primals
@@ -115,13 +126,14 @@ class _Lowering:
         for node in joint.graph.find_nodes(op="call_function", target=replica):
             # The whole is there already; the operator was needed for its derivative.
             node.target, node.args = aten.clone.default, node.args[:1]
-        merge_exchanges(joint, (scatter, reduce))
+        if self.is_watched:
+            merge_exchanges(joint, (scatter, reduce))
         if not self.has_backward:
-            defer_readers(joint, lambda node: node.target in (scatter, reduce))
-        norms = reduce_wholes(joint, self.settings.team)
+            defer_readers(joint, lambda node: node.target in (self.scatter, reduce))
+        norms = reduce_wholes(joint, self.team) if self.is_watched else []
         forward, again = self._gathers()
         backward = self._bucketed(again)
-        gradients = [*self._scattered(scatter, "reduce_scatter"), *self._scattered(reduce, "all_reduce")]
+        gradients = [*self._scattered(self.scatter, "reduce_scatter"), *self._scattered(reduce, "all_reduce")]
         if self.has_backward:
             self._gather(forward, Phase(joint, "forward", self.settings, [*forward, *norms]))
             phase = Phase(joint, "backward", self.settings, [*backward, *gradients])
@@ -133,12 +145,17 @@ class _Lowering:
             self._gather(self._bucketed(again), phase, last_forward)
         phase.exchange(gradients)
 
+    def _calls(self, target: Any) -> list[torch.fx.Node]:
+        """The calls of an operator by these ranks."""
+        nodes = self.joint.graph.find_nodes(op="call_function", target=target)
+        return [node for node in nodes if team_of(node) == self.team]
+
     # --- parameters ---------------------------------------------------------------------------------------------------
 
     def _gathers(self) -> tuple[list[Bucket], list[torch.fx.Node]]:
         """The parameters that are gathered for the forward, and the gathers that are added for the backward."""
         first: dict[Any, torch.fx.Node] = {}
-        for node in self.joint.graph.find_nodes(op="call_function", target=gather):
+        for node in self._calls(self.gather):
             same = first.setdefault(node.args, node)
             if same is not node:
                 node.replace_all_uses_with(same)
@@ -152,6 +169,8 @@ class _Lowering:
         again: list[torch.fx.Node] = []
         for bucket in forward[:-1]:
             for whole in (site.mark for site in bucket.sites if site.mark is not None):
+                if not self.is_watched and not whole.args[1]:
+                    continue
                 is_late = dependent.__contains__ if self.has_backward else lambda node: order.get(node, -1) > boundary
                 copy = self._gather_again(whole, is_late)
                 again += [copy] if copy is not None else []
@@ -226,7 +245,7 @@ class _Lowering:
 
     def _scattered(self, target: Any, collective: str) -> list[Bucket]:
         """Buckets of the gradients that an operator exchanges."""
-        nodes = self.joint.graph.find_nodes(op="call_function", target=target)
+        nodes = self._calls(target)
         sources: list[Any] = [node.args[0] for node in nodes]
         sites = [
             Site.of_readers("", source, source.meta["val"], node) for node, source in zip(nodes, sources, strict=True)

@@ -40,7 +40,7 @@ class Replica:
         return id(parameter) in self.members
 
 
-def _at_capture(function: Callable[..., Any]) -> Callable[..., Any]:
+def at_capture(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` as interpreted code calls it: without the interpreter, which is its first argument."""
 
     def stand_in(*args: Any) -> Any:
@@ -50,7 +50,7 @@ def _at_capture(function: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
-@_at_capture
+@at_capture
 def _refuse(interpreter: TracingInterpreter, reason: str) -> None:
     raise Break(
         f"DistributedDataParallel is called, and {reason}",
@@ -58,19 +58,19 @@ def _refuse(interpreter: TracingInterpreter, reason: str) -> None:
     )
 
 
-@_at_capture
+@at_capture
 def _check_devices(interpreter: TracingInterpreter, ids: Any, *given: Any) -> None:
     wanted = torch.device(ids[0]) if isinstance(ids[0], (str, torch.device)) else torch.device("cuda", ids[0])
     if any(isinstance(leaf, torch.Tensor) and leaf.device != wanted for leaf in private_trees.tree_leaves(given)):
         raise Break("DistributedDataParallel moves its inputs to another device", f"hand over tensors on {wanted}")
 
 
-@_at_capture
+@at_capture
 def _name_of(interpreter: TracingInterpreter, model: Any) -> str:
     return private_distributed.process_group_name(model.process_group)
 
 
-@_at_capture
+@at_capture
 def _note_gradients(interpreter: TracingInterpreter, model: Any, name: str) -> None:
     members = frozenset(id(parameter) for parameter in model.module.parameters() if parameter.requires_grad)
     if set(model.parameters_to_ignore):

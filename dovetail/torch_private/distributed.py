@@ -47,6 +47,12 @@ def is_pending(value: object) -> bool:
     return type(value) in pending_kinds()
 
 
+def is_spread(value: object) -> bool:
+    """Whether a value is a ``DTensor``: its local part, and where that belongs; nothing that follows from the numbers."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(value) is module.DTensor
+
+
 @functools.cache
 def pending_kinds() -> tuple[type, ...]:
     """The class of tensors that are awaited where they are first computed with, or none in a torch without processes."""

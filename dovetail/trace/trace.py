@@ -81,11 +81,12 @@ class _Shield(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         # In a list, so that the result is not taken for a view of an argument.
         return twin[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         return gradient, None
 
 

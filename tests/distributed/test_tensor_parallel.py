@@ -147,7 +147,7 @@ def trained(place: str, plan: str = "", replicas: int = 1, clips: bool = False) 
         optimizer.zero_grad()
         return loss.detach()
 
-    chosen = _compile(step, fullgraph=False) if place == "step" else step
+    chosen = _compile(step) if place == "step" else step
     generator = torch.Generator().manual_seed(3)
     batches = [batch(generator) for _ in range(3)]
     losses = whole(chosen(*(value.chunk(replicas)[part] for value in values)) for values in batches)
@@ -210,7 +210,7 @@ def test_every_place(plan: str) -> None:
     check(found)
     for _, _, texts in found:
         for (plan, place), said in texts.items():
-            if place in ("blocks", "one block", "parts") or (plan, place) == ("layers", "whole"):
+            if place in ("blocks", "one block", "parts", "step") or (plan, place) == ("layers", "whole"):
                 assert not said
             elif place == "whole":
                 assert len(said) == 1 and "rows of an embedding's table are spread" in said[0]

@@ -427,16 +427,14 @@ class Values:
         key = plain_numbers(key)
         if not isinstance(key, torch.Tensor) or not isinstance(container, (dict, set, frozenset)):
             return key
-        traced = self.trace.input_of(key)
-        base: Any = dict if isinstance(container, dict) else type(container)
-        if traced is None or base.__contains__(container, key):
-            return key
-        if self.source_of(container) is None and not base.__contains__(container, traced.real):
+        found = self.trace.input_of(key) or self.stood_for(key)
+        has: Any = (dict if isinstance(container, dict) else type(container)).__contains__
+        if found is None or has(container, key) or not (self.source_of(container) or has(container, found.real)):
             return key
         # The guards and effects of the container hold for this very tensor.
-        source = self.guards.tensor_source(traced.index)
-        self.guard(source, Identity(traced.real), f"{source.name} is a key of a container")
-        return traced.real
+        source = found.source if isinstance(found, StandIn) else self.guards.tensor_source(found.index)
+        self.guard(source, Identity(found.real), f"{source.name} is a key of a container")
+        return found.real
 
     def check_merged(self, container: Any) -> None:
         """Refuse to put all items of a container with tensors for keys into another one, which may have the real tensors."""

@@ -17,9 +17,11 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
 from dovetail.frontend.values.values import StandIn
-from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource
+from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
+from dovetail.rules.gradients.apart import GradientsApart
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
+from dovetail.rules.subclasses.wrappers import GradientForm
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, TracedInput
@@ -39,9 +41,10 @@ def _inputs_behind(trace: Trace, roots: list[torch.Tensor]) -> list[TracedInput]
     return [item for item in found if item is not None]
 
 
-def _free_graph(trace: Trace, roots: Sequence[torch.Tensor]) -> None:
-    """Note that eager would have freed the autograd graph of these tensors by now."""
-    trace.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable"))
+def _free_graph(trace: Trace, roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor] = ()) -> None:
+    """Note that eager would have freed the autograd graph of these tensors by now; stand-ins are ``leaves`` there."""
+    kept = set(autograd_nodes(leaves))
+    trace.freed.update(node for node in autograd_nodes(roots) if not hasattr(node, "variable") and node not in kept)
 
 
 class Gradients:
@@ -53,8 +56,7 @@ class Gradients:
         self._journal = interpreter.effects
         self._before: dict[int, torch.Tensor | None] = {}
         self._dropped: dict[int, int] = {}
-        #: The tensors with stand-ins whose ``.grad`` the program has set to None, by their identity.
-        self._cleared: dict[int, StandIn] = {}
+        self._apart = interpreter.state(GradientsApart)
         interpreter.effects.defer(self._effects)
 
     def read(self, traced: TracedInput) -> torch.Tensor | None:
@@ -72,24 +74,6 @@ class Gradients:
         if value is None:
             self._note_dropped(traced)
         traced.leaf.grad = None if value is None else self._values.wrap(value)
-
-    def read_apart(self, known: StandIn) -> Any:
-        """``.grad`` of a tensor that a stand-in was made for (of a tensor subclass, say), which the engine does not know."""
-        if id(known.real) in self._cleared:
-            return None
-        source = GradSource(known.source)
-        with private_tracing.disable_current_modes(), private_calls.no_torch_function():
-            gradient = known.real.grad if known.real.is_leaf else None
-        if gradient is not None:
-            return self._values.read(gradient, source)
-        self._values.guard(source, Equals(None), f"{source.name} was read")
-        return None
-
-    def write_apart(self, known: StandIn, value: Any) -> None:
-        """Set ``.grad`` of such a tensor to None; another value is set for real."""
-        if value is not None or not known.real.is_leaf:
-            raise Break(f".grad of {known.source.name}, a {type(known.real).__name__}, is set", "set it outside")
-        self._cleared[id(known.real)] = known
 
     def finish(self) -> None:
         """The program has ended: no native code may have added up gradients; note which were dropped at the start.
@@ -149,13 +133,15 @@ class Gradients:
             if value is not self._before[traced.index]:
                 source = self._values.guards.tensor_source(traced.index)
                 found.append(Effect(source, "attribute", {"grad": value}))
-        return found + [Effect(known.source, "attribute", {"grad": None}) for known in self._cleared.values()]
+        return found
 
     def check_hooks(self, traced: TracedInput) -> None:
         """Refuse hooks on the real tensor: the engine of the trace would not run them."""
-        source = self._values.guards.tensor_source(traced.index)
+        self._check_hooks(traced.real, self._values.guards.tensor_source(traced.index))
+
+    def _check_hooks(self, real: torch.Tensor, source: Source) -> None:
         for table in HOOK_TABLES:
-            if getattr(traced.real, table) is not None:
+            if getattr(real, table) is not None:
                 raise Break(
                     f"{source.name} has a hook on its gradient, and the gradient is computed inside",
                     "register the hook inside of the compiled function, or compute the gradient outside",
@@ -176,17 +162,18 @@ class Gradients:
         if roots is None or any(root is None for root in roots):
             raise Break("backward is called on something that is no tensor", "call it on the loss")
         self._check_freed(roots)
-        leaves = self._prepare(roots, inputs)
         create = bool(given.get("create_graph", False))
+        leaves, apart = self._prepare(roots, inputs, create)
         retain = given.get("retain_graph")
         trace = self._values.trace
         # The graph of autograd, which eager frees, stays: results may have been computed from it whose gradients nobody asks for.
         call: dict[str, Any] = {"create_graph": create, "inputs": inputs}
-        with trace.recorder.paused(), requested_gradients(trace, roots), marked_gradients(trace, leaves):
+        watched = marked_gradients(trace, leaves), self._apart.caught(apart)
+        with trace.recorder.paused(), requested_gradients(trace, roots), watched[0], watched[1]:
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
-            _free_graph(trace, roots)
+            _free_graph(trace, roots, [known.value for known, _ in apart])
 
     def grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.autograd.grad(...)``."""
@@ -220,10 +207,20 @@ class Gradients:
                 "a second backward goes through a graph that may have been freed", "pass retain_graph=True to the first"
             )
 
-    def _prepare(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None) -> list[TracedInput]:
+    def _prepare(
+        self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None, create: bool
+    ) -> tuple[list[TracedInput], list[tuple[StandIn, GradientForm]]]:
+        """The leaves behind these tensors: inputs, and wrappers of inputs."""
         trace = self._values.trace
-        leaves = []
+        leaves: list[TracedInput] = []
+        apart: list[tuple[StandIn, GradientForm]] = []
         for traced in _inputs_behind(trace, list(roots)):
+            behind = self._apart.behind(traced) if inputs is None and not create else None
+            if behind is not None:
+                self._check_hooks(behind[0].real, behind[0].source)
+                self._apart.begin(behind[0])
+                apart.append(behind)
+                continue
             if not traced.real.is_leaf:
                 raise Break(
                     "backward() goes on behind an input that is no leaf, outside of the function",
@@ -233,24 +230,24 @@ class Gradients:
                 self.check_hooks(traced)
                 self._begin(traced)
                 leaves.append(traced)
-        self._check_node_hooks(leaves)
-        return leaves
+        own = [(traced.real, self._values.guards.tensor_source(traced.index)) for traced in leaves]
+        self._check_node_hooks([*own, *((known.real, known.source) for known, _ in apart)])
+        return leaves, apart
 
-    def _check_node_hooks(self, leaves: Sequence[TracedInput]) -> None:
+    def _check_node_hooks(self, leaves: Sequence[tuple[torch.Tensor, Source]]) -> None:
         """Refuse hooks on the nodes of leaves, now and at each call."""
-        guards = self._values.guards
-        sources = tuple(guards.tensor_source(traced.index) for traced in leaves)
-        if not sources:
+        if not leaves:
             return
         are_there = LeafNodeHooks()
         with private_tracing.disable_current_modes(), private_calls.no_torch_function():
-            found = are_there(*(traced.real for traced in leaves))
+            found = are_there(*(real for real, _ in leaves))
         if found:
             raise Break(
                 "the node of a leaf's gradient has hooks, and the gradient is computed inside",
                 "register the hook on the tensor inside of the compiled function, or compute the gradient outside",
             )
-        text = f"hooks on the nodes of {len(sources)} leaves"
+        text = f"hooks on the nodes of {len(leaves)} leaves"
+        sources = tuple(source for _, source in leaves)
         self._values.guard(ComputedSource(are_there, sources, text), Equals(False), "gradients are added up inside")
 
     def _tensors(self, value: Any) -> list[Any] | None:
@@ -270,7 +267,7 @@ def _read(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -> A
     if traced is not None:
         return interpreter.state(Gradients).read(traced)
     known = interpreter.values.stood_for(target)
-    return NotImplemented if known is None else interpreter.state(Gradients).read_apart(known)
+    return NotImplemented if known is None else interpreter.state(GradientsApart).read(known)
 
 
 @attribute_rule(*HOOK_TABLES)
@@ -291,7 +288,7 @@ def _write(interpreter: TracingInterpreter, target: torch.Tensor, value: Any) ->
     if traced is not None:
         return interpreter.state(Gradients).write(traced, value)
     known = interpreter.values.stood_for(target)
-    return NotImplemented if known is None else interpreter.state(Gradients).write_apart(known, value)
+    return NotImplemented if known is None else interpreter.state(GradientsApart).write(known, value)
 
 
 @rule(torch.Tensor.backward)

@@ -1,7 +1,7 @@
-"""``embedding`` of a table whose rows are spread over ranks (``RowwiseParallel``): the graph ends there.
+"""``embedding`` of a table whose rows are spread over ranks (``RowwiseParallel``): where its gradient leaves the graph, that ends.
 
 Each rank computes the gradient of the whole table, in another form than the table itself. No graph can return it, as the gradient
-of an input has the input's sizes.
+of an input has the input's sizes. In a step that calls ``backward()`` itself the gradient is a value like any other.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import torch
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, method_rule
+from dovetail.rules.subclasses.wrappers import OTHER_FORMS
 from dovetail.torch_private import tensors as private_tensors
 
 
 @method_rule("embedding")
 def _rows_are_spread(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Any:
+    if interpreter.trace.settings.allows(OTHER_FORMS):
+        return NotImplemented
     for value in (*args, *kwargs.values()):
         if not isinstance(value, torch.Tensor) or not private_tensors.is_wrapper(value):
             continue

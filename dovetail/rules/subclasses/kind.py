@@ -8,18 +8,21 @@ import torch
 
 from dovetail.errors import CaptureError
 from dovetail.frontend.code.frame import Break
+from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, ValueKind, attribute_rule, end_rule, rule, value_kind
 from dovetail.frontend.values.values import Values
-from dovetail.guards import AttributeSource, ComputedSource, Equals, Source, TypeIs
+from dovetail.guards import AttributeSource, CalleeSource, ComputedSource, Equals, Source, TypeIs
 from dovetail.rules.subclasses.wrappers import (
     GradientForm,
     InnerSource,
+    Wrapped,
     WrapperMaker,
     WrapperMatch,
     inner_tensor,
     requires_inner_gradient,
 )
+from dovetail.runtime.origins import origins_of
 from dovetail.runtime.recipe import Recipe
 from dovetail.runtime.recipe_builder import RecipeBuilder
 from dovetail.torch_private import distributed as private_distributed
@@ -56,7 +59,8 @@ class SubclassKind(ValueKind):
         if private_distributed.is_pending(real):
             # A plain tensor that is awaited: to the program they are the same, and so are their gradients.
             return parts[0]  # type: ignore[no-any-return]
-        traced: torch.Tensor = maker(*parts, form=form)
+        with torch.enable_grad():
+            traced: torch.Tensor = maker(*parts, form=form)
         if private_sizes.has_symbols(traced):
             reason = f"{source.name} is a tensor subclass of a symbolic size"
             raise Retry(reason, change=CaptureSettings.with_fewer_symbols)
@@ -115,14 +119,33 @@ def _is_leaf(interpreter: TracingInterpreter, target: torch.Tensor, name: str) -
     return answer
 
 
+#: The autograd node of a stand-in that has not been written to where gradients are recorded.
+_NODE = f"{Wrapped.__name__}Backward"
+
+
 @end_rule
 def _check_written(interpreter: TracingInterpreter) -> None:
-    """Refuse writes to inner tensors: the wrapper might keep other things that follow from them."""
-    trace, guards = interpreter.trace, interpreter.values.guards
+    """Refuse writes to inner tensors where the wrapper might keep other things that follow from them. A DTensor keeps none."""
+    trace, values = interpreter.trace, interpreter.values
+    written = []
     for traced in trace.inputs:
-        is_part = isinstance(guards.tensor_source(traced.index), InnerSource)
-        if is_part and trace.node_of(traced.value) is not traced.node:
+        is_part = isinstance(values.guards.tensor_source(traced.index), InnerSource)
+        if not is_part or trace.node_of(traced.value) is traced.node:
+            continue
+        ((wrapper, _), *outer) = origins_of(traced.real)
+        known = None if outer else values.stood_for(values.wrap(wrapper))
+        if known is None or not private_distributed.is_spread(wrapper):
             raise Break(f"{traced.name}, a part of a tensor subclass, is written to", "make a new tensor instead")
+        node = known.value.grad_fn
+        if known.value.requires_grad is not wrapper.requires_grad or not (node is None or node.name() == _NODE):
+            raise Break(
+                f"{known.source.name} is written to where gradients are recorded", "write under torch.no_grad()"
+            )
+        written.append(known.value)
+    if written:
+        # Autograd counts writes to the wrapper by itself.
+        effect = Effect(CalleeSource(), "call", [torch.autograd.graph.increment_version, [written], {}])
+        interpreter.effects.defer(lambda: [effect])
 
 
 @rule(WrapperMaker.build)

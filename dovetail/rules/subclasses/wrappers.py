@@ -8,7 +8,7 @@ comes, not guessed at capture.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -18,7 +18,11 @@ from dovetail.runtime.function import TANGENTS
 from dovetail.runtime.origins import check_unchanged, note_origin
 from dovetail.torch_private import distributed as private_distributed
 from dovetail.torch_private import tensors as private_tensors
+from dovetail.trace.settings import Retry
+from dovetail.trace.trace import open_trace
 
+#: The strategy to capture operators whose gradient may have other parts than what it is the gradient of: no graph can return it.
+OTHER_FORMS: Final = "gradients in other parts than the parameter's"
 TANGENTS.update(dict.fromkeys(private_distributed.pending_kinds(), private_distributed.awaited))
 
 
@@ -114,9 +118,13 @@ class WrapperMaker:
 
 @dataclass
 class GradientForm:
-    """The form of a wrapper's gradient, found while capturing: DTensor's may be partial sums where the wrapper is whole."""
+    """The form of a wrapper's gradient, found while capturing: DTensor's may be partial sums where the wrapper is whole.
+
+    While a ``backward()`` inside of the program runs, the gradients themselves come into ``caught``, and go no further.
+    """
 
     maker: WrapperMaker | None = None
+    caught: list[torch.Tensor] | None = None
 
 
 class InnerTensor(torch.autograd.Function):
@@ -166,12 +174,18 @@ class Wrapped(torch.autograd.Function):
         if gradient is None:
             return None, None, *[None] * len(ctx.maker.names)
         ctx.maker.refuse_higher_order()
+        if ctx.form is not None and ctx.form.caught is not None:
+            ctx.form.caught.append(gradient)
+            return None, None, *[None] * len(ctx.maker.names)
         if ctx.form is not None and type(gradient) is ctx.maker.kind:
             ctx.form.maker, parts = WrapperMaker.of(gradient), list(parts_of(gradient)[0].values())
             if [part.shape for part in parts] != ctx.sizes:
-                kind = ctx.maker.kind.__name__
+                kind, trace = ctx.maker.kind.__name__, open_trace()
+                reason = f"the gradient of a {kind} is one whose parts have other sizes than its own"
+                if trace is not None and trace.settings.allows(OTHER_FORMS):
+                    raise Retry(reason, without=OTHER_FORMS)
                 raise CaptureError(
-                    f"the gradient of a {kind} is one whose parts have other sizes than its own: {ctx.form.maker.context}",
+                    f"{reason}: {ctx.form.maker.context}",
                     advice="leave what computes with it to eager, and compile the modules around it",
                 )
             return None, None, *parts

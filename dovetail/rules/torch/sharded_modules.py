@@ -13,10 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.face.dispatcher import SURROUNDINGS, Dispatcher, Run
-from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.call_tables import interpret_modules
-from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Instead, Keywords, wrapper_rule
 from dovetail.torch_private import distributed as private_distributed
 
 interpret_modules(*private_distributed.CALLS_THE_PROGRAM)
@@ -37,13 +34,3 @@ def between_hooks(dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[st
 
 # In front of all: what is decided there is decided of the forward.
 SURROUNDINGS.insert(0, between_hooks)
-
-
-@wrapper_rule
-def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Instead | None:
-    if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
-        return None
-    raise Break(
-        f"FSDP's {function.__name__} is called: parameters are gathered and freed behind the back of a graph",
-        "compile each module that is given to fully_shard, or its forward, for itself",
-    )

@@ -1,0 +1,169 @@
+"""Whole steps of modules that ``fully_shard`` (FSDP2) has spread: what its hooks do becomes part of the graph.
+
+A hook in front of a forward gathers the module's parameters, one behind it frees them, and others do so around the backward and
+exchange the gradients. In a graph a parameter is gathered by an operator whose derivative reduces its gradient
+(:mod:`dovetail.distributed.sharded_pass` puts many into one exchange, ahead of their use), and FSDP's own state stays what it is
+between steps. So the graph has to hold the backward too: where gradients would leave it, where the program has told FSDP to do
+something else than that, or where the graph breaks within a module, the hooks run as in eager and break the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from dovetail.aot.steps import checks_outputs
+from dovetail.distributed.operators import filled_up, reshard, unshard
+from dovetail.distributed.wrapped_models import at_capture
+from dovetail.frontend.code.frame import Break
+from dovetail.frontend.protocol import TracingInterpreter
+from dovetail.frontend.rules import Arguments, Instead, Keywords, end_rule, wrapper_rule
+from dovetail.guards import ComputedSource, Equals
+from dovetail.torch_private import calls as private_calls
+from dovetail.torch_private import distributed as private_distributed
+from dovetail.torch_private import fsdp as private_fsdp
+from dovetail.torch_private import tracing as private_tracing
+from dovetail.torch_private import trees as private_trees
+from dovetail.trace import Trace
+from dovetail.trace.overrides import autograd_nodes
+from dovetail.trace.settings import Retry
+
+#: A capture that has given up a strategy of this name leaves the hooks to eager; what follows is the reason.
+_IN_GRAPH = "FSDP in the graph: "
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a parameter is spread over ranks, whether it is freed after the forward, and the dtypes it is used and reduced in."""
+
+    group: str
+    size: int
+    again: bool
+    rows: int
+    padded: int
+    whole: int
+    dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+
+
+def _give_up(reason: str) -> NoReturn:
+    raise Retry(reason, without=_IN_GRAPH + reason)
+
+
+class _Gathered(torch.autograd.Function):
+    """A whole parameter from this rank's part; its gradient is reduced over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, spread: Spread) -> torch.Tensor:
+        """Gather the parts, in the dtype in which the module computes."""
+        ctx.spread, ctx.dtype = spread, part.dtype
+        given = part if spread.dtype is None else part.to(spread.dtype)
+        if spread.padded != spread.rows:
+            given = torch.cat([given, given.new_zeros((spread.padded - spread.rows, *given.shape[1:]))])
+        whole: torch.Tensor = unshard(given, spread.again, spread.size, spread.group, "mean")
+        return whole[: spread.whole] if spread.whole != whole.shape[0] else whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """This rank's part of the mean of all ranks' gradients."""
+        spread = ctx.spread
+        given = gradient if spread.reduce_dtype is None else gradient.to(spread.reduce_dtype)
+        part = reshard(filled_up(given, spread.size), spread.size, spread.group, "mean")
+        return (part[: spread.rows] if spread.rows != spread.padded else part).to(ctx.dtype), None
+
+
+class _Open:
+    """The modules of one capture whose parameters are gathered now, and the parts that were gathered in the graph."""
+
+    def __init__(self, interpreter: TracingInterpreter) -> None:
+        self.states: list[Any] = []
+
+
+@at_capture
+def _begin(interpreter: TracingInterpreter, state: Any, values: Any) -> None:
+    source = interpreter.values.source_of(state)
+    if source is None:
+        _give_up("its state is made in the program")
+    with private_tracing.disable_current_modes(), private_calls.no_torch_function():
+        reason = private_fsdp.why_not_in_graph(state)
+    if reason:
+        _give_up(reason)
+    asked = ComputedSource(private_fsdp.why_not_in_graph, (source,), f"why {source.name} is not ready")
+    interpreter.values.guard(asked, Equals(""), "FSDP's hooks are part of the graph")
+    device = private_fsdp.device_of(state)
+    if device.type != "cpu" and any(
+        isinstance(leaf, torch.Tensor) and leaf.device.type != device.type for leaf in private_trees.tree_leaves(values)
+    ):
+        _give_up("inputs are moved to another device")
+    interpreter.state(_Open).states.append(state)
+
+
+@at_capture
+def _spread(interpreter: TracingInterpreter, members: Any, *numbers: Any) -> Spread:
+    return Spread(private_distributed.process_group_name(members), *numbers)
+
+
+@at_capture
+def _end(interpreter: TracingInterpreter, state: Any) -> None:
+    interpreter.state(_Open).states.remove(state)
+
+
+def _pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """Gather the parameters of a module, as the graph does it. It is interpreted, so that its reads of FSDP's state are guarded."""
+    _begin(state, (args, kwargs))
+    for _, owners, numbers in private_fsdp.parameters_of(state):
+        part = private_fsdp.parameter(*owners[0])
+        whole = _Gathered.apply(part.to_local(), _spread(*numbers))
+        for owner, name in owners:
+            private_fsdp.put_parameter(owner, name, whole)
+    return private_fsdp.cast_inputs(state, args), private_fsdp.cast_inputs(state, kwargs)
+
+
+def _post_forward(state: Any, module: Any, given: Any, output: Any) -> Any:
+    """Let the module have its parts again."""
+    for param, owners, _ in private_fsdp.parameters_of(state):
+        for owner, name in owners:
+            private_fsdp.put_parameter(owner, name, param.sharded_param)
+    _end(state)
+    return private_fsdp.cast_outputs(state, output)
+
+
+_PARTS = {"_pre_forward": _pre_forward, "_post_forward": _post_forward}
+
+
+@wrapper_rule
+def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Arguments, kwargs: Keywords) -> Instead | None:
+    if isinstance(function, torch.nn.Module) or not private_distributed.is_of_fsdp(function):
+        return None
+    trace = interpreter.trace
+    reason = next((text for text in trace.settings.without if text.startswith(_IN_GRAPH)), "")
+    part = _PARTS.get(function.__name__)
+    if part is None or reason or trace.settings.marks_gradients:
+        why = f" ({reason.removeprefix(_IN_GRAPH)})" if reason else ""
+        raise Break(
+            f"FSDP's {function.__name__} is called: parameters are gathered and freed behind the back of a graph{why}",
+            "compile each module that is given to fully_shard, or a whole step with its backward()",
+        )
+    with private_tracing.disable_current_modes():
+        begun = private_fsdp.begin(args[0])
+    if begun:
+        raise Retry("FSDP has looked at its modules for the first time", change=lambda settings: settings)
+    return Instead(part, args, kwargs)
+
+
+@end_rule
+def _check_closed(interpreter: TracingInterpreter) -> None:
+    """The graph ends within a module, whose other hook would run without this one."""
+    if interpreter.state(_Open).states:
+        _give_up("the graph breaks, or an exception is raised, within the module")
+
+
+@checks_outputs
+def _check_inside(trace: Trace, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> None:
+    """Gradients that leave the graph are reduced by FSDP's hooks, as its state says when they arrive."""
+    kept = [root for root in roots if not trace.is_freed(root)]
+    if any(node.name() == f"{_Gathered.__name__}Backward" for node in autograd_nodes(kept)):
+        _give_up("gradients leave the graph: backward() is called outside of it")
