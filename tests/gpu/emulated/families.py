@@ -74,7 +74,9 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001  (eager itself may not run there)
             verdict, reason, found = "no eager", f"{type(error).__name__}: {error}", []
         bad += bool(found) or verdict in ("wrong", "error")
-        print(f"{name:22} {verdict:8} {'; '.join(found[:3])} {reason.splitlines()[0][:300] if reason else ''}", flush=True)
+        print(
+            f"{name:22} {verdict:8} {'; '.join(found[:3])} {reason.splitlines()[0][:300] if reason else ''}", flush=True
+        )
     return int(bad > 0)
 
 
