@@ -1,7 +1,7 @@
 """Timing and decision events: what Dovetail did, why, where in the user's code and how long it took.
 
 An :class:`EventLog` collects :class:`Event` values. Stages are timed with :meth:`EventLog.span`, decisions are noted with
-:meth:`EventLog.note`. A log writes itself as a trace file that Perfetto (https://ui.perfetto.dev) opens.
+:meth:`EventLog.note`.
 
 >>> log = EventLog()
 >>> with log.span("capture", function="f"):
@@ -13,17 +13,13 @@ An :class:`EventLog` collects :class:`Event` values. Stages are timed with :meth
 from __future__ import annotations
 
 import importlib
-import os
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Any, ClassVar
 
 _MOST_SHOWN = 50
 #: How a log is shown to a reader; loaded when it is asked for.
@@ -103,11 +99,6 @@ class EventLog:
     def count(self, name: str) -> int:
         """How many events of this name there were."""
         return self._counts.get(name, 0)
-
-    def write_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write the events in the Chrome trace format, which Perfetto opens; times there are in microseconds."""
-        written: Path = importlib.import_module(_PAGES).write_trace(self, path)
-        return written
 
     def _add(self, event: Event) -> None:
         with self._lock:

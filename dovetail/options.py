@@ -14,7 +14,6 @@ CHOICES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("fullgraph", "compiled_autograd", "check_swap"), (True, False)),
     "dynamic": (True, False, None),
     "at_recompile_limit": ("eager", "error"),
-    "entry_order": ("recent", "newest"),
     "numerics": ("exact", "fast"),
     "tiers": ("auto", "wait", "never"),
 }
@@ -28,7 +27,6 @@ class Options:
     ``fullgraph``: an operation that cannot be captured is an error instead of a run in eager.
     ``recompile_limit``: how many entries one function may have.
     ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
-    ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order between the two stages.
     ``dynamic``: which sizes are symbolic: None for those that were seen to change, True for all, False for none.
     ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 (the least that is possible) to 1.0 (as
@@ -49,7 +47,6 @@ class Options:
     fullgraph: bool = False
     recompile_limit: int = 16
     at_recompile_limit: str = "eager"
-    entry_order: str = "recent"
     passes: tuple[Callable[[Any], Any], ...] = ()
     dynamic: bool | None = None
     memory_budget: float | int | None = None

@@ -68,5 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     options = parser.parse_args(given)
-    status: int = module.run(options)
+    try:
+        status: int = module.run(options)
+    except Exception as error:
+        errors = sys.modules.get("dovetail.errors")
+        if errors is None or not isinstance(error, errors.DovetailError):
+            raise
+        # It says what to do, and nobody needs the frames of a command for that.
+        print(f"dovetail {options.command}: {error}", file=sys.stderr)
+        return 2
     return status

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 from dovetail import cache
-from dovetail.errors import ArtefactError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,10 @@ def run(options: argparse.Namespace) -> int:
     """Do what was asked for, and return the exit status."""
     try:
         print(_ACTIONS[options.action](options))
-    except (ArtefactError, OSError) as error:
-        print(error)
-        return 1
+    except OSError as error:
+        # An export is written under another name first.
+        print(f"dovetail cache: {error.strerror}: {getattr(options, 'file', error.filename)}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import torch
+
 from dovetail.testing import check_backend
 from dovetail.testing.cases import GROUPS
 
@@ -12,8 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.add_argument("names", nargs="+", metavar="NAME", help="a backend's name")
     parser.add_argument("--groups", type=names, default=None, help=f"some of: {', '.join(GROUPS)}")
-    parser.add_argument("--device", default="cpu", help="where the cases' tensors are, such as cuda")
+    parser.add_argument("--device", type=_device, default="cpu", help="where the cases' tensors are, such as cuda")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+
+
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
+    return text
 
 
 def names(text: str) -> list[str]:

@@ -101,7 +101,7 @@ class Dispatcher:
 
     def _ask_first(self, entry: Entry) -> None:
         """The next call is likely to be of the same kind. An eager entry stays last: its guards let too much pass."""
-        if entry.run is None or self.options.entry_order == "newest" or not compile_lock.acquire(blocking=False):
+        if entry.run is None or not compile_lock.acquire(blocking=False):
             return
         try:
             # A new list: other threads may be going through the old one.

@@ -6,18 +6,10 @@ import json
 import os
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dovetail.events import Event, EventLog
 from dovetail.reports.table import Table
-
-
-def write_trace(log: EventLog, path: str | os.PathLike[str]) -> Path:
-    """Write the events in the Chrome trace format; see :meth:`dovetail.events.EventLog.write_trace`."""
-    target = Path(path)
-    target.write_text(as_trace([log]), encoding="utf-8")
-    return target
 
 
 def as_trace(logs: Sequence[EventLog]) -> str:

@@ -51,7 +51,6 @@ class CompileOptions(TypedDict, total=False):
     regional: bool
     recompile_limit: int
     at_recompile_limit: str
-    entry_order: str
     passes: tuple[Callable[[Any], Any], ...]
     memory_budget: float | int | None
     numerics: str
@@ -141,7 +140,6 @@ def compile(function: Any = None, **given: Any) -> Any:
     share its graph and kernels. What is around them stays eager; a model without repeated blocks is compiled as a whole.
     ``recompile_limit``: how many entries one function may have.
     ``at_recompile_limit``: what happens to calls that none of them is for: "eager" (with one warning) or "error".
-    ``entry_order``: which entry is asked first: "recent", the one of the last hit, or "newest", the one compiled last.
     ``passes``: functions ``JointGraph -> JointGraph``, run in order on the graph of forward and backward.
     ``memory_budget``: how much may be kept for the backward: a fraction from 0.0 to 1.0, or a number of bytes; the rest is
     computed again.

@@ -66,4 +66,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     for part in (KEYS[1][:16], "3 entries, ", "3 entries written", "3 entries deleted", "3 entries read"):
         assert part in text
-    assert main(["cache", "import", str(tmp_path / "missing")]) == 1 and "missing" in capsys.readouterr().out
+    (tmp_path / "foreign").write_text("no entries")
+    for action, name, said in (
+        ("import", "missing", "No such file or directory: "),
+        ("export", "nowhere/file", "No such file or directory: "),
+        ("import", "foreign", "is no file of cache entries"),
+    ):
+        assert main(["cache", action, str(tmp_path / name)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("dovetail cache: ") and said in told and f"{name}\n" in told.replace(f" {said}", "\n")

@@ -194,3 +194,26 @@ def test_check_backend_on_the_command_line(register, monkeypatch, capsys):
     register("wrong", lambda graph, inputs, *, kind, options: lambda values: [1 for _ in range(99)])
     assert main(["check-backend", "wrong", "--groups=aliasing"]) == 1
     assert "does not conform" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nosuch"], "dovetail check-backend: there is no backend named 'nosuch'"),
+        (["aten", "--groups=nosuch"], "dovetail check-backend: the suite has no group 'nosuch'"),
+        (["aten", "--device=nosuch"], "argument --device: Expected one of cpu"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status: object = main(["check-backend", *arguments])
+    except SystemExit as refusal:
+        status = refusal.code
+    told = capsys.readouterr().err
+    assert status == 2 and said in told and "Traceback" not in told
+
+
+def test_seconds_that_are_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--seconds", "x"])
+    assert "must be a positive number of seconds" in capsys.readouterr().err

@@ -273,14 +273,10 @@ def test_the_entry_of_the_last_hit_is_asked_first() -> None:
         return x * 2 if x.dtype is torch.float32 else x * 3
 
     single, double = torch.ones(2), torch.ones(2, dtype=torch.float64)
-    for order, front in (("recent", torch.float32), ("newest", torch.float64)):
-        compiled = dovetail.compile(f, backend="aten", fullgraph=True, entry_order=order)
-        for x in (single, double, single, single):
-            assert torch.equal(compiled(x), f(x))
-        dtypes = [entry.checker.guards.tensors[0].facts.dtype for entry in compiled.entries]
-        assert sorted(map(str, dtypes)) == ["torch.float32", "torch.float64"] and dtypes[0] is front
-    with pytest.raises(dovetail.errors.OptionError, match="entry_order"):
-        dovetail.compile(f, entry_order="oldest")
+    compiled = dovetail.compile(f, backend="aten", fullgraph=True)
+    for x in (single, double, single, single):
+        assert torch.equal(compiled(x), f(x))
+    assert [entry.checker.guards.tensors[0].facts.dtype for entry in compiled.entries] == [torch.float32, torch.float64]
 
 
 def test_an_eager_entry_is_never_asked_first() -> None:

@@ -54,6 +54,12 @@ def on_aten(function: Any, **options: Any) -> Any:
     return dovetail.compile(function, backend="aten", **options)
 
 
+def after_a_backward(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[Any, Held]:
+    compiled = dovetail.compile(function, backend="aten")
+    compiled(x).backward()
+    return compiled, {"model": model, "x": x, "function": function}
+
+
 def data(*shape: int) -> Tensor:
     return torch.randn(*(shape or (4, 8)))
 
@@ -173,9 +179,7 @@ def a_hook_inside() -> tuple[Any, Held]:
         y.register_hook(lambda gradient: gradient * 2)
         return y.sin().sum()
 
-    compiled = dovetail.compile(function, backend="aten")
-    compiled(x).backward()
-    return compiled, {"model": model, "x": x, "function": function}
+    return after_a_backward(function, model, x)
 
 
 class Square(torch.autograd.Function):
@@ -200,9 +204,7 @@ def a_custom_function() -> tuple[Any, Held]:
     def function(x: Tensor) -> Tensor:
         return Square.apply(model(x)).sum()  # type: ignore[no-any-return]
 
-    compiled = dovetail.compile(function, backend="aten")
-    compiled(x).backward()
-    return compiled, {"model": model, "x": x, "function": function}
+    return after_a_backward(function, model, x)
 
 
 @program
@@ -212,9 +214,7 @@ def a_checkpointed_region() -> tuple[Any, Held]:
     def function(x: Tensor) -> Tensor:
         return checkpoint(model, x, use_reentrant=False).sum()  # type: ignore[no-any-return]
 
-    compiled = dovetail.compile(function, backend="aten")
-    compiled(x).backward()
-    return compiled, {"model": model, "x": x, "function": function}
+    return after_a_backward(function, model, x)
 
 
 @program
@@ -226,9 +226,7 @@ def gradients_inside() -> tuple[Any, Held]:
         (force,) = torch.autograd.grad(energy, x, create_graph=True)
         return energy + force.square().sum()
 
-    compiled = dovetail.compile(function, backend="aten")
-    compiled(x).backward()
-    return compiled, {"model": model, "x": x, "function": function}
+    return after_a_backward(function, model, x)
 
 
 @program
@@ -238,9 +236,7 @@ def a_transform() -> tuple[Any, Held]:
     def function(x: Tensor) -> Tensor:
         return torch.func.vmap(lambda row: model(row).sum())(x).sum()
 
-    compiled = dovetail.compile(function, backend="aten")
-    compiled(x).backward()
-    return compiled, {"model": model, "x": x, "function": function}
+    return after_a_backward(function, model, x)
 
 
 @program
