@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.face.dispatcher import Dispatcher
 from dovetail.frontend.protocol import TracingInterpreter
-from dovetail.frontend.rules import Arguments, Instead, Keywords, rule, wrapper_rule
+from dovetail.frontend.rules import Arguments, Keywords, rule, wrapper_rule
 from dovetail.options import Options
 from dovetail.torch_private import dynamo as private_dynamo
 
@@ -84,7 +84,7 @@ def changed_in_torch() -> dict[str, Any]:
 
 def _substitute(polyfill: Any) -> Any:
     """What ``torch.compiler.substitute_in_graph`` asks for: the call of another function, which is looked into."""
-    return lambda interpreter, args, kwargs: Instead(polyfill, args, kwargs)
+    return lambda interpreter, args, kwargs: interpreter.call(polyfill, args, kwargs)
 
 
 @wrapper_rule

@@ -213,7 +213,9 @@ def disallowed_functions() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=2)
 def _torchs_names(ids: frozenset[int]) -> tuple[str, ...]:
     places = (torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.special, torch.fft)
-    return tuple(dict.fromkeys(name for place in places for name, value in vars(place).items() if id(value) in ids))
+    # Copies: other threads load parts of torch meanwhile.
+    found = (name for place in places for name, value in dict(vars(place)).items() if id(value) in ids)
+    return tuple(dict.fromkeys(found))
 
 
 def chosen_backend() -> Any:
@@ -229,7 +231,7 @@ def substitutes() -> dict[Any, Any]:
     functions = sys.modules.get("torch._dynamo.variables.functions")
     if functions is None:
         return {}
-    handlers = functions.PolyfilledFunctionVariable._get_polyfill_handlers()
+    handlers = dict(functions.PolyfilledFunctionVariable._get_polyfill_handlers())
     found = {original: handler.__torch_dynamo_polyfill__ for original, handler in handlers.items()}
     return {key: value for key, value in found.items() if str(value.__module__).split(".", 1)[0] != "torch"}
 

@@ -51,6 +51,13 @@ class Model(nn.Module):
         return self.part(x)
 
 
+class Derived(Model):
+    @dovetail.compile(backend="aten")
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x * 2
+
+
+Derived().forward("x")  # error
 model: Model = dovetail.compile(Model(), backend="aten")
 model.part(torch.ones(1))
 model.part("x")  # error
