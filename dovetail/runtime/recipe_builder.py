@@ -274,7 +274,8 @@ class RecipeBuilder:
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
             pairs = tuple((self.build(key), self.build(item)) for key, item in base.items(value))
         elif is_container:
-            items = tuple(self.build(item) for item in value)
+            plain: Any = next(base for base in (list, set, collections.deque) if isinstance(value, base))
+            items = tuple(self.build(item) for item in plain.__iter__(value))
         elif isinstance(value, (torch.nn.Module, types.GeneratorType, types.FrameType, type)):
             raise _refusal(value)
         own = getattr(value, "__dict__", None)

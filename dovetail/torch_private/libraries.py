@@ -12,6 +12,8 @@ from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
+enter_function_mode: Callable[[Any], None] = torch.overrides._push_mode
+
 
 def is_implicit(overload: OpOverload) -> bool:
     """Whether autograd sees the operator as a program of others, such as ``reshape``, which may return a view or not."""

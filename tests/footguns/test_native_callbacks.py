@@ -347,3 +347,103 @@ def test_a_number_that_is_too_great_for_the_tensor_it_fills(fill: Callable[..., 
     compiled = dovetail.compile(lambda scale, x: fill(scale, x), backend=backend)
     for scale in (1.5, 2.5, 1e30, 1e60, -1e60, float("inf"), 3.5):
         assert outcome(compiled, scale) == pytest.approx(outcome(fill, scale)), scale
+
+
+FACTOR = {"value": 2.0}
+
+
+def _factor(name: str) -> float:
+    LOG.append(name)
+    return FACTOR["value"]
+
+
+class Copied:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Copied:
+        return Copied(self.value * _factor("deepcopy"))
+
+
+class Answering:
+    """Tells torch by itself what its functions mean."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+        return torch.ones(2) * _factor("torch function")
+
+
+class Doubling(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * _factor("mode") if function is torch.sin else result
+
+
+class Numbered:
+    def __class_getitem__(cls, number: int) -> float:
+        return number * _factor("class item")
+
+
+class Default(dict[str, float]):
+    def __getitem__(self, key: str) -> float:
+        return super().__getitem__(key) + 1
+
+    def __missing__(self, key: str) -> float:
+        return _factor("missing")
+
+
+class Items(list[Any]):
+    """Goes through other items than it holds."""
+
+    def __iter__(self) -> Any:
+        return iter([item * _factor("iter") for item in list.__iter__(self)])
+
+    def __len__(self) -> int:
+        return int(_factor("len"))
+
+
+def _in_mode(x: torch.Tensor) -> torch.Tensor:
+    with Doubling():
+        y = torch.sin(x)
+    return y + torch.sin(x)
+
+
+def _appended(x: torch.Tensor) -> Any:
+    items = Items([x])
+    items.append(x + 1)
+    return items[0], items[1], sum(items), len(items)
+
+
+def _returned(x: torch.Tensor) -> Any:
+    items = Items([x, x + 1])
+    items.insert(0, x * 3)
+    return items
+
+
+OWN_CODE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a copy": lambda x: x * copy.deepcopy([Copied(1.0)])[0].value,
+    "a copy in an object": lambda x: x * copy.deepcopy(types.SimpleNamespace(item=Copied(1.0))).item.value,
+    "an object that torch asks": lambda x: torch.add(Answering(), x),  # type: ignore[call-overload]
+    "a mode": _in_mode,
+    "an item of a class": lambda x: x * Numbered[3],  # type: ignore[type-arg]
+    "a missing key": lambda x: x * Default(a=1.0)["b"] + Default(a=1.0)["a"],
+    "a missing key of a chain": lambda x: x * collections.ChainMap(Default(), Default(a=3.0))["a"],
+    "items of its own": _appended,
+    "items of its own are returned": _returned,
+}
+
+
+@pytest.mark.filterwarnings("ignore::dovetail.errors.GraphBreakWarning", "ignore::dovetail.errors.EagerFallbackWarning")
+@pytest.mark.parametrize("name", OWN_CODE)
+def test_code_of_the_programs_own_reads_what_has_changed_and_writes(name: str) -> None:
+    program, x = OWN_CODE[name], torch.tensor([0.5, 1.5])
+
+    def outcomes(run: Callable[[torch.Tensor], Any]) -> list[Any]:
+        found = []
+        for FACTOR["value"] in (2.0, 2.0, 3.0, 2.0):
+            LOG.clear()
+            result = run(x)
+            found.append((type(result), list.__str__(result) if isinstance(result, list) else str(result), list(LOG)))
+        return found
+
+    assert outcomes(dovetail.compile(program, backend="aten")) == outcomes(program)

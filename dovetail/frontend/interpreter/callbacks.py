@@ -55,20 +55,19 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
             _collect(dict.values(value), found, seen, depth - 1)
         elif isinstance(value, slice):
             _collect((value.start, value.stop, value.step), found, seen, depth)
-        if kind in seen or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
+        # The interpreter's own generators and iterators may inherit from Python's.
+        is_own = _module(kind).startswith(("dovetail.frontend.", "dovetail.rules."))
+        if kind in seen or is_own or isinstance(value, (torch.Tensor, type)) or is_leaf_value(value):
             continue
         seen.add(kind)
-        if _module(kind).startswith(("dovetail.frontend.", "dovetail.rules.")):
-            # The interpreter's own generators and iterators, which may inherit from Python's.
-            continue
         for owner in kind.__mro__:
             # Torch's own settings are guarded as a whole where they are handed over.
             if owner is object or runs_natively(_module(owner)) or _module(owner).split(".")[0] == "torch":
                 continue
             for name, method in type.__getattribute__(owner, "__dict__").items():
-                if type(method) is not types.FunctionType or name in _OTHERS or not name.startswith("__"):
-                    continue
-                if name.endswith("__") and not runs_natively(method.__globals__.get("__name__") or ""):
+                method = method.__func__ if type(method) in (classmethod, staticmethod) else method
+                is_special = name[:2] == name[-2:] == "__" and name not in _OTHERS
+                if is_special and type(method) is types.FunctionType and not runs_natively(method.__module__ or ""):
                     found.setdefault(method.__code__, f"{owner.__name__}.{name}")
 
 
@@ -78,8 +77,7 @@ def _module(kind: type) -> str:
 
 
 def _plain_items(value: Any) -> Iterator[Any]:
-    base = next(kind for kind in _CONTAINERS if isinstance(value, kind))
-    return iter(base.__iter__(value))
+    return next(kind for kind in _CONTAINERS if isinstance(value, kind)).__iter__(value)
 
 
 @contextlib.contextmanager

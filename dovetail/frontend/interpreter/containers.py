@@ -18,6 +18,7 @@ from dovetail.frontend.interpreter.call_tables import SEARCHES, WRITERS, check_l
 from dovetail.frontend.interpreter.callbacks import callback_codes, watched
 from dovetail.frontend.interpreter.generator import InterpretedGenerator
 from dovetail.frontend.interpreter.lookup import class_attribute, python_method
+from dovetail.frontend.interpreter.user_code import is_user_function
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import operator_rule
 from dovetail.frontend.values.aliases import guard_equality, guard_key
@@ -41,8 +42,7 @@ class Containers(TracingInterpreter):
     def load_item(self, target: Any, key: Any) -> Any:
         if isinstance(target, torch.Tensor):
             return self.call_torch(operator.getitem, (target, key), {})
-        method, _ = class_attribute(type(target), "__getitem__")
-        if isinstance(method, types.FunctionType):
+        if isinstance(method := class_attribute(type(target), "__getitem__")[0], types.FunctionType):
             return self.call(types.MethodType(method, target), (key,), {})
         if isinstance(target, dict):
             return self._load_dict_item(target, self.as_key(key, target))
@@ -52,7 +52,9 @@ class Containers(TracingInterpreter):
             self.values.whole(target)
             return self.values.wrap(operator.getitem(target, plain_numbers(key)))
         if isinstance(target, type):
-            return target[key]  # type: ignore[index]
+            made = getattr(getattr(target, "__class_getitem__", None), "__func__", None)
+            is_own = type(made) is types.FunctionType and is_user_function(made)
+            return self.call(types.MethodType(made, target), (key,), {}) if is_own else target[key]  # type: ignore[index]
         return self.operate(operator.getitem, target, key)
 
     def _load_dict_item(self, target: dict[Any, Any], key: Any) -> Any:
@@ -92,8 +94,7 @@ class Containers(TracingInterpreter):
         if isinstance(target, torch.Tensor):
             self.call_torch(operator.setitem, (target, key, value), {})
             return
-        method, _ = class_attribute(type(target), "__setitem__")
-        if isinstance(method, types.FunctionType):
+        if isinstance(method := class_attribute(type(target), "__setitem__")[0], types.FunctionType):
             self.call(types.MethodType(method, target), (key, value), {})
         elif isinstance(target, (list, dict)):
             key = self.as_key(key, target)
@@ -110,8 +111,7 @@ class Containers(TracingInterpreter):
             raise Break(f"an item of a {type(target).__name__} is set")
 
     def delete_item(self, target: Any, key: Any) -> None:
-        method, _ = class_attribute(type(target), "__delitem__")
-        if isinstance(method, types.FunctionType):
+        if isinstance(method := class_attribute(type(target), "__delitem__")[0], types.FunctionType):
             self.call(types.MethodType(method, target), (key,), {})
         elif isinstance(target, (list, dict)):
             self.values.whole(target)
@@ -359,7 +359,7 @@ class Containers(TracingInterpreter):
             self.effects.touch_all(owner)
             if isinstance(owner, (list, deque)):
                 base: Any = list if isinstance(owner, list) else deque
-                for position, item in enumerate(owner):
+                for position, item in enumerate(base.__iter__(owner)):
                     if isinstance(item, torch.Tensor):
                         base.__setitem__(owner, position, self.values.wrap(item))
         arguments = tuple(self._container_argument(owner, at, item) for at, item in enumerate(args))
@@ -367,7 +367,8 @@ class Containers(TracingInterpreter):
             key: self.called_argument(item) if key == "key" else self.native_argument(item)
             for key, item in kwargs.items()
         }
-        codes = callback_codes((*arguments, *keywords.values(), *(owner if isinstance(owner, list) else ())), HASHING)
+        held = list.__iter__(owner) if isinstance(owner, list) else ()
+        codes = callback_codes((*arguments, *keywords.values(), *held), HASHING)
         with watched(function, codes):
             result = function(*arguments, **keywords)
         if writes and isinstance(owner, dict):
@@ -395,12 +396,12 @@ class Containers(TracingInterpreter):
 
     def _look_up(self, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
         key = args[0]
+        if name == "__getitem__":
+            return self._load_dict_item(owner, key)
         if dict.__contains__(owner, key):
             value = self.values.read(dict.__getitem__(owner, key), self.values.item_source(owner, key))
             return True if name == "__contains__" else value
         self.guard_missing_key(owner, key)
-        if name == "__getitem__":
-            raise KeyError(key)
         return False if name == "__contains__" else args[1] if len(args) > 1 else None
 
 

@@ -74,7 +74,7 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
         _guard_settings(values, value)
         if dataclasses.is_dataclass(value):
             # Options of a function of torch's.
-            guard_deep(values, value, set())
+            guard_deep(values, value, {})
             return
     is_known = source is None or callable(value) or isinstance(value, _GUARDED) or is_leaf_value(value)
     if is_module or not (is_known or content_of(value) is not None):
@@ -85,7 +85,7 @@ def check_opaque(values: Values, function: Any, value: Any, looks_inside: bool =
         )
     is_fixed = isinstance(value, (type, types.FunctionType, types.MethodType))
     if source is not None and callable(value) and not is_fixed and instance_dict(value) is not None:
-        guard_deep(values, value, set())
+        guard_deep(values, value, {})
 
 
 def _guard_settings(values: Values, value: Any) -> None:
@@ -99,11 +99,11 @@ def _guard_settings(values: Values, value: Any) -> None:
             values.read(item, ItemSource(InstanceDictSource(source), name))
 
 
-def guard_deep(values: Values, value: Any, seen: set[int]) -> None:
+def guard_deep(values: Values, value: Any, seen: dict[int, Any]) -> None:
     """Guard all that a copy of ``value`` would read; a tensor or module inside cannot be copied in a capture."""
     if id(value) in seen or is_leaf_value(value) or isinstance(value, (type, types.FunctionType, types.ModuleType)):
         return
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         raise Break(
             f"a {type(value).__name__} is copied by copy.deepcopy", "use .clone(), or copy outside of the function"

@@ -18,6 +18,8 @@ import torch
 
 from dovetail.frontend.code.frame import Break
 from dovetail.frontend.interpreter.builtin_rules import own_check
+from dovetail.frontend.interpreter.callbacks import callback_codes, watched
+from dovetail.frontend.interpreter.containers import HASHING
 from dovetail.frontend.interpreter.generator import shown_type
 from dovetail.frontend.interpreter.opaque import guard_deep
 from dovetail.frontend.protocol import TracingInterpreter
@@ -122,8 +124,10 @@ def _count_elements(interpreter: TracingInterpreter, args: Arguments, kwargs: Ke
 def _deepcopy(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
     if len(args) != 1 or kwargs:
         raise Break("copy.deepcopy is called with a memo", "copy outside of the function")
-    guard_deep(interpreter.values, args[0], set())
-    return copy.deepcopy(args[0])
+    seen: dict[int, Any] = {}
+    guard_deep(interpreter.values, args[0], seen)
+    with watched(copy.deepcopy, callback_codes(seen.values(), HASHING)):
+        return copy.deepcopy(args[0])
 
 
 @rule(issubclass)

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from dovetail.frontend.code.frame import Break
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 from dovetail.guards import ComputedSource, Equals
+from dovetail.torch_private import libraries as private_libraries
 from dovetail.torch_private import state as private_state
 
 _ANSWERS: tuple[Callable[[], Any], ...] = (
@@ -75,3 +77,14 @@ if torch.distributed.is_available():
                 function, (values.pin(args[0], args[0].__qualname__),), f"{args[0].__qualname__}.WORLD"
             )
             return values.read(function(args[0]), source)
+
+
+@rule(private_libraries.enter_function_mode)
+def _enter_mode(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    """Torch itself calls a mode's code at each function, where nobody sees what it reads and writes."""
+    module = type(args[0]).__torch_function__.__module__
+    if module.partition(".")[0] != "torch":
+        raise Break(
+            f"{type(args[0]).__qualname__}, a torch function mode, is entered", "enter it outside", resumable=False
+        )
+    return interpreter.native(private_libraries.enter_function_mode, args, kwargs)
