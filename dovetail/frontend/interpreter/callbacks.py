@@ -49,8 +49,7 @@ def _collect(values: Iterable[Any], found: Codes, seen: set[type], depth: int) -
     for value in values:
         kind = type(value)
         if isinstance(value, _CONTAINERS) and depth and (not isinstance(value, tuple) or tuple.__len__(value)):
-            base: Any = next(one for one in _CONTAINERS if isinstance(value, one))
-            _collect(base.__iter__(value), found, seen, depth - 1)
+            _collect(kind.__iter__(value) if kind in _CONTAINERS else _plain_items(value), found, seen, depth - 1)
         elif isinstance(value, dict) and depth:
             _collect(dict.keys(value), found, seen, depth - 1)
             _collect(dict.values(value), found, seen, depth - 1)
@@ -77,13 +76,10 @@ def _module(kind: type) -> str:
     return name if type(name) is str else ""
 
 
-<<<<<<< HEAD
 def _plain_items(value: Any) -> Iterator[Any]:
     return next(kind for kind in _CONTAINERS if isinstance(value, kind)).__iter__(value)
 
 
-=======
->>>>>>> c75abb8 (Captures are faster: operators and inputs like earlier ones are recorded past torch's dispatch)
 @contextlib.contextmanager
 def watched(function: Any, codes: Codes) -> Iterator[None]:
     """Raise :class:`Break` where a native call is about to run one of these methods; the method does not begin."""
