@@ -88,7 +88,8 @@ def _signature(node: torch.fx.Node) -> tuple[Any, ...]:
 def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph with nodes of its own; fake values are shared."""
     graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))  # type: ignore[arg-type]
+    output: Any = graph.graph_copy(module.graph, {})
+    graph.output(output)
     for old, new in zip(module.graph.nodes, graph.nodes, strict=True):
-        new.meta.update(old.meta)
+        new.meta = dict(old.meta)
     return private_tracing.lazy_graph_module(module, graph)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from dovetail.aot.nodes import kept_anyway, memory_kept_by
 from dovetail.errors import BackendError, OptionError
@@ -107,6 +106,8 @@ def _storage_key(value: Any) -> int:
 
 
 def _operations(node: torch.fx.Node) -> float:
+    from torch.utils.flop_counter import flop_registry
+
     formula: Any = flop_registry.get(node.target._overloadpacket)  # type: ignore[union-attr]
     if formula is None:
         return 0.0

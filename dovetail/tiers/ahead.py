@@ -9,7 +9,6 @@ import torch
 
 from dovetail.face.dispatcher import SURROUNDINGS
 from dovetail.face.loading import load_rules
-from dovetail.reports.explanation import compiled_function
 from dovetail.tiers.swap import wait
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tensors as private_tensors
@@ -29,6 +28,8 @@ def precompile(compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     >>> compiled.precompile(torch.ones(3)), seen
     (True, [])
     """
+    from dovetail.reports.explanation import compiled_function
+
     function = compiled_function(compiled)
     known: dict[int, torch.Tensor] = {}
     args, named = tuple(_as_real(item, known) for item in args), {key: _as_real(kwargs[key], known) for key in kwargs}

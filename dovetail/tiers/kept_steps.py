@@ -31,7 +31,7 @@ from dovetail.backends.inductor.generated import Generated, code_of, note
 from dovetail.backends.inductor.job import resolving
 from dovetail.backends.inductor.kept_code import state_of_torch, take_code
 from dovetail.backends.protocol import Kind, output_arguments
-from dovetail.errors import ArtefactError, BackendError
+from dovetail.errors import BackendError
 from dovetail.guards.ambient import without_autocast
 from dovetail.passes.decompose import ABOUT_THE_VALUE, IN_GRADIENTS
 from dovetail.passes.unfinished_runs import draws_numbers, finish_by_operators, finishing, may_run_again
@@ -66,7 +66,7 @@ def key_of_steps(lowering: Lowering) -> str | None:
         runs: dict[int, int] = {}
         marks = [_marks(node, runs) for node in joint.graph.nodes]
         return cache.key_of("steps", key_of_graph(lowering), marks, given, *about)
-    except UnportableError:
+    except (UnportableError, TypeError):  # marks under names that have no order
         return None
 
 
@@ -267,7 +267,7 @@ def keep(key: str | None, lowering: Lowering) -> None:
     try:
         parts = [part for kind in kinds if (part := _kept(lowering, kind)) is not None]
         data = [_digest(lowering), _gradients(lowering), *(list(vars(part).values()) for part in parts)]
-    except (ArtefactError, UnportableError):
+    except Exception:  # noqa: BLE001  (what cannot be written down is not kept: the kernels are there)
         return
     if len(parts) == len(kinds):
         cache.write("steps", key, json.dumps(data).encode())

@@ -8,9 +8,11 @@ plain names of torch is taken; whatever else a version of Inductor writes stays 
 from __future__ import annotations
 
 import ast
+import base64
 import dis
 import functools
 import json
+import marshal
 import math
 import re
 import sys
@@ -23,6 +25,7 @@ import torch
 from dovetail.torch_private.inductor_kernels import key_of_loaded, loaded_kernels
 
 _EXTERN = re.compile(r"\bextern_kernels\.(\w+)")
+_FILE = "<code that Inductor has generated>"
 _OPERATORS = re.compile(r"\b(?:torch\.ops|aten)\.(\w+)")
 #: Operators that exist in a process without Inductor.
 _NAMESPACES = ("aten", "mkldnn")
@@ -80,7 +83,8 @@ def _with_kernels(source: str, names: Mapping[str, Any], code: types.CodeType) -
     extern = sorted(set(_EXTERN.findall(source)))
     if any(getattr(names["extern_kernels"], name) is not getattr(torch, name, None) for name in extern):
         return None
-    return {"source": source, "kernels": kernels, "extern": extern}
+    bytecode = marshal.dumps(compile(source, _FILE, "exec"))
+    return {"source": source, "bytecode": base64.b64encode(bytecode).decode(), "kernels": kernels, "extern": extern}
 
 
 _BUILTINS = dict.fromkeys(("range", "len", "min", "max", "int", "float", "bool", "tuple", "list", "abs"))
@@ -98,7 +102,8 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 def code_from_data(data: Mapping[str, Any]) -> Any:
     """The callable that :func:`code_as_data` has written down; None where a kernel is not in the cache any more.
 
-    This runs the source: call it for data of this user's cache only, as its kernels are machine code.
+    This runs the bytecode, as to compile the source takes ten times as long: call it for data of this user's cache only, whose
+    kernels are machine code too. The source is for people.
     """
     names = dict(_plain_names())
     modules: dict[str, Any] = {}
@@ -109,7 +114,7 @@ def code_from_data(data: Mapping[str, Any]) -> Any:
             return None
         names[name] = getattr(modules[key], function)
     names["extern_kernels"] = types.SimpleNamespace(**{name: getattr(torch, name) for name in data["extern"]})
-    exec(compile(data["source"], "<code that Inductor has generated>", "exec"), names)
+    exec(marshal.loads(base64.b64decode(data["bytecode"])), names)
     return names["Runner"](partitions=[]).call
 
 

@@ -226,6 +226,7 @@ NOT_KEPT: dict[str, Callable[[], Lowering]] = {
     "budget": lambda: lowering_of(program, leaf(3, 4), memory_budget=0.5),
     "option": lambda: lowering_of(program, leaf(3, 4), options={"post_grad_custom_post_pass": print}),
     "mark": lambda: _marked("mine", object()),
+    "name of a mark": lambda: _marked(3, True),  # type: ignore[arg-type]
     "reused": lambda: lowering_of(program, leaf(3, 4), find_reused=lambda joint: {}),
 }
 
@@ -250,6 +251,15 @@ def test_a_graph_that_writes_to_its_inputs_is_not_kept() -> None:
     x = torch.ones(3, 4)
     for _ in range(2):
         assert once(lambda x: x.mul_(2), x).lowering.complete is None
+    assert "steps" not in {entry.kind for entry in cache.ls()}
+
+
+def test_what_cannot_be_written_down_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(lowering: Lowering) -> str:
+        raise KeyError("val")
+
+    monkeypatch.setattr(kept_steps, "_digest", fail)
+    same(gradients(program, leaf(3, 4)), gradients(once(program, leaf(3, 4)), leaf(3, 4)), exact=False)
     assert "steps" not in {entry.kind for entry in cache.ls()}
 
 

@@ -24,15 +24,16 @@ def _fused(name: str) -> None:
     written: Any = getattr(torch, name)
     pure: Any = getattr(torch.ops.aten, name.rstrip("_"))
     schema = getattr(torch.ops.aten, name).default._schema
-    symbolic = takes_symbols(name.rstrip("_"))
-    by_tensor = takes_symbols(name.rstrip("_"), "tensor_lr") if "tensor_lr" in pure.overloads() else pure
+    has_overload = "tensor_lr" in pure.overloads()
 
     @rule(written)
     def call(interpreter: TracingInterpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
         targets = [bound[argument.name] for argument in schema.arguments if argument.is_write]
         has_symbols = any(type(item) is torch.SymFloat for item in bound.values())
-        operator = by_tensor if isinstance(bound["lr"], torch.Tensor) else symbolic if has_symbols else pure
+        operator = takes_symbols(name.rstrip("_")) if has_symbols else pure
+        if isinstance(bound["lr"], torch.Tensor):
+            operator = takes_symbols(name.rstrip("_"), "tensor_lr") if has_overload else pure
         results = interpreter.call_torch(operator, args, kwargs)
         for target, result in zip(targets, results, strict=False):
             as_they_were = target is bound["grads"] and bound.get("grad_scale") is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import marshal
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +81,9 @@ def test_what_decides_about_code_is_in_the_key(change: str, monkeypatch: pytest.
         elif change == "torch":
             monkeypatch.setattr(cache, "software", lambda: ("others",))
         elif change == "file":
-            # An edited file of the package.
+            # An edited file of the package: tests/cache/test_versions.py
             versions.software.cache_clear()
-            monkeypatch.setattr(Path, "read_bytes", lambda path: b"edited")
+            monkeypatch.setattr(versions, "__file__", str(Path(__file__).parents[1] / "x.py"))
         elif change == "CPU":
             monkeypatch.setattr(kept_code, "_cpu", lambda: "another one")
         elif change == "environment":
@@ -124,7 +126,8 @@ SOURCE = """class Runner:
         x, = args
         args.clear()
         return (torch.ops.aten.sin.default(x),)"""
-NAMES = {"kernels": {}, "extern": ["mm"]}
+BYTECODE = base64.b64encode(marshal.dumps(compile(SOURCE, "x", "exec"))).decode()
+NAMES = {"kernels": {}, "extern": ["mm"], "bytecode": BYTECODE}
 WHOLE = f"{json.dumps(NAMES)}\n{SOURCE}"
 KEY = cache.key_of("an example")
 
@@ -166,7 +169,7 @@ def test_comments_decide_nothing(call: str, is_kept: bool) -> None:
 
 
 def test_entries_that_mean_nothing_are_misses() -> None:
-    bad: list[str] = ["", "null", "[]", "{}", "\0", WHOLE[1:], WHOLE.replace("class", "clas"), WHOLE.replace("\n", "")]
+    bad: list[str] = ["", "null", "[]", "{}", "\0", WHOLE[1:], WHOLE.replace(BYTECODE, BYTECODE[:80])]
     for name in NAMES:
         wrong = [None, 3, "x", ["no_such_function"], {"a": 1}]
         wrong += [{"cpp_fused_0": [KEY, "kernel_0"]}, {"cpp_fused_0": ["../../etc", "kernel_0"]}]
