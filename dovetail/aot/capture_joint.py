@@ -29,7 +29,7 @@ from dovetail.aot.outputs import DescribedOutputs, describe_outputs
 from dovetail.aot.state import AOTState
 from dovetail.aot.steps import checks_outputs, finds_freed
 from dovetail.aot.tangents import overlaps_itself
-from dovetail.errors import CaptureError, DovetailError
+from dovetail.errors import CaptureError, DovetailError, StageError
 from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.spec import OutputDependency, RuntimeSpec
 from dovetail.torch_private import calls as private_calls
@@ -51,7 +51,10 @@ def capture_joint(state: AOTState) -> JointGraph:
 
     Raises :class:`CaptureError` for an aliasing that cannot be kept, and whatever the frontend raises.
     """
-    state.require_open()
+    if not state.is_open:
+        raise StageError(
+            "the capture's contexts are closed", advice="call the stage inside the `with ExitStack()` block"
+        )
     start = time.perf_counter()
     joint = finish_joint(state.trace, state.frontend(state.trace, state.function, state.args, state.kwargs))
     count = len(joint.graph.nodes)
@@ -196,9 +199,7 @@ def _tangent(trace: Trace, of: torch.Tensor, number: int) -> torch.Tensor:
         strides = torch.empty(of.shape, device="meta").stride() if overlaps else of.stride()
         fake = torch.empty_strided(of.shape, strides, dtype=of.dtype, device=of.device)
     with private_tracing.disable_current_modes():
-        proxy = trace.tracer.create_proxy("placeholder", f"tangents_{number}", (), {})
-        proxy.node.meta["val"] = fake
-        private_tracing.track_tensor_tree(fake, proxy, constant=None, tracer=trace.tracer)
+        trace.placeholder(fake, f"tangents_{number}")
     return private_tracing.to_fun(fake)
 
 

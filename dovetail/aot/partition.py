@@ -143,7 +143,9 @@ def partition(
         again = _computed_again(forward, backward)
     predicted = saved_bytes(kept)
     memory = None if saved.report is None else saved.report(predicted, len(again))
-    return PartitionedGraph(forward, backward, tuple(map(_describe, kept)), predicted, again, memory, read)
+    known = [(node.meta.get("desc"), node.name) for node in kept]
+    descriptors = tuple(item if isinstance(item, Descriptor) else SavedForBackward(name) for item, name in known)
+    return PartitionedGraph(forward, backward, descriptors, predicted, again, memory, read)
 
 
 def _reused_by(forward: torch.fx.GraphModule, count: int, reused: Sequence[torch.fx.Node]) -> tuple[str, ...]:
@@ -167,11 +169,6 @@ def _computed_again(forward: torch.fx.GraphModule, backward: torch.fx.GraphModul
     )
 
 
-def _describe(node: torch.fx.Node) -> Descriptor:
-    descriptor = node.meta.get("desc")
-    return descriptor if isinstance(descriptor, Descriptor) else SavedForBackward(node.name)
-
-
 def _extract(
     joint: JointGraph,
     inputs: Sequence[torch.fx.Node],
@@ -185,12 +182,11 @@ def _extract(
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
+        copies[node].meta.update(node.meta)
     for node in order:
         if node in wanted and node not in copies:
             if node.op == "placeholder":
                 raise AssertionError(f"{node.name} is needed and is not among the inputs")
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = dict(node.meta)
     graph.output([None if node is None else copies[node] for node in outputs])  # type: ignore[arg-type]
     return private_tracing.lazy_graph_module(joint.graph_module, graph)

@@ -31,12 +31,6 @@ class AOTState:
         """Whether the caller's ``ExitStack`` still holds the trace open."""
         return self._open[0]
 
-    def require_open(self) -> None:
-        """Raise :class:`StageError` if the trace has been closed."""
-        if not self.is_open:
-            advice = "call the stage inside the `with contextlib.ExitStack()` block"
-            raise StageError("the capture's contexts are closed", advice=advice)
-
 
 def create_state(
     stack: contextlib.ExitStack,

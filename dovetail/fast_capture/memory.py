@@ -8,6 +8,7 @@ Python. It is written where a backend compiles that takes longer than that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,11 @@ class Known:
     outputs: tuple[Output | None, ...]
     several: type | None
 
+    @functools.cached_property
+    def is_apart(self) -> bool:
+        """Whether no result is in the memory of an argument."""
+        return all(output is None or output.pattern.alias < 0 for output in self.outputs)
+
 
 class Memory:
     """What was learned in one state of the switches, by what is known of an operator's call; None: torch's way every time."""
@@ -56,11 +62,12 @@ class Memory:
 
     def find(self, key: Any) -> Any:
         """What is known, NotImplemented where nothing was learned; raises TypeError for what cannot be a key."""
-        if key not in self.known and self._kept:
-            found = _decoded(self._kept.get(_text_of(key)))
-            if found is not None:
-                self.known[key] = found
-        return self.known.get(key, NotImplemented)
+        found = self.known.get(key, NotImplemented)
+        if found is NotImplemented and self._kept:
+            kept = _decoded(self._kept.get(_text_of(key)))
+            if kept is not None:
+                found = self.known[key] = kept
+        return found
 
     def learn(self, key: Any, known: Known | None) -> None:
         """Remember it."""
@@ -108,7 +115,7 @@ def _text_of(key: Any) -> str:
     """The key of a call as text; empty where it has a function of the program's."""
     operator, rule, *others = key
     name = "" if rule is None else f"{rule.__module__}.{rule.__qualname__}"
-    return repr((str(operator), name, *others)) if rule is None or name.startswith("dovetail.") else ""
+    return repr((str(operator.operator), name, *others)) if rule is None or name.startswith("dovetail.") else ""
 
 
 def _decoded(data: Any) -> Known | None:

@@ -13,9 +13,9 @@ with a rule of their own, and each one whose result made again is not that of to
 
 from __future__ import annotations
 
-import functools
 import operator as python_operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from dovetail.fast_capture.memory import MEMORIES, Known, Memory, Output
 from dovetail.torch_private import fast_capture as private
 from dovetail.torch_private import state as private_state
 from dovetail.trace.overrides import EVERY, FAKE, SYMBOLIC_FAKE, Run
+from dovetail.trace.repeats import draws_random_numbers
 from dovetail.trace.trace import Trace, open_trace
 
-_is_plain = functools.cache(private.is_plain_operator)
 _CONSTANTS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 #: What the tracer notes on a node by itself, and the value, which is made again.
 _NOTED = frozenset(
@@ -39,14 +39,41 @@ class _UnknownError(Exception):
     """An argument says nothing for certain."""
 
 
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What is known of an operator for good; a key by its identity (torch finds the hash of an operator in Python)."""
+
+    operator: Any
+    is_plain: bool
+    makes_memory: bool
+    is_random: bool
+    name: str
+
+    @staticmethod
+    def of(operator: Any) -> Operator:
+        """The same object for the same operator."""
+        found = _OPERATORS.get(id(operator))
+        if found is None:
+            found = Operator(operator, False, False, False, "")
+            if private.is_plain_operator(operator):
+                facts = private.makes_memory(operator), draws_random_numbers(operator), private.name_of_nodes(operator)
+                found = Operator(operator, True, *facts)
+            _OPERATORS[id(operator)] = found
+        return found
+
+
+#: By identity; the operator is kept alive.
+_OPERATORS: dict[int, Operator] = {}
+
+
 class _Call:
     """One call of an operator: the key of what is known of it, and the arguments of its node."""
 
-    def __init__(self, trace: Trace, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, trace: Trace, about: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.trace = trace
-        self.operator = operator
+        self.about = about
         self.fakes: list[Any] = []
-        self._key: list[Any] = [operator, FAKE.get(operator), torch.get_default_dtype(), len(args)]
+        self._key: list[Any] = [about, FAKE.get(about.operator), torch.get_default_dtype(), len(args)]
         self.args = tuple([self._argument(item) for item in args])
         self.kwargs: dict[str, Any] = {}
         for name, item in kwargs.items():
@@ -63,7 +90,7 @@ class _Call:
             node = private.node_of_fake(self.trace.tracer, fake)
             if node is None or not private.is_plain(fake, self.trace.fake_mode):
                 raise _UnknownError
-            if self.operator is torch.ops.aten.index.Tensor and fake.dtype in _NO_INTEGERS:
+            if self.about.operator is torch.ops.aten.index.Tensor and fake.dtype in _NO_INTEGERS:
                 raise _UnknownError
             self.fakes.append(fake)
             self._key.append(private.facts_of(fake))
@@ -87,8 +114,9 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
         return NotImplemented
     if operator is private.DEVICE:
         return private.device_of(args[0], trace.fake_mode)
+    about = Operator.of(operator)
     if (
-        not _is_plain(operator)
+        not about.is_plain
         or not private.records_plainly(trace.tracer, trace.fake_mode)
         or operator in SYMBOLIC_FAKE
         or torch.is_inference_mode_enabled()
@@ -97,7 +125,7 @@ def known_operator(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping
     switches = private_state.kernel_flags()
     memory = MEMORIES.get(switches) or MEMORIES.setdefault(switches, Memory(switches))
     try:
-        call = _Call(trace, operator, args, kwargs)
+        call = _Call(trace, about, args, kwargs)
         known = memory.find(call.key)
     except (_UnknownError, TypeError):
         # A symbolic size cannot be hashed.
@@ -117,20 +145,32 @@ if private.IS_KNOWN:
 
 
 def _record(call: _Call, known: Known, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    tracer = call.trace.tracer
-    name = tracer.graph._target_to_str(call.operator.overloadpacket.__name__)
     recorded = (call.args[: known.count], {name: call.kwargs[name] for name in known.names})
-    node = tracer.create_node("call_function", call.operator, *recorded, name)
+    node = _node(call, call.about.operator, *recorded, call.about.name)
     if known.several is None:
         result = _note(call, node, known.outputs[0])
     else:
         items = []
         for place, output in enumerate(known.outputs):
-            item = tracer.create_node("call_function", python_operator.getitem, (node, place), {})
+            item = _node(call, python_operator.getitem, (node, place), {}, "getitem")
             items.append((_note(call, item, output), item))
         result = known.several([fake for fake, _ in items])
         node.meta["val"] = known.several([item.meta.get("val") for _, item in items])
-    return private.functionalise(call.trace.functional_mode, call.operator, args, kwargs, result)
+    mode = call.trace.functional_mode
+    if known.is_apart and call.about.makes_memory:
+        return private.functional(mode, result)
+    return private.functionalise(mode, call.about.operator, args, kwargs, result)
+
+
+def _node(call: _Call, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.fx.Node:
+    """A node such as the tracer makes it of an operator that draws no random numbers (for these, it counts)."""
+    tracer = call.trace.tracer
+    if call.about.is_random:
+        return tracer.create_node("call_function", target, args, kwargs, name)
+    # What torch's tracers add besides is not learned, or is of an outer trace, of which there is none.
+    node = private.add_node(tracer.graph, target, args, kwargs, name)
+    tracer.note(node)
+    return node
 
 
 def _note(call: _Call, node: torch.fx.Node, output: Output | None) -> Any:
@@ -191,7 +231,7 @@ def _items(node: torch.fx.Node, count: int) -> list[torch.fx.Node]:
 
 def _is_alike(node: torch.fx.Node, call: _Call) -> bool:
     """Whether a node is the operator on the arguments of the call, constants of equal types included, without some at the end."""
-    if node.op != "call_function" or node.target is not call.operator or not node.meta.keys() <= _NOTED:
+    if node.op != "call_function" or node.target is not call.about.operator or not node.meta.keys() <= _NOTED:
         return False
     args, named = call.args[: len(node.args)], {name: call.kwargs.get(name) for name in node.kwargs}
     left_out = [*call.args[len(node.args) :], *(item for name, item in call.kwargs.items() if name not in named)]

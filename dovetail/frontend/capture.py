@@ -38,6 +38,7 @@ from dovetail.guards import (
 from dovetail.runtime.effects import EffectRecipe
 from dovetail.runtime.recipe import Recipe
 from dovetail.torch_private import autograd as private_autograd
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace
@@ -175,14 +176,15 @@ class _Capture:
         return change
 
     def _check_inputs(self) -> None:
-        for item in self._trace.inputs:
-            if private_autograd.has_hooks(item.value):
-                raise Break(
-                    f"a hook is registered on {item.name}, which existed before the call",
-                    "register it outside of the function, or on a result computed from it",
-                )
-            if item.changes_requires_grad():
+        with private_calls.no_torch_function():
+            hooked = [item.name for item in self._trace.inputs if private_autograd.has_hooks(item.value)]
+            if any(item.changes_requires_grad() for item in self._trace.inputs):
                 raise Break("requires_grad of an input is changed", "set it outside of the function")
+        if hooked:
+            raise Break(
+                f"a hook is registered on {hooked[0]}, which existed before the call",
+                "register it outside of the function, or on a result computed from it",
+            )
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

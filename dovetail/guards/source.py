@@ -16,6 +16,7 @@ other methods have defaults that are right for every step.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -272,7 +273,7 @@ class InstanceDictSource(Step):
 class ItemSource(Step):
     """An item of a list, tuple or dictionary. The key is compared as a constant if it is one, else by identity.
 
-    A key that is an object of the program, such as a parameter in the state of an optimizer, is held weakly.
+    A key that is an object of the program, such as a parameter in the state of an optimizer, is held weakly. The hash is kept.
 
     >>> ItemSource(InstanceDictSource(ArgumentSource(0, "L['m']")), "scale").name
     "L['m'].scale"
@@ -283,13 +284,17 @@ class ItemSource(Step):
     def __init__(self, base: Source, key: Any) -> None:
         object.__setattr__(self, "base", base)
         object.__setattr__(self, "held", Key(key))
+        object.__setattr__(self, "_hash", hash((base, self.held)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
 
     @property
     def key(self) -> Any:
         """The key; KeyError if the program has let it go."""
         return self.held.value
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         owner = self.base
         if self.held.is_object:

@@ -67,18 +67,22 @@ def take_any_layout(lowering: Lowering) -> Lowering:
         node.meta.pop(ANY_LAYOUT, None)
     if lowering.backend.name != "aten" or parts is None or parts.backward is None:
         return lowering
-    copied = copy_graph(parts.backward)
-    placeholders = copied.graph.find_nodes(op="placeholder")
-    reached = depending_on(copied.graph.nodes, placeholders[len(placeholders) - len(tangents) :])
-    called = [node for node in reached if node.op == "call_function"]
-    if not all(map(_takes_any, called)):
+    if not all(map(_takes_any, _called_with_tangents(parts.backward, len(tangents)))):
         return lowering
-    for node in called:
+    copied = copy_graph(parts.backward)
+    for node in _called_with_tangents(copied, len(tangents)):
         if node.target in _VIEWS:
             node.target = _aten.reshape.default
     for node in tangents:
         node.meta[ANY_LAYOUT] = True
     return lowering.with_(parts=dataclasses.replace(parts, backward=copied))
+
+
+def _called_with_tangents(backward: torch.fx.GraphModule, count: int) -> list[torch.fx.Node]:
+    """The operators that the last so many inputs reach."""
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    reached = depending_on(backward.graph.nodes, placeholders[len(placeholders) - count :])
+    return [node for node in reached if node.op == "call_function"]
 
 
 def _takes_any(node: torch.fx.Node) -> bool:

@@ -88,8 +88,7 @@ def _signature(node: torch.fx.Node) -> tuple[Any, ...]:
 def copy_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph with nodes of its own; fake values are shared."""
     graph = torch.fx.Graph()
-    output: Any = graph.graph_copy(module.graph, {})
-    graph.output(output)
+    graph.output(graph.graph_copy(module.graph, {}))  # type: ignore[arg-type]
     for old, new in zip(module.graph.nodes, graph.nodes, strict=True):
-        new.meta = dict(old.meta)
+        new.meta.update(old.meta)
     return private_tracing.lazy_graph_module(module, graph)

@@ -47,6 +47,24 @@ def is_plain_operator(operator: Any) -> bool:
     )
 
 
+def makes_memory(operator: Any) -> bool:
+    """Whether functionalisation has nothing of its own for an operator: it wraps the results.
+
+    >>> makes_memory(torch.ops.aten.mul.Tensor), makes_memory(torch.ops.aten.t.default)
+    (True, False)
+    """
+    return not operator.is_view and not operator.has_kernel_for_dispatch_key(_FUNCTIONALIZE)
+
+
+def name_of_nodes(operator: Any) -> str:
+    """What the nodes of an operator are called, without their numbers.
+
+    >>> name_of_nodes(torch.ops.aten.mul.Tensor)
+    'mul'
+    """
+    return torch.fx.Graph()._target_to_str(operator.overloadpacket.__name__)
+
+
 def records_plainly(tracer: PythonKeyTracer, fake_mode: FakeTensorMode) -> bool:
     """Whether what functionalisation calls now goes to this tracer and this fake mode, and nobody else has a word in it."""
     mode = torch._C._get_dispatch_mode(_PROXY)
@@ -66,7 +84,7 @@ def records_plainly(tracer: PythonKeyTracer, fake_mode: FakeTensorMode) -> bool:
 def fake_of(value: FunctionalTensor, *, is_argument: bool) -> Any:
     """The fake tensor that a functional one stands for; as an argument it is first brought up to date with writes to its base."""
     if is_argument:
-        torch._sync(value)
+        torch._functionalize_sync(value.elem)  # type: ignore[attr-defined]
     return torch._from_functional_tensor(value.elem)
 
 
@@ -158,6 +176,53 @@ def pattern_of(fake: Any, arguments: Sequence[torch.Tensor]) -> Pattern | None:
     return pattern if alike and not fake.requires_grad else None
 
 
+def add_node(
+    graph: torch.fx.Graph,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    op: str = "call_function",
+) -> torch.fx.Node:
+    """What ``graph.create_node`` adds; its search of all arguments for raw symbols, and other checks, take as long again."""
+    name = graph._graph_namespace.create_name(name, None)
+    node = torch.fx.Node(graph, name, op, target, args, kwargs)
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
+
+
+def is_ordinary(real: torch.Tensor, fake_mode: FakeTensorMode) -> bool:
+    """Whether nothing but its facts says which fake tensor torch makes of a plain tensor: no other input shares its memory."""
+    return (
+        type(real) in (torch.Tensor, torch.nn.Parameter)
+        and real.layout is torch.strided
+        and not real.is_inference()
+        and not fake_mode.propagate_real_tensors
+        and not FakeTensorConfig.debug
+        and real.untyped_storage() not in _converter(fake_mode).describer.lookup_storage
+    )
+
+
+def facts_of_real(real: torch.Tensor) -> tuple[Any, ...]:
+    """The same as :func:`facts_of`, of a real tensor."""
+    keys = torch._C._dispatch_keys(real).raw_repr()
+    place = real.shape, real.stride(), real.storage_offset(), real.untyped_storage().nbytes()
+    return (real.dtype, real.device, keys, *place, torch.is_inference_mode_enabled())
+
+
+def note_memory(fake_mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> None:
+    """Have the fake tensors of other inputs in the memory of ``real`` share that of ``fake``."""
+    converter = _converter(fake_mode)
+    converter.storage_memo[converter.describer.get_storage_id(real.untyped_storage())] = fake.untyped_storage()
+
+
+def _converter(fake_mode: FakeTensorMode) -> Any:
+    return fake_mode.fake_tensor_converter.meta_converter
+
+
 def registered_kernels() -> list[str]:
     """The kernels of ATen's operators that were registered from Python, torch's own among them."""
     return sorted(name for name in torch.library._impls if name.startswith("aten/"))
@@ -172,7 +237,7 @@ class _Answer(TorchDispatchMode):
     """Gives the known result of the one operator that functionalisation calls."""
 
     def __init__(self, operator: Any, result: Any) -> None:
-        super().__init__()
+        # What the base class has is for modes that are entered; this one is pushed and popped.
         self.operator = operator
         self.result = result
 
@@ -200,17 +265,25 @@ def functionalise(mode: Any, operator: Any, args: Sequence[Any], kwargs: Mapping
         with torch._C._ForceDispatchKeyGuard(include, exclude):
             before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
             try:
-                made = operator._op_dk(_FUNCTIONALIZE, *inner, **named)
-                wrapped = _wrapped(made, mode)
+                traced = _wrapped(operator._op_dk(_FUNCTIONALIZE, *inner, **named), mode)
             finally:
                 torch._disable_functionalization()  # type: ignore[attr-defined]
                 torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]
     finally:
         torch._C._pop_torch_dispatch_stack(None)
     if operator.is_view:
-        for view in wrapped if type(wrapped) is list else (wrapped,):
+        for view in traced if type(traced) is list else (traced,):
             torch._functionalize_unsafe_set(view, args[0])  # type: ignore[attr-defined]
-    return wrapped
+    return traced
+
+
+def functional(mode: Any, result: Any) -> Any:
+    """The same for an operator that :func:`makes_memory`."""
+    torch._C._push_on_torch_dispatch_stack(_Answer(None, None))
+    try:
+        return _wrapped(result, mode)
+    finally:
+        torch._C._pop_torch_dispatch_stack(None)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -221,7 +294,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _wrapped(value: Any, mode: Any) -> Any:
+    kind = type(value)
+    if kind is FakeTensor:
+        value = torch._to_functional_tensor(value)
     if isinstance(value, torch.Tensor):
         return FunctionalTensor(value, mode)
-    kind = type(value)
     return kind([_wrapped(item, mode) for item in value]) if kind is list or kind is tuple else value

@@ -18,14 +18,6 @@ TensorBase = torch._C.TensorBase
 _autograd: Any = torch._C._autograd
 
 
-def form_of(context: Any) -> Any:
-    """The part of a context (``__tensor_flatten__``) that a tensor and its gradient share: no record of sizes, as a DTensor has."""
-    if type(context) is tuple and len(context) == 4:
-        return context[0], context[2]
-    spec: Any = context[0] if type(context) is tuple and len(context) == 2 else None
-    return (spec.mesh, spec.placements) if hasattr(spec, "placements") else context  # torch 2.11
-
-
 def is_fake(value: object) -> bool:
     """Whether a value is a fake tensor."""
     return isinstance(value, FakeTensor)

@@ -97,19 +97,24 @@ class Tracer(private_tracing.PythonKeyTracer):
         node = super().create_node(*args, **kwargs)
         if is_random:
             trace.random.record(node)
-        node.meta["phase"] = trace.phase
-        if not torch.is_grad_enabled():
-            node.meta["without_gradients"] = True
+        self.note(node)
+        return node
+
+    def note(self, node: torch.fx.Node) -> None:
+        """Say of a new node when, where and by whose backward it was recorded."""
+        trace, meta = self.open_trace, node.meta
+        meta["phase"] = phase = trace.phase
+        if not (records := torch.is_grad_enabled()):
+            meta["without_gradients"] = True
         backward = private_autograd.current_backward()
         if backward >= 0:
-            node.meta["in_backward"] = backward
-        if trace.phase == "backward" and torch.is_grad_enabled():
+            meta["in_backward"] = backward
+        if phase == "backward" and records:
             # Autograd's own formulas run without recording; only a checkpointed region, called again, records. A part of a
             # result is where the result is: in the forward, for that of a random operator, which is not repeated.
-            node.meta["checkpointed"] = args[1] is not operator.getitem
-        elif trace.phase == "backward" and trace.user_backward:
-            node.meta["user_backward"] = True
-        line = trace.backward_line() if trace.phase == "backward" else trace.locate()
+            meta["checkpointed"] = node.target is not operator.getitem
+        elif phase == "backward" and trace.user_backward:
+            meta["user_backward"] = True
+        line = trace.backward_line() if phase == "backward" else trace.locate()
         if line is not None:
-            node.meta["user_line"] = line
-        return node
+            meta["user_line"] = line

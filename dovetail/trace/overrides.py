@@ -7,6 +7,7 @@ The tables are empty until ``dovetail.quirks`` fills them; a trace works without
 ``WRITES``                functionalises any operator that writes to an argument
 ``FUNCTIONAL``            by operator: functionalises it (what is recorded)
 ``EVERY``                 functionalises any operator that the tables above leave
+``INPUTS``                makes the traced tensor of an input, as the trace itself does
 ``FAKE``                  by operator: gives the result on fake tensors (sizes, strides and type of what is recorded)
 ``SYMBOLIC_FAKE``         the same, in traces that may have symbolic sizes; asked first
 ``GRADIENTS``             is entered around every request for gradients in an open trace
@@ -46,6 +47,7 @@ OperatorHook = Callable[[Run, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 WRITE_CHECKS: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], None]] = []
 EVERY: list[OperatorHook] = []
+INPUTS: list[Callable[[Callable[..., Any], Trace, torch.Tensor, str], tuple[Any, torch.fx.Node, Any] | None]] = []
 WRITES: list[OperatorHook] = []
 FUNCTIONAL: dict[Any, OperatorHook] = {}
 FAKE: dict[Any, OperatorHook] = {}

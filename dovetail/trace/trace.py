@@ -29,7 +29,7 @@ from dovetail.torch_private import tensors as private_tensors
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.torch_private import trees as private_trees
 from dovetail.trace.modes import FakeMode, FunctionalMode, SymbolicFakeMode, Tracer
-from dovetail.trace.overrides import WHILE_OPEN, autograd_nodes
+from dovetail.trace.overrides import INPUTS, WHILE_OPEN, autograd_nodes
 from dovetail.trace.program import Program, Recorder, RecordingMode
 from dovetail.trace.repeats import RandomOperators
 from dovetail.trace.settings import CHANGES, CaptureSettings, Findings
@@ -249,7 +249,8 @@ class Trace:
             [item.value for item in self.inputs], outputs, lambda items: self.bindings().function(items)
         )
 
-    def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
+    def _record_input(self, real: torch.Tensor, name: str) -> tuple[Any, torch.fx.Node, Any]:
+        """The fake tensor for a real one, its placeholder, and the traced tensor around it."""
         with private_tracing.disable_current_modes():
             symbolic = self.settings.shapes.symbolic_sizes(real, name)
             if self._is_own(real):
@@ -262,13 +263,21 @@ class Trace:
                 fake = private_sizes.symbolic_fake(self.fake_mode, real.detach(), f"input_{len(self.inputs)}", bounds)
             else:
                 fake = self.fake_mode.from_tensor(real.detach(), static_shapes=True)
-            proxy = self.tracer.create_proxy("placeholder", f"primals_{len(self.inputs) + 1}", (), {})
-            proxy.node.meta["val"] = fake
-            private_tracing.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
+            node = self.placeholder(fake, f"primals_{len(self.inputs) + 1}")
             if private_sizes.carried_float(fake) is not None:
                 # Tracking notes a copy, which does not know the number.
-                proxy.node.meta["val"] = fake
-        leaf = private_tracing.to_fun(fake)
+                node.meta["val"] = fake
+        return fake, node, private_tracing.to_fun(fake)
+
+    def placeholder(self, fake: torch.Tensor, name: str) -> torch.fx.Node:
+        """A node for a fake tensor that the graph is given."""
+        proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        private_tracing.track_tensor_tree(fake, proxy, constant=None, tracer=self.tracer)
+        return proxy.node
+
+    def _make_input(self, real: torch.Tensor, name: str) -> TracedInput:
+        made = (hook(self._record_input, self, real, name) for hook in INPUTS)
+        fake, node, leaf = next(filter(None, made), None) or self._record_input(real, name)
         if isinstance(real, torch.nn.Parameter):
             leaf._is_param = True
         value = leaf
@@ -280,7 +289,7 @@ class Trace:
                 with torch.enable_grad():
                     value = _Shield.apply(leaf, [private_tracing.to_fun(fake)])  # type: ignore[no-untyped-call]
         grad_fn, version, needs = value.grad_fn, private_tensors.version_of(value), real.requires_grad
-        return TracedInput(len(self.inputs), real, leaf, value, proxy.node, name, grad_fn, version, needs)
+        return TracedInput(len(self.inputs), real, leaf, value, node, name, grad_fn, version, needs)
 
     def input_of(self, value: torch.Tensor) -> TracedInput | None:
         """The input whose traced value this very object is."""
@@ -340,7 +349,7 @@ class Trace:
     def note_line(self) -> None:
         """Autograd nodes that are made from here on belong to the user's present line."""
         line = self.locate() if self.phase != "backward" else None
-        if line is not None:
+        if line is not None and not (self._lines and self._lines[-1][1] is line):
             self._lines.append((private_autograd.next_sequence_number(), line))
 
     def backward_line(self) -> UserLocation | None:
@@ -407,7 +416,8 @@ class Trace:
 
     def bindings(self) -> Bindings:
         """Where the symbols of this trace are read at a later call."""
-        return Bindings([item.node.meta["val"] for item in self.inputs], [item.name for item in self.inputs])
+        with private_calls.no_torch_function():
+            return Bindings([item.node.meta["val"] for item in self.inputs], [item.name for item in self.inputs])
 
     def begin_backward(self) -> None:
         """From here on, recorded nodes belong to the backward."""

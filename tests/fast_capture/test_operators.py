@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import dovetail
 from dovetail import cache
 from dovetail.face.loading import load_rules
-from dovetail.fast_capture import operators
+from dovetail.fast_capture import inputs, operators
 from dovetail.fast_capture.memory import MEMORIES, Memory
 from dovetail.torch_private import fast_capture as private
-from dovetail.trace.overrides import EVERY
+from dovetail.trace.overrides import EVERY, INPUTS
 
 pytestmark = pytest.mark.skipif(not private.IS_KNOWN, reason="with this torch, every operator goes torch's way")
 
@@ -252,13 +252,16 @@ def captured(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int
 @pytest.mark.parametrize("name", [*PROGRAMS, *(function.__name__ for function in FUNCTIONS)])
 def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVERY.remove(operators.known_operator)
+    INPUTS.remove(inputs.known_input)
     try:
         # Torch's own memory of fake tensors leaves out where some lie in their storage, from the second time on.
         captured(name, monkeypatch)
         slow, none = captured(name, monkeypatch)
     finally:
         EVERY.append(operators.known_operator)
+        INPUTS.append(inputs.known_input)
     MEMORIES.clear()
+    inputs._KNOWN.clear()
     fast, hits = captured(name, monkeypatch)
     again, more = captured(name, monkeypatch)
     assert fast == slow
@@ -269,8 +272,14 @@ def test_graphs_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_every_operator_of_a_forward_and_its_backward_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     MEMORIES.clear()
     captured("attention", monkeypatch)
-    known = [(key[0], what) for memory in MEMORIES.values() for key, what in memory.known.items()]
+    known = [(key[0].operator, what) for memory in MEMORIES.values() for key, what in memory.known.items()]
     assert len(known) > 20 and not [operator for operator, what in known if what is None]
+
+
+def test_facts_are_asked_of_plain_operators_alone() -> None:
+    others = [*private.FunctionalTensor.metadata_fns, torch.ops.aten.add_.Tensor, torch.ops.higher_order.cond]
+    assert not any(operators.Operator.of(item).is_plain for item in others)
+    assert operators.Operator.of(torch.ops.aten.add.Tensor) is operators.Operator.of(torch.ops.aten.add.Tensor)
 
 
 def _kept(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -325,7 +334,7 @@ def test_what_decides_about_a_fake_kernel_is_in_the_key(monkeypatch: pytest.Monk
         patched.setattr(cache, "software", lambda: ("others",))
         assert Memory(("switches",))._entry not in ("", entry)
     memory = Memory(("switches",))
-    memory.learn((torch.ops.aten.sin.default, nothing), operators.Known(1, (), (None,), None))
+    memory.learn((operators.Operator.of(torch.ops.aten.sin.default), nothing), operators.Known(1, (), (None,), None))
     memory.keep()
     assert "nothing" not in (cache.read("operators", entry) or b"").decode()
     cache.switch(False)

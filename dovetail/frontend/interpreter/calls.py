@@ -173,13 +173,10 @@ class Calls(TracingInterpreter):
             raise Break("a module has backward hooks", "register the hooks on tensors, or run this module outside")
         if any(everywhere.values()) or attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
             return self.run_function(private_calls.module_call_with_hooks(), (module, *args), kwargs, direct)
-        self._guard_no_hooks(module)
-        return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
-
-    def _guard_no_hooks(self, module: torch.nn.Module) -> None:
         source = self.values.source_of(module)
         if source is not None:
             self.values.guard(InstanceDictSource(source), NoHooks(), f"{source.name} has no hooks")
+        return self.call(self.load_attribute(module, "forward"), args, kwargs, direct)
 
     # --- classes ------------------------------------------------------------------------------------------------------
 

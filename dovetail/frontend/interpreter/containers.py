@@ -52,7 +52,7 @@ class Containers(TracingInterpreter):
             self.values.whole(target)
             return self.values.wrap(operator.getitem(target, plain_numbers(key)))
         if isinstance(target, type):
-            made = getattr(getattr(target, "__class_getitem__", None), "__func__", None)
+            made: Any = getattr(getattr(target, "__class_getitem__", None), "__func__", None)
             is_own = type(made) is types.FunctionType and is_user_function(made)
             return self.call(types.MethodType(made, target), (key,), {}) if is_own else target[key]  # type: ignore[index]
         return self.operate(operator.getitem, target, key)

@@ -93,6 +93,7 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
         self._has_ended = False
         self._entry_location = entry_location
         self._step = 0
+        self._located: tuple[Any, UserLocation | None] = None, None
         self._stop_before = trace.settings.stop_before
         self._code_handlers: dict[types.CodeType, tuple[Any, ...]] = {}
         self._states: dict[Any, Any] = {}
@@ -109,9 +110,12 @@ class Interpreter(Names, Attributes, Stores, Operators, Calls, NativeCalls):
     def locate(self, stack: bool = False) -> UserLocation | None:
         if not self.frames:
             return self._entry_location
-        outside = (frame for frame in reversed(self.frames) if not _is_library(frame.globals.get("__name__")))
-        found = next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
-        return replace(found, stack=tuple(frame.location() for frame in self.frames)) if stack else found
+        at = self._step, id(self.frames[-1]), self.frames[-1].position
+        if self._located[0] != at:
+            outside = (frame for frame in reversed(self.frames) if not _is_library(frame.globals.get("__name__")))
+            self._located = at, next(outside, self.frames[-1]).location(self._module_paths.running(self.frames))
+        found = self._located[1]
+        return replace(found, stack=tuple(frame.location() for frame in self.frames)) if stack and found else found
 
     def state(self, kind: Callable[[TracingInterpreter], State]) -> State:
         if kind not in self._states:

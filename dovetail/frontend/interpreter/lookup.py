@@ -21,8 +21,10 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 def class_attribute(kind: type, name: str) -> tuple[Any, type | None]:
     """The attribute as it stands in the class dictionaries, and the class that has it."""
-    found = ((owner.__dict__[name], owner) for owner in kind.__mro__ if name in owner.__dict__)
-    return next(found, (MISSING, None))
+    for owner in kind.__mro__:
+        if name in owner.__dict__:
+            return owner.__dict__[name], owner
+    return MISSING, None
 
 
 def instance_dict(target: Any) -> dict[str, Any] | None:

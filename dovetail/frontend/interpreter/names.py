@@ -138,9 +138,6 @@ class Names(TracingInterpreter):
             if isinstance(source, CellSource):
                 self.values.guard(source.cell, Unbound(), f"{name} is unbound")
             raise unbound_variable(frame.code, name)
-        return self.read_cell(cell)
-
-    def read_cell(self, cell: types.CellType) -> Any:
         value = cell.cell_contents
         source = self.cells.get(id(cell))
         return value if source is None or self.effects.written(cell) else self.values.read(value, source)

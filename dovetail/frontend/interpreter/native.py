@@ -112,6 +112,7 @@ class NativeCalls(TracingInterpreter):
 
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = self.trace
+        trace.note_line()
         data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
         owner = getattr(function, "__self__", None)
         try:
@@ -145,9 +146,8 @@ class NativeCalls(TracingInterpreter):
             raise
         else:
             # A view that lies where data says cannot leave the graph.
-            if not trace.settings.one_graph or not any(
-                map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))
-            ):
+            asks = trace.settings.one_graph and trace.data_symbols()
+            if not asks or not any(map(private_sizes.has_data_geometry, private_trees.tree_leaves(result))):
                 return result
             found = self._with_data(function, args, kwargs, result)
             if found is not result:

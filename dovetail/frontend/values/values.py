@@ -280,10 +280,11 @@ class Values:
             return value
         if source is None:
             return self.wrap(value)
-        if type(value) not in _PLAIN_TENSORS or value.layout is not torch.strided:
-            for kind in KINDS:
-                if kind.claims(value):
-                    return self._read_stand_in(value, source, kind)
+        with private_calls.no_torch_function():
+            is_plain = type(value) in _PLAIN_TENSORS and value.layout is torch.strided
+        for kind in () if is_plain else KINDS:
+            if kind.claims(value):
+                return self._read_stand_in(value, source, kind)
         if self.in_backward and self.trace.known(value) is None:
             raise Break(
                 f"a hook or the backward of a custom autograd.Function reads {source.name}, which the forward has not read",

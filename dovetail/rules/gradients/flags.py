@@ -18,6 +18,7 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, end_rule, method_rule, setter_rule
+from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import sizes as private_sizes
 from dovetail.trace import Trace, TracedInput
 from dovetail.trace.overrides import autograd_nodes
@@ -63,11 +64,11 @@ class GradientFlags:
     def _effects(self) -> list[Effect]:
         """The flags that the entry has to turn off. The traced inputs are turned on again: gradients are still to be asked for."""
         found = []
-        for traced in self._values.trace.inputs:
-            if traced.requires_grad and traced.real.is_leaf and not traced.leaf.requires_grad:
-                source = self._values.guards.tensor_source(traced.index)
-                found.append(Effect(source, "attribute", {"requires_grad": False}))
-                with self._values.trace.recorder.paused():
+        with private_calls.no_torch_function():
+            for traced in self._values.trace.inputs:
+                if traced.requires_grad and traced.real.is_leaf and not traced.leaf.requires_grad:
+                    source = self._values.guards.tensor_source(traced.index)
+                    found.append(Effect(source, "attribute", {"requires_grad": False}))
                     traced.leaf.requires_grad_()
         return found
 

@@ -81,7 +81,9 @@ class Gradients:
         Of an input whose ``.grad`` was set to None before anything was computed, eager frees the memory at that point.
         """
         inputs = self._values.trace.inputs
-        if any(item.leaf.is_leaf and item.leaf.grad is not None and item.index not in self._before for item in inputs):
+        with private_calls.no_torch_function():
+            has_gradient = [item.index for item in inputs if item.leaf.is_leaf and item.leaf.grad is not None]
+        if not self._before.keys() >= {*has_gradient}:
             raise Break("native code calls .backward()", "return the loss and call .backward() outside")
         # A gradient that is set again is none of these.
         self._journal.gradients_dropped_first += [

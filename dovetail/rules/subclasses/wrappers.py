@@ -39,6 +39,14 @@ def parts_of(wrapper: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, 
     return tensors, {name: value for name, value in values.items() if name not in tensors}, context
 
 
+def _form_of(context: Any) -> Any:
+    """The part of a context (``__tensor_flatten__``) that a tensor and its gradient share: no record of sizes, as a DTensor has."""
+    if type(context) is tuple and len(context) == 4:
+        return context[0], context[2]
+    spec: Any = context[0] if type(context) is tuple and len(context) == 2 else None
+    return (spec.mesh, spec.placements) if hasattr(spec, "placements") else context  # torch 2.11
+
+
 @dataclass(frozen=True, eq=False)
 class WrapperMaker:
     """Builds wrappers like the one it was made for: same class, size and stride, other inner tensors."""
@@ -104,7 +112,7 @@ class WrapperMaker:
         tensors, _, context = parts_of(gradient)
         if tuple(tensors) != self.names:
             return False
-        return bool(private_tensors.form_of(context) == private_tensors.form_of(self.context))
+        return bool(_form_of(context) == _form_of(self.context))
 
     def refuse_higher_order(self) -> None:
         """Raise if the running backward is to be differentiated."""
