@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = module.run(options)
     except Exception as error:
         errors = sys.modules.get("dovetail.errors")
-        if errors is None or not isinstance(error, errors.DovetailError):
+        if not isinstance(error, OSError) and (errors is None or not isinstance(error, errors.DovetailError)):
             raise
-        # It says what to do, and nobody needs the frames of a command for that.
+        # It says what is wrong, and nobody needs the frames of a command for that.
         print(f"dovetail {options.command}: {error}", file=sys.stderr)
         return 2
     return status

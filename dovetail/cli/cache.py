@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from dovetail import cache
@@ -24,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Do what was asked for, and return the exit status."""
-    try:
-        print(_ACTIONS[options.action](options))
-    except OSError as error:
-        # An export is written under another name first.
-        print(f"dovetail cache: {error.strerror}: {getattr(options, 'file', error.filename)}", file=sys.stderr)
-        return 2
+    print(_ACTIONS[options.action](options))
     return 0
 
 

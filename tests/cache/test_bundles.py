@@ -68,10 +68,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert part in text
     (tmp_path / "foreign").write_text("no entries")
     for action, name, said in (
-        ("import", "missing", "No such file or directory: "),
-        ("export", "nowhere/file", "No such file or directory: "),
+        ("import", "missing", "No such file or directory"),
+        ("export", "nowhere/file", "No such file or directory"),
         ("import", "foreign", "is no file of cache entries"),
     ):
         assert main(["cache", action, str(tmp_path / name)]) == 2
         told = capsys.readouterr().err
-        assert told.startswith("dovetail cache: ") and said in told and f"{name}\n" in told.replace(f" {said}", "\n")
+        assert told.startswith("dovetail cache: ") and said in told and name in told

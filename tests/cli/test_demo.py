@@ -283,6 +283,13 @@ def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[
     assert all(name in shown.out for name in COMMANDS) and not shown.err
 
 
+def test_an_output_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--output", str(tmp_path / "file")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("dovetail demo: ") and "File exists" in told and "Traceback" not in told
+
+
 def test_a_report_of_nothing_asks_for_a_script_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refusal:
         main(["report"])
