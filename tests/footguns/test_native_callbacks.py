@@ -10,6 +10,7 @@ import collections
 import copy
 import functools
 import io
+import itertools
 import operator
 import types
 from collections.abc import Callable
@@ -402,6 +403,34 @@ class Items(list[Any]):
         return int(_factor("len"))
 
 
+class Counted:
+    """An iterator."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Counted:
+        return self
+
+    def __next__(self) -> float:
+        self.number += 1
+        if self.number > _factor("next"):
+            raise StopIteration
+        return float(self.number)
+
+
+class Several:
+    def __iter__(self) -> Any:
+        yield from range(int(_factor("several")))
+
+
+class AtPlaces:
+    def __getitem__(self, place: int) -> float:
+        if place >= _factor("place"):
+            raise IndexError
+        return place + 1.0
+
+
 def _in_mode(x: torch.Tensor) -> torch.Tensor:
     with Doubling():
         y = torch.sin(x)
@@ -420,6 +449,20 @@ def _returned(x: torch.Tensor) -> Any:
     return items
 
 
+THROUGH: dict[str, Callable[[Any], Any]] = {
+    "a chain": lambda kind: itertools.chain(kind(), [1.0], kind()),
+    "a chain of all": lambda kind: itertools.chain.from_iterable([kind(), (1.0,)]),
+    "an endless chain": lambda kind: itertools.islice(
+        itertools.chain.from_iterable(kind() for _ in itertools.count()), 5
+    ),
+    "pairs": lambda kind: (one * other for one, other in itertools.zip_longest(kind(), [3.0], fillvalue=2.0)),
+    "some": lambda kind: itertools.compress(kind(), itertools.cycle([1, 0, 1])),
+    "sums": lambda kind: itertools.accumulate(kind()),
+    "groups": lambda kind: [key for key, _ in itertools.groupby(kind(), lambda item: item // 2)],
+    "a cycle": lambda kind: itertools.islice(itertools.cycle(kind()), 7),
+    "the first ones": lambda kind: itertools.takewhile(lambda item: item < 3, kind()),
+    "a reduction": lambda kind: [functools.reduce(lambda one, other: one * 2 + other, kind())],
+}
 OWN_CODE: dict[str, Callable[[torch.Tensor], Any]] = {
     "a copy": lambda x: x * copy.deepcopy([Copied(1.0)])[0].value,
     "a copy in an object": lambda x: x * copy.deepcopy(types.SimpleNamespace(item=Copied(1.0))).item.value,
@@ -429,6 +472,11 @@ OWN_CODE: dict[str, Callable[[torch.Tensor], Any]] = {
     "a missing key": lambda x: x * Default(a=1.0)["b"] + Default(a=1.0)["a"],
     "a missing key of a chain": lambda x: x * collections.ChainMap(Default(), Default(a=3.0))["a"],
     "items of its own": _appended,
+    **{
+        f"{kind.__name__} in {name}": lambda x, kind=kind, through=through: x * sum(through(kind))  # type: ignore[misc]
+        for kind in (Counted, Several, AtPlaces)
+        for name, through in THROUGH.items()
+    },
     "items of its own are returned": _returned,
 }
 

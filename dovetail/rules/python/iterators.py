@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from dovetail.frontend.interpreter.builtin_rules import WrappingIterator
 from dovetail.frontend.interpreter.call_tables import NATIVE_CALLABLES
+from dovetail.frontend.interpreter.lookup import python_method
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, rule
 
@@ -39,7 +41,25 @@ _calling(map, None)
 _calling(filter, 1)
 
 
-def _calls(function: Any, at: int) -> None:
+def _items(interpreter: TracingInterpreter, value: Any) -> Iterator[Any]:
+    """The items of an iterable, read by the interpreter when they are asked for."""
+    iterator = interpreter.iterate(value)
+    while True:
+        done, item = interpreter.advance(iterator)
+        if done:
+            return
+        yield item
+
+
+def _gone_through(interpreter: TracingInterpreter, value: Any) -> Any:
+    """What stands for an iterable of the program's own: nobody watches native code that goes through it later."""
+    methods = (python_method(value, name) for name in ("__iter__", "__next__", "__getitem__"))
+    if type(value).__module__.startswith("dovetail.") or not any(methods):
+        return value
+    return WrappingIterator(interpreter, _items(interpreter, value))
+
+
+def _calls(function: Any, at: int | None = None) -> None:
     """A function that calls its argument at this place, and what it is given by keyword."""
 
     @rule(function)
@@ -47,7 +67,9 @@ def _calls(function: Any, at: int) -> None:
         def given(item: Any) -> Any:
             return interpreter.called_argument(item) if callable(item) else item
 
-        arguments = tuple(given(item) if place == at else item for place, item in enumerate(args))
+        arguments = tuple(
+            given(item) if place == at else _gone_through(interpreter, item) for place, item in enumerate(args)
+        )
         return interpreter.call_native(function, arguments, {key: given(item) for key, item in kwargs.items()})
 
 
@@ -55,6 +77,17 @@ for _function in (functools.reduce, itertools.starmap, itertools.filterfalse, it
     _calls(_function, 0)
 _calls(itertools.accumulate, 1)
 _calls(itertools.groupby, 1)
+for _iterator in (itertools.chain, itertools.zip_longest, itertools.compress, itertools.islice, itertools.cycle):
+    _calls(_iterator)
+
+
+@rule(itertools.chain.from_iterable)
+def _chain_of_all(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
+    if isinstance(args[0], (list, tuple)):
+        parts = [_gone_through(interpreter, item) for item in interpreter.drain(args[0])]
+        return interpreter.call_native(itertools.chain, tuple(parts), kwargs)
+    later = (_gone_through(interpreter, item) for item in _items(interpreter, args[0]))
+    return interpreter.values.wrap(itertools.chain.from_iterable(later))
 
 
 def called_for_items(interpreter: TracingInterpreter, function: Any) -> Any:
