@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
+.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science conformance-cuda conformance-faults backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
+	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, conformance-cuda, conformance-faults, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -131,6 +131,14 @@ $(TRITON)/triton: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --target $(TRITON) 'triton>=3.4'
 test-triton: $(TRITON)/triton
 	PYTHONPATH=$(CURDIR):$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+# Each fault of a rank 20 times.
+conformance-faults: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.distributed.fault_table $(CONFORMANCE_ARGS)
+
+# Each family of models on a CUDA device that is emulated: make conformance-cuda CONFORMANCE_ARGS="--autocast"
+conformance-cuda: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.gpu.emulated.families $(CONFORMANCE_ARGS)
 
 # make test-matrix PAIRS="2.15.0:python3.12 2.13.0:python3.11" MATRIX_ARGS="--docs"
 PAIRS ?= $(TORCH):$(PYTHON)

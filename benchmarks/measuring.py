@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,15 @@ def save(name: str, options: argparse.Namespace, **numbers: Any) -> Path:
     target.write_text(json.dumps(about, indent=1, default=str), encoding="utf-8")
     print(f"wrote {target}")
     return target
+
+
+def peak_of_tensors(run: Callable[[], None]) -> int:
+    """Return the most bytes that torch's allocator held at once during a run, of those that it allocated meanwhile."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        rows = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    totals = [row["args"].get("Total Allocated", 0) for row in rows if row.get("name") == "[memory]"]
+    return max(totals, default=0)

@@ -8,6 +8,8 @@ Run it with ``make bench-simulator`` on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import runpy
 import statistics
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.multiprocessing
-from measuring import make_parser, positive, save
+from measuring import make_parser, peak_of_tensors, positive, save
 
 from dovetail.distributed import data_parallel, shard
 from dovetail.face.compile import compile
@@ -87,9 +89,7 @@ def make_step(way: str, ranks: int) -> Callable[[], None]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     if way.startswith("tensor parallel"):
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,))
-        model = compile(
-            private_distributed.parallelize(model, mesh, made.tensor_parallel), backend="aten", fullgraph=True
-        )
+        model = private_distributed.parallelize(model, mesh, made.tensor_parallel)
 
     def step(*batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
@@ -100,7 +100,7 @@ def make_step(way: str, ranks: int) -> Callable[[], None]:
 
     if way == "data parallel":
         step = data_parallel(step, backend="aten", modules=[model])
-    elif way == "sharded":
+    else:
         step = compile(step, backend="aten", fullgraph=True)
     return lambda: step(*made.batch)
 
@@ -110,13 +110,27 @@ def ways(ranks: int) -> tuple[str, ...]:
     return ("data parallel", "sharded", *((f"tensor parallel {ranks}",) if ranks > 1 else ()))
 
 
+def alive() -> int:
+    """The bytes of the tensors that are there now."""
+    kinds, found = (torch.Tensor, torch.nn.Parameter), {}
+    for item in gc.get_objects():
+        if type(item) in kinds:
+            # Those of captured graphs have no memory.
+            with contextlib.suppress(RuntimeError):
+                found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+    return sum(found.values())
+
+
 def rank_main(rank: int, ranks: int, rounds: int, port: int, target: str) -> None:
     """One process: links, then the steps; the first rank writes what it has found."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     found: dict[str, Any] = {}
+    peaks: dict[str, int] = {}
     for way in ways(ranks):
+        gc.collect()
+        others = alive()
         step, times = make_step(way, ranks), []
         for number in range(rounds + WARM_UP):
             torch.distributed.barrier()
@@ -125,9 +139,12 @@ def rank_main(rank: int, ranks: int, rounds: int, port: int, target: str) -> Non
             if number >= WARM_UP:
                 times.append(time.perf_counter() - begin)
         found[way] = times
+        before = alive() - others
+        peaks[way] = before + peak_of_tensors(step)
+        del step
     link = links(ranks, rounds) if ranks > 1 else Link(1e12, 0.0)
     if rank == 0:
-        torch.save({"seconds": found, "bytes": link.bytes, "latency": link.latency}, target)
+        torch.save({"seconds": found, "peaks": peaks, "bytes": link.bytes, "latency": link.latency}, target)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -173,6 +190,8 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "link": vars(link),
                 "times": times,
                 "measured": statistics.median(times),
+                "peak": real["peaks"][row.way],
+                "predicted_peak": row.prediction.peak_memory,
             }
             rows.append({**about, "predicted": row.prediction.seconds, "waiting": row.prediction.exposed})
     return rows
@@ -184,13 +203,26 @@ def main() -> None:
     parser.add_argument("--ranks", type=positive, nargs="+", default=[1, 2, 4])
     options = parser.parse_args()
     rows = compare(options)
-    head = ("way", "processes", "predicted", "of it waiting", "measured", "difference")
+    head = (
+        "way",
+        "processes",
+        "predicted",
+        "of it waiting",
+        "measured",
+        "difference",
+        "memory",
+        "measured",
+        "difference",
+    )
     cells = []
     for row in rows:
         times = [f"{row[name] * 1e3:.1f} ms" for name in ("predicted", "waiting", "measured")]
-        cells.append(
-            (row["way"], str(row["ranks"]), *times, f"{100 * (row['predicted'] / row['measured'] - 1):+.0f} %")
-        )
+        memory = [f"{row[name] / 2**20:.0f} MiB" for name in ("predicted_peak", "peak")]
+        off = [
+            f"{100 * (row[left] / row[right] - 1):+.0f} %"
+            for left, right in (("predicted", "measured"), ("predicted_peak", "peak"))
+        ]
+        cells.append((row["way"], str(row["ranks"]), *times, off[0], *memory, off[1]))
     print(Table(head, tuple(cells)))
     save("simulator", options, rows=rows)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import alternating, describe, make_parser, positive, relative_difference, save
+from measuring import alternating, describe, make_parser, peak_of_tensors, positive, relative_difference, save
 from step_programs import PROGRAMS, VARIANTS, Step
 
 from dovetail.cli.pipe import Worker, WorkerError, start_worker
@@ -87,7 +87,7 @@ def timed(step: Step, numbers: range) -> dict[str, Any]:
 
 def peaks(step: Step, numbers: range) -> dict[str, Any]:
     """Return both kinds of peak memory."""
-    return {"process": resident_peak(), "tensors": peak_of_tensors(step, numbers)}
+    return {"process": resident_peak(), "tensors": peak_of_tensors(lambda: [step(number) for number in numbers])}
 
 
 QUESTIONS = {"warm up": warm_up, "time": timed, "memory": peaks}
@@ -106,19 +106,6 @@ def resident_peak() -> int | None:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return None
-
-
-def peak_of_tensors(step: Step, numbers: range) -> int:
-    """Return the most bytes that torch's allocator held at once during some steps, of those that it allocated meanwhile."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        for number in numbers:
-            step(number)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(path))
-        rows = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    totals = [row["args"].get("Total Allocated", 0) for row in rows if row.get("name") == "[memory]"]
-    return max(totals, default=0)
 
 
 def _measure_once(

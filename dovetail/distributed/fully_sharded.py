@@ -147,7 +147,7 @@ def _hook_of_fsdp(interpreter: TracingInterpreter, function: Any, args: Argument
             f"FSDP's {function.__name__} is called: parameters are gathered and freed behind the back of a graph{why}",
             "compile each module that is given to fully_shard, or a whole step with its backward()",
         )
-    with private_tracing.disable_current_modes():
+    with private_tracing.disable_current_modes(), private_tracing.compiling_flag(False):
         begun = private_fsdp.begin(args[0])
     if begun:
         raise Retry("FSDP has looked at its modules for the first time", change=lambda settings: settings)

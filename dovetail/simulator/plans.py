@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,9 +21,6 @@ from dovetail.simulator.clusters import Cluster
 from dovetail.simulator.step import Prediction, simulate
 from dovetail.simulator.worlds import simulated_world
 from dovetail.torch_private import distributed as private_distributed
-
-#: Steps that are taken before the fastest update is believed.
-_UPDATES = 3
 
 
 @dataclass(frozen=True)
@@ -175,13 +170,7 @@ def _whole_step(training: Training, cluster: Cluster, measured: bool, *, is_shar
         model = shard(model)
         _use(optimizer, before, list(model.parameters()))
 
-    def step(*batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = training.loss(model, *batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.detach()
-
+    step = _step_of(training, model)
     run = (
         compile(step, backend="aten", fullgraph=True)
         if is_sharded
@@ -192,6 +181,17 @@ def _whole_step(training: Training, cluster: Cluster, measured: bool, *, is_shar
     return simulate(run if is_sharded else run.compiled, cluster, measured=measured)
 
 
+def _step_of(training: Training, model: Any) -> Callable[..., torch.Tensor]:
+    def step(*batch: Any) -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss = training.loss(model, *batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        training.optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def _use(optimizer: torch.optim.Optimizer, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
     """Let an optimizer that was made for some parameters step others."""
     places = {id(parameter): number for number, parameter in enumerate(before)}
@@ -199,48 +199,13 @@ def _use(optimizer: torch.optim.Optimizer, before: Sequence[torch.Tensor], after
         group["params"] = [after[places[id(parameter)]] for parameter in group["params"]]
 
 
-class _Loss(torch.nn.Module):
-    """A model with its loss, so that both are in one graph."""
-
-    def __init__(self, training: Training, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = training.loss
-
-    def forward(self, *batch: Any) -> torch.Tensor:
-        return self._loss(self.model, *batch)
-
-
 def _in_parts(training: Training, cluster: Cluster, measured: bool, width: int, others: int) -> Prediction:
-    """Forward and backward as one graph, of DTensors; the update, behind it, is timed or counted by its memory traffic."""
+    """Forward, backward and update as one graph, of DTensors."""
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (others, width), mesh_dim_names=("data", "tensor"))
     model = private_distributed.parallelize(training.model, mesh["tensor"], training.tensor_parallel)
     name = private_distributed.process_group_name(mesh.get_group("data"))
     passes = (replicate(Team(name, others)),) if others > 1 else ()
-    compiled = compile(_Loss(training, model), backend="aten", fullgraph=True, passes=passes)
-    update = math.inf
-    for _ in range(_UPDATES):
-        compiled(*training.batch).backward()
-        begin = time.perf_counter()
-        training.optimizer.step()
-        update = min(update, time.perf_counter() - begin)
-        training.optimizer.zero_grad()
-    own = sum(_local_bytes(parameter) for parameter in model.parameters())
-    state = sum(_local_bytes(item) for values in training.optimizer.state.values() for item in values.values())
-    # Reads parameters, gradients and state, writes parameters and state.
-    update = update * cluster.slowdown if measured else cluster.seconds_of_work(0.0, 3 * own + 2 * state)
-    found = simulate(compiled, cluster, measured=measured)
-    return replace(
-        found,
-        seconds=found.seconds + update,
-        compute=found.compute + update,
-        peak_memory=found.peak_memory + state,
-    )
-
-
-def _local_bytes(value: Any) -> int:
-    """The bytes of this rank's part."""
-    if not isinstance(value, torch.Tensor):
-        return 0
-    local = value.to_local() if hasattr(value, "to_local") else value
-    return local.numel() * local.element_size()
+    run = compile(_step_of(training, model), backend="aten", fullgraph=True, passes=passes)
+    for _ in range(2):
+        run(*training.batch)
+    return simulate(run, cluster, measured=measured)

@@ -152,12 +152,12 @@ class Clock:
         values = {**vars(exchange), "waited": exchange.waited + waited}
         self._exchanges[node] = Exchange(**values)
 
-    def stop(self, peak_memory: int, more: float = 0.0) -> Prediction:
-        """The prediction, when all that was begun has ended; ``more`` seconds of operators come behind."""
+    def stop(self, peak_memory: int) -> Prediction:
+        """The prediction, when all that was begun has ended."""
         for node in list(self._exchanges):
             self._wait(node)
-        seconds, computed = self._now + more, self._computed + more
-        return Prediction(self._cluster, seconds, computed, self._waited, peak_memory, tuple(self._exchanges.values()))
+        exchanges = tuple(self._exchanges.values())
+        return Prediction(self._cluster, self._now, self._computed, self._waited, peak_memory, exchanges)
 
 
 def _bytes(value: Any) -> int:

@@ -68,10 +68,10 @@ def is_tracing_mode(mode: object) -> bool:
 
 
 @contextlib.contextmanager
-def compiling_flag() -> Iterator[None]:
-    """Make ``torch.compiler.is_compiling()`` true; optimizers then keep their step on tensors."""
+def compiling_flag(value: bool = True) -> Iterator[None]:
+    """Make ``torch.compiler.is_compiling()`` true (or not); where it is, optimizers keep their step on tensors."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    torch.compiler._is_compiling_flag = value
     try:
         yield
     finally:

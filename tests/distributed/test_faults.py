@@ -182,6 +182,23 @@ def test_fewer_ranks_come_back(tmp_path: Path, way: str) -> None:
             torch.testing.assert_close(value, values[0], rtol=1e-4, atol=1e-5)
 
 
+def until(rank: int, folder: str, name: str, end: int, way: str) -> None:
+    train_with_checkpoints(rank, Path(folder) / name, end, None, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
+def test_three_of_four_ranks_come_back(tmp_path: Path, way: str) -> None:
+    """They go on bit for bit as three ranks do that were given the checkpoint of four that nothing has happened to."""
+    outcomes = outcomes_of(goes_on, 4, str(tmp_path), "broken", 3, way)
+    assert [kind for kind, _ in outcomes] == ["raised"] * 3 + ["died"]
+    again = run(goes_on, 3, str(tmp_path), "broken", None, way)
+    run(until, 4, str(tmp_path), "whole", 2, way)
+    wanted = run(goes_on, 3, str(tmp_path), "whole", None, way)
+    for found, values in zip(again, wanted, strict=True):
+        assert all(map(torch.equal, found, values))
+
+
 SCRIPT = """
 import os, sys
 import torch

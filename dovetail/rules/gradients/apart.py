@@ -18,7 +18,8 @@ from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.values.values import StandIn
 from dovetail.guards import Equals, GradSource
-from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, detached, parts_of
+from dovetail.rules.gradients.marks import marked
+from dovetail.rules.subclasses.wrappers import GradientForm, InnerSource, WrapperMaker, detached, parts_of
 from dovetail.runtime.origins import origins_of
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tensors as private_tensors
@@ -33,6 +34,10 @@ class Apart:
     known: StandIn
     leaf: Any
     before: Any
+
+
+#: A leaf with a stand-in, where its gradients can be caught, and the input that is its part.
+Behind = tuple[StandIn, GradientForm, TracedInput]
 
 
 @dataclass
@@ -85,7 +90,7 @@ class GradientsApart:
         found = self._found[id(known.real)] = Apart(known, leaf, before)
         return found
 
-    def behind(self, traced: TracedInput) -> tuple[StandIn, GradientForm] | None:
+    def behind(self, traced: TracedInput) -> Behind | None:
         """The leaf of which an input is the only part, and where its gradients can be caught."""
         source = self._values.guards.tensor_source(traced.index)
         origins = origins_of(traced.real)
@@ -94,21 +99,28 @@ class GradientsApart:
         known = self._values.stood_for(self._values.wrap(origins[0][0]))
         if known is None or not private_tensors.is_wrapper(known.value) or len(parts_of(known.real)[0]) != 1:
             return None
-        return known, source.form
+        return known, source.form, traced
 
     @contextlib.contextmanager
-    def caught(self, leaves: Sequence[tuple[StandIn, GradientForm]]) -> Iterator[None]:
+    def caught(self, leaves: Sequence[Behind]) -> Iterator[None]:
         """While the engine runs: catch the gradients of these leaves, and add them up into ``.grad`` when it has ended."""
-        for _, form in leaves:
+        for _, form, _ in leaves:
             form.caught = []
         try:
             yield
-            for known, form in leaves:
+            for known, form, traced in leaves:
                 for gradient in form.caught or ():
-                    self._add(self.begin(known).leaf, gradient)
+                    self._add(self.begin(known).leaf, self._marked(traced, gradient))
         finally:
-            for _, form in leaves:
+            for _, form, _ in leaves:
                 form.caught = None
+
+    def _marked(self, traced: TracedInput, gradient: torch.Tensor) -> torch.Tensor:
+        if not self._values.trace.settings.marks_gradients:
+            return gradient
+        maker, parts = WrapperMaker.of(gradient), parts_of(gradient)[0]
+        with torch.no_grad():
+            return maker.build({name: marked(self._values.trace, traced, part) for name, part in parts.items()})
 
     def _add(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
         if leaf.grad is None and type(gradient) is type(leaf) and gradient.stride() == leaf.stride():

@@ -16,12 +16,10 @@ from dovetail.frontend.code.frame import Break
 from dovetail.frontend.effects.journal import Effect
 from dovetail.frontend.protocol import TracingInterpreter
 from dovetail.frontend.rules import Arguments, Keywords, attribute_rule, end_rule, rule, setter_rule
-from dovetail.frontend.values.values import StandIn
 from dovetail.guards import AttributeSource, ComputedSource, Equals, GradSource, Source
-from dovetail.rules.gradients.apart import GradientsApart
+from dovetail.rules.gradients.apart import Behind, GradientsApart
 from dovetail.rules.gradients.marks import marked_gradients
 from dovetail.rules.gradients.node_hooks import LeafNodeHooks
-from dovetail.rules.subclasses.wrappers import GradientForm
 from dovetail.torch_private import calls as private_calls
 from dovetail.torch_private import tracing as private_tracing
 from dovetail.trace import Trace, TracedInput
@@ -175,7 +173,7 @@ class Gradients:
             self._native(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": True})
         trace.recorder.record(torch.autograd.backward, (roots, tangents), {**call, "retain_graph": retain}, None)
         if not (create if retain is None else retain):
-            _free_graph(trace, roots, [known.value for known, _ in apart])
+            _free_graph(trace, roots, [known.value for known, *_ in apart])
 
     def grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.autograd.grad(...)``."""
@@ -211,11 +209,11 @@ class Gradients:
 
     def _prepare(
         self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None, create: bool
-    ) -> tuple[list[TracedInput], list[tuple[StandIn, GradientForm]]]:
+    ) -> tuple[list[TracedInput], list[Behind]]:
         """The leaves behind these tensors: inputs, and wrappers of inputs."""
         trace = self._values.trace
         leaves: list[TracedInput] = []
-        apart: list[tuple[StandIn, GradientForm]] = []
+        apart: list[Behind] = []
         for traced in _inputs_behind(trace, list(roots)):
             behind = self._apart.behind(traced) if inputs is None and not create else None
             if behind is not None:
@@ -233,7 +231,7 @@ class Gradients:
                 self._begin(traced)
                 leaves.append(traced)
         own = [(traced.real, self._values.guards.tensor_source(traced.index)) for traced in leaves]
-        self._check_node_hooks([*own, *((known.real, known.source) for known, _ in apart)])
+        self._check_node_hooks([*own, *((known.real, known.source) for known, *_ in apart)])
         return leaves, apart
 
     def _check_node_hooks(self, leaves: Sequence[tuple[torch.Tensor, Source]]) -> None:

@@ -36,7 +36,7 @@ def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[No
         return
 
     leaves = [traced for traced in leaves if traced.leaf.requires_grad]
-    handles = [traced.leaf.register_hook(functools.partial(_marked, trace, traced)) for traced in leaves]
+    handles = [traced.leaf.register_hook(functools.partial(marked, trace, traced)) for traced in leaves]
     try:
         yield
     finally:
@@ -44,7 +44,8 @@ def marked_gradients(trace: Trace, leaves: Sequence[TracedInput]) -> Iterator[No
             handle.remove()
 
 
-def _marked(trace: Trace, traced: TracedInput, gradient: torch.Tensor) -> torch.Tensor:
+def marked(trace: Trace, traced: TracedInput, gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient that is marked as that of an input."""
     copy = gradient.clone()
     trace.node_of(copy).meta[GRADIENT_OF] = traced.index
     return copy
@@ -60,7 +61,7 @@ def _mark_replicas(
         if replica is None or gradient is None or (old is not None and trace.node_of(gradient) is old[1]):
             continue
         with torch.no_grad():
-            copy = _marked(trace, traced, gradient)
+            copy = marked(trace, traced, gradient)
             trace.node_of(copy).meta[EXCHANGE] = replica
             if old is not None and gradient is old[0]:
                 # The engine has added to the tensor that was there, which others may hold.
