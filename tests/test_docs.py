@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *INSIDE]
 #: ``from_scratch.md`` is one program, which a test of its own runs; the others have nothing to run.
 WITHOUT_EXAMPLES = {
     "limits.md",
+    "conformance.md",
     "performance.md",
     "from_scratch.md",
     "map.md",

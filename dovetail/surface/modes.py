@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dovetail.errors import OptionError
-from dovetail.switches.settings import say_in_vain
 
 _TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 #: Settings of Inductor by mode, and whether GPU work is recorded as CUDA graphs.
@@ -43,6 +42,8 @@ def without_modes(given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(options, Mapping):
             raise OptionError(f"options must be a mapping, not {type(options).__name__}")
         if "guard_filter_fn" in options:
+            from dovetail.switches.settings import say_in_vain  # where nobody asks, a capture loads no wing
+
             say_in_vain("guard_filter_fn")
         ours["backend_options"] = {name: value for name, value in options.items() if name != "guard_filter_fn"}
     if mode is None:

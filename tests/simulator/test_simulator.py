@@ -208,7 +208,11 @@ def test_numbers_of_ranks_that_the_command_refuses(ranks: str, capsys: pytest.Ca
     assert "takes numbers above 0, such as 64 or 8,64,1024" in capsys.readouterr().err
 
 
-def test_a_script_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch's process groups, of other tests in this process, put the rank in front of each line for good.
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     script = tmp_path / "train.py"
     script.write_text("import sys\ndef build():\n    raise ValueError(f'no data in {sys.argv}')\n")
     assert main(["plan", "--ranks", "2", str(script)]) == 1
