@@ -740,27 +740,3 @@ def test_an_operand_of_a_break_is_there_again() -> None:
     for _ in range(3):
         same(program(x, expected), compiled(x, found))
     assert found == expected
-
-
-def checked_by_torch(a: torch.Tensor) -> torch.Tensor:
-    b = a.detach().sin().square()
-    return torch.nn.functional.gaussian_nll_loss(a * 2, a.detach(), b) * 3  # asks whether any variance is negative
-
-
-def asked_by_torch(a: torch.Tensor) -> torch.Tensor:
-    b = a.cos()
-    return b * 3 if torch.allclose(b, a.detach()) else b * 2
-
-
-@pytest.mark.parametrize("function", [checked_by_torch, asked_by_torch])
-def test_a_call_that_fails_at_the_data_breaks_the_graph_there(function: Callable[..., Any]) -> None:
-    # What the call had read by then leaves nothing in the graph that could be checked; once, everything ran eagerly.
-    with pytest.warns(GraphBreakWarning, match="needs the values of a tensor"):
-        compiled = check(function, x(), fullgraph=False)
-    assert compiled.entries and all(entry.run is not None for entry in compiled.entries)
-
-
-def test_what_such_a_call_raises_is_eagers() -> None:
-    compiled = dovetail.compile(torch.nn.functional.gaussian_nll_loss, backend="aten")
-    with pytest.raises(ValueError, match="negative entry"):
-        compiled(x(), x().detach(), -torch.ones(2, 3))

@@ -113,7 +113,7 @@ class NativeCalls(TracingInterpreter):
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         trace = self.trace
         trace.note_line()
-        data_symbols = trace.data_symbols()
+        data_symbols = trace.data_symbols() if trace.settings.one_graph else set()
         owner = getattr(function, "__self__", None)
         try:
             with watched(function, self._callbacks(function, owner, args, kwargs)):
@@ -121,7 +121,6 @@ class NativeCalls(TracingInterpreter):
                 result = function(*args, **kwargs) if runner is None else runner(self, function, args, kwargs)
         except private_tracing.DATA_DEPENDENT_ERRORS as error:
             if not trace.settings.one_graph or not is_tensor_method(function, args):
-                trace.forgive_data_symbols(data_symbols)
                 raise Break(
                     f"{_name(function)} needs the values of a tensor ({type(error).__name__})",
                     "keep the value in a tensor, or do this outside of the compiled function",
