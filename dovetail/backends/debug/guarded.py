@@ -23,12 +23,11 @@ from typing import Any
 import torch
 
 from dovetail.backends.aten import compile_aten
-from dovetail.backends.debug.trial import try_apart, words
-from dovetail.backends.debug.values import used_gpus
+from dovetail.backends.debug import processes
 from dovetail.backends.protocol import Backend, CompiledCallable, Kind, compile_with
 from dovetail.backends.registry import lookup_backend
 from dovetail.errors import EagerFallbackWarning
-from dovetail.torch_private import state as private_state
+from dovetail.torch_private import sizes as private_sizes
 
 
 class _Guard:
@@ -42,41 +41,35 @@ class _Guard:
     def compile(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, kind: Kind, options: Mapping[str, Any]
     ) -> CompiledCallable:
-        """Compile with the backend if a trial in another process succeeds."""
-        plain = compile_aten(graph, example_inputs, kind=kind)
-        if self.given_up:
-            return plain
-        problem = try_apart(self.inner, graph, example_inputs, kind, options, seconds=self.seconds)
-        if problem:
-            self._give_up(problem)
-            return plain
-        try:
-            compiled = compile_with(self.inner, graph, example_inputs, kind, options)
-        except Exception as error:  # noqa: BLE001  (a backend may raise anything)
-            self._give_up(words(error))
-            return plain
-        return self._until_it_fails(compiled, plain)
+        """Compile with the backend if a trial in a fork succeeds."""
 
-    def _until_it_fails(self, compiled: CompiledCallable, plain: CompiledCallable) -> CompiledCallable:
-        chosen: CompiledCallable | None = None
+        def compiled() -> CompiledCallable:
+            return compile_with(self.inner, graph, example_inputs, kind, options)
 
-        def run(inputs: list[Any]) -> list[Any]:
-            nonlocal chosen
-            if chosen is not None:
-                return chosen(inputs)
-            kept, gpus = list(inputs), used_gpus()
-            state = private_state.random_states(gpus)
+        if not self.given_up:
+            zeros = _zeros_like(example_inputs) if processes.can_fork() else None
+            problem = "" if zeros is None else self._tried(lambda: compiled()(zeros))
             try:
-                outputs = compiled(inputs)
+                if not problem:
+                    return compiled()
             except Exception as error:  # noqa: BLE001  (a backend may raise anything)
-                chosen = plain
-                self._give_up(words(error))
-                private_state.set_random_states(state, gpus)
-                return plain(kept)
-            chosen = compiled
-            return outputs
+                problem = _words(error)
+            self._give_up(problem)
+        return compile_aten(graph, example_inputs, kind=kind)
 
-        return run
+    def _tried(self, attempt: Callable[[], object]) -> str:
+        """The problem of an attempt in a fork of this process, in words; empty if there is none."""
+
+        def work(write: processes.Write) -> None:
+            try:
+                attempt()
+                write({"problem": ""})
+            except Exception as error:  # noqa: BLE001  (a backend may raise anything)
+                write({"problem": _words(error)})
+
+        for row in processes.rows_of_fork(work, self.seconds):
+            return f"it {row}" if isinstance(row, processes.Lost) else str(row["problem"])
+        return "it ended the process without a word"
 
     def _give_up(self, problem: str) -> None:
         if self.given_up:
@@ -93,10 +86,9 @@ class _Guard:
 def guarded(backend: str | Backend | Callable[..., Any] | None = None, *, seconds: float = 120.0) -> Backend:
     """Return the backend with a fallback to ATen's operators, as a ``backend`` for :func:`dovetail.compile`.
 
-    Each graph is compiled and run once in a fork of this process first, which may take ``seconds``; so compiling takes twice
-    as long. The first failure gives one :class:`EagerFallbackWarning`, and ATen's operators run from then on. None is the
-    default backend. A process that uses CUDA cannot be forked: a new interpreter tries the graph, which takes some seconds
-    more; for a backend that only this process knows, or symbolic sizes, only exceptions and outputs that do not fit are caught.
+    Each graph is compiled and run once in a fork of this process first, on zeros, which may take ``seconds``; so compiling takes
+    twice as long. The first failure gives one :class:`EagerFallbackWarning`, and ATen's operators run from then on. None is the
+    default backend. A process that uses CUDA cannot be forked: only what the backend raises is caught there.
     """
     inner = lookup_backend(backend)
     if inner.takes_program:
@@ -111,3 +103,26 @@ def _guarded(inner: Backend, seconds: float) -> Backend:
         compile=_Guard(inner, seconds).compile,
         for_options=for_options and (lambda options: _guarded(for_options(options), seconds)),
     )
+
+
+def _words(error: BaseException) -> str:
+    """An error in one sentence, without advice."""
+    return f"{type(error).__name__}: {error}".split("\n  what to do")[0]
+
+
+def _zeros_like(examples: Sequence[Any]) -> list[Any] | None:
+    """Values like fake ones, at the sizes of the capture; None where only data decides a size.
+
+    Zeros are valid indices, and no arithmetic on them overflows.
+    """
+    found = []
+    for value in examples:
+        sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+        numbers = [item.node.hint if private_sizes.is_symbolic(item) else item for item in sizes]
+        if not all(type(item) in (int, float, bool) for item in numbers):
+            return None
+        if isinstance(value, torch.Tensor):
+            layout = numbers[: value.dim()], numbers[value.dim() :]
+            numbers = [torch.empty_strided(*layout, dtype=value.dtype, device=value.device).zero_()]
+        found += numbers
+    return found
