@@ -193,45 +193,6 @@ def resized_gradient(run: Run, operator: Any, args: Sequence[Any], kwargs: Mappi
     return run(_aten.new_empty.default, (args[0], args[2]), {})
 
 
-@quirk(
-    SYMBOLIC_FAKE,
-    _aten.hardshrink_backward.default,
-    _aten.softshrink_backward.default,
-    example={
-        "hardshrink": _sizes(_functional.hardshrink, 3),
-        "softshrink": _sizes(_functional.softshrink, 3),
-    },
-)
-def symbolic_sum(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Give these backwards the size and strides of a sum; they have no fake kernel that takes symbolic sizes."""
-    return run(_aten.add.Tensor, args[:2], {})
-
-
-def _margin(loss: Callable[..., torch.Tensor], target: Callable[[], torch.Tensor]) -> Callable[[], Example]:
-    return lambda: Example(
-        lambda x: loss(x, target().expand(x.shape[0], -1).squeeze(1)),
-        [(torch.rand(size, 4),) for size in (3, 4, 5)],
-        graphs=2,
-        options={"fullgraph": True},
-    )
-
-
-@quirk(
-    SYMBOLIC_FAKE,
-    _aten.multi_margin_loss_backward.default,
-    _aten.multilabel_margin_loss_backward.default,
-    example={
-        "multi_margin": _margin(_functional.multi_margin_loss, lambda: torch.ones(1, 1, dtype=torch.int64)),
-        "multilabel_margin": _margin(
-            _functional.multilabel_margin_loss, lambda: torch.tensor([[1, 0, -1, -1]], dtype=torch.int64)
-        ),
-    },
-)
-def symbolic_margin_loss(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Make the gradient of a margin loss like its input; it has no fake kernel that takes symbolic sizes."""
-    return run(_aten.empty_like.default, args[1:2], {"memory_format": torch.contiguous_format})
-
-
 def _drawn(kind: Callable[[torch.Tensor], torch.distributions.Distribution]) -> Callable[[], Example]:
     return lambda: Example(
         lambda x: kind(x).rsample(),

@@ -197,24 +197,6 @@ def resized(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, A
     raise RefusedOperatorError("a tensor is resized to another memory format", advice="make a new tensor instead")
 
 
-def _polygamma(x: torch.Tensor) -> torch.Tensor:
-    y = x + 1
-    y.polygamma_(2)
-    return y
-
-
-@quirk(
-    FUNCTIONAL,
-    _aten.polygamma_.default,
-    example=lambda: Example(_polygamma, [(torch.rand(4),)], options={"fullgraph": True}),
-)
-def polygamma_in_place(run: Run, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Write ``polygamma_`` as a copy: no other operator that writes lacks a functional kernel."""
-    value = run(_aten.polygamma.default, (args[1], args[0]), {})
-    run(_aten.copy_.default, (args[0], value), {})
-    return args[0]
-
-
 def _write_at_symbolic_size(x: torch.Tensor) -> torch.Tensor:
     y = x * 1
     y.renorm_(2, 0, 0.5)

@@ -115,15 +115,6 @@ def test_functions_that_are_not_pure_are_not_called_whole() -> None:
         )
 
 
-def test_the_writing_operator_without_a_functional_kernel() -> None:
-    def function(x):
-        y = x + 1
-        y.polygamma_(2)
-        return y
-
-    _both(function, torch.rand(4))()
-
-
 def test_reflected_operators_called_by_name() -> None:
     _both(lambda x: x.__rsub__(3.0) + x.__rpow__(2.0) + x.__rmatmul__(x), torch.rand(3, 3))()
 

@@ -36,16 +36,13 @@ class Row:
 
     ``sizes`` gives, for the same arguments, the size and type of each result, which are contiguous; a single one is no tuple. It
     raises :class:`NoRuleError`, or TypeError, for arguments that it does not know. ``always``: with plain sizes too;
-    ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random numbers. ``inner`` is
-    called in the place of the function, ``outer`` on the result.
+    ``when_exact``: then where the graph is to be eager's to the last bit. ``draws``: the call draws random numbers.
     """
 
     sizes: Callable[..., Sizes]
     always: bool = False
     when_exact: bool = False
     draws: bool = False
-    inner: Callable[..., Any] | None = None
-    outer: Callable[[TracingInterpreter, Any], Any] = lambda interpreter, result: result
 
 
 def keep_whole(
@@ -68,7 +65,6 @@ def keep_whole(
         row.sizes(*args, **kwargs)
     except (NoRuleError, TypeError):
         return NotImplemented
-    name, called = function.__name__, row.inner or function
 
     def arguments(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         found: tuple[tuple[Any, ...], dict[str, Any]]
@@ -77,14 +73,14 @@ def keep_whole(
 
     def run(*tensors: torch.Tensor) -> list[Any]:
         own, keywords = arguments(tensors)
-        return private_trees.tree_leaves(called(*own, **keywords))
+        return private_trees.tree_leaves(function(*own, **keywords))
 
     def sizes_of(*tensors: torch.Tensor) -> Sizes:
         own, keywords = arguments(tensors)
         return row.sizes(*own, **keywords)
 
-    found = Whole(run, sizes_of, draws=row.draws, name=name)(*given)
-    return row.outer(interpreter, interpreter.values.wrap(found[0] if len(found) == 1 else tuple(found)))
+    found = Whole(run, sizes_of, draws=row.draws, name=function.__name__)(*given)
+    return interpreter.values.wrap(found[0] if len(found) == 1 else tuple(found))
 
 
 def _reader(interpreter: TracingInterpreter, leaf: Any, given: list[torch.Tensor], device: Any) -> Any:
@@ -163,74 +159,16 @@ def _pooled_with_indices(*args: Any, **kwargs: Any) -> Sizes:
     return [found[0], (found[0][0], torch.int64)]
 
 
-def _line(start: float, end: float, steps: Any, *, base: float = 10.0, dtype: Any = None, device: Any = None) -> Sizes:
+def _line(start: float, end: float, steps: Any, *, dtype: Any = None, device: Any = None) -> Sizes:
     return [((steps,), dtype or torch.get_default_dtype())]
-
-
-def _transform(
-    input: torch.Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: torch.Tensor | None = None,
-    center: bool = True,
-    pad_mode: str = "reflect",
-    normalized: bool = False,
-    onesided: bool | None = None,
-    return_complex: bool | None = None,
-    align_to_window: bool | None = None,
-) -> Sizes:
-    step = n_fft // 4 if hop_length is None else hop_length
-    border = n_fft // 2 if center else 0
-    _require(return_complex is True and not align_to_window and step > 0 and n_fft > 0)
-    _require(input.dim() in (1, 2) and input.is_floating_point())
-    _require(input.shape[-1] > max(border, n_fft - 2 * border - 1))
-    frames = 1 + (input.shape[-1] + 2 * border - n_fft) // step
-    bins = n_fft if onesided is False else n_fft // 2 + 1
-    return [((*input.shape[:-1], frames, bins), input.dtype.to_complex())]
-
-
-def _inverse(
-    input: torch.Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: torch.Tensor | None = None,
-    center: bool = True,
-    normalized: bool = False,
-    onesided: bool | None = None,
-    length: Any = None,
-    return_complex: bool = False,
-) -> Sizes:
-    step = n_fft // 4 if hop_length is None else hop_length
-    _require(not return_complex and step > 0 and input.dim() in (2, 3) and input.is_complex())
-    whole = n_fft + step * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
-    return [((*input.shape[:-2], whole if length is None else length), input.dtype.to_real())]
-
-
-def _transposed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Frames before bins, as they lie in memory."""
-
-    def transposed(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs).transpose(-1, -2)
-
-    transposed.__name__ = function.__name__
-    return transposed
-
-
-def _back(interpreter: TracingInterpreter, result: Any) -> Any:
-    return interpreter.call_torch(torch.transpose, (result, -1, -2), {})
 
 
 TABLE: dict[str, Row] = {
     "corrcoef": Row(_products, always=True),
     "cov": Row(_products, always=True),
-    "istft": Row(_inverse),
     "linspace": Row(_line),
-    "logspace": Row(_line),
     "max_pool1d": Row(_pooled),
     "max_pool1d_with_indices": Row(_pooled_with_indices),
-    "stft": Row(_transform, inner=_transposed(torch.stft), outer=_back),
 }
 
 for _name, _row in TABLE.items():
