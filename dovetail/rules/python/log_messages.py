@@ -252,18 +252,6 @@ for _function in (
     _refuse(_function)
 
 
-@rule(logging.Logger.isEnabledFor)
-def _is_enabled(interpreter: TracingInterpreter, args: Arguments, kwargs: Keywords) -> Any:
-    if len(args) != 2 or type(args[1]) is not int or not isinstance(args[0], logging.Logger):
-        return interpreter.call_torch(logging.Logger.isEnabledFor, args, kwargs)
-    logger, level = args
-    source = interpreter.values.pin(logger, f"logger {logger.name!r}")
-    drops = _Drops(level)(logger)
-    what = f"whether {logger.name!r} drops messages of level {level}"
-    interpreter.values.guard(ComputedSource(_Drops(level), (source,), what), Equals(drops), "isEnabledFor was asked")
-    return not drops
-
-
 # --- warnings ----------------------------------------------------------------------------------------------------------
 
 
