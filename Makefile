@@ -21,11 +21,11 @@ TORCH_INDEX  ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-science conformance-cuda conformance-faults backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
+.PHONY: help demo test test-ecosystem test-triton site lint format fuzz bench-capture bench-memory bench-overhead conformance conformance-opinfo conformance-calls conformance-modules conformance-models conformance-switches conformance-memory conformance-stress conformance-cache conformance-science conformance-cuda conformance-faults backend-tables test-matrix torch-names bench-second-order bench-step bench-start bench-simulator bench-gpu clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-science, conformance-cuda, conformance-faults, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
+	@echo "also: make test-ecosystem, test-triton, site, lint, format, fuzz, bench-capture, bench-memory, bench-overhead, conformance, conformance-opinfo, conformance-calls, conformance-modules, conformance-models, conformance-switches, conformance-memory, conformance-stress, conformance-cache, conformance-science, conformance-cuda, conformance-faults, backend-tables, test-matrix, torch-names, bench-second-order, bench-step, bench-start, bench-simulator, bench-gpu, clean"
 
 # The pin of torch is in every pip call, so that no extra can ever pull in another version.
 define install
@@ -123,7 +123,10 @@ conformance-memory: $(VENV)/.test
 
 conformance-stress: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.stress $(CONFORMANCE_ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.damaged_cache
+
+# 1,000 kills and 100,000 damaged entries: hours; make conformance-cache CONFORMANCE_ARGS="--only kills --kills 100"
+conformance-cache: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance.cache_stress $(CONFORMANCE_ARGS)
 
 # Triton beside a CPU build of torch: its interpreter runs the kernels that Inductor generates for a GPU.
 TRITON := $(VENV)-triton

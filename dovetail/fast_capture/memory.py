@@ -57,7 +57,7 @@ class Memory:
         self._entry = _entry_for(switches)
         #: As it lies on disk: a graph needs few of all operators.
         self._kept: dict[str, Any] = {}
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             self._kept = dict(json.loads(cache.read("operators", self._entry) or b"{}"))
 
     def find(self, key: Any) -> Any:

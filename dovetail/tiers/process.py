@@ -87,10 +87,10 @@ class Worker:
                 raise OSError("the background process has ended too often")
             if not sys.executable or getattr(sys, "frozen", False):
                 raise OSError("this program is not run by a Python interpreter that could be started again")
-            # It must import the package that this process runs, installed or not.
+            # It must import the package that this process runs, installed or not, and nothing from the folder that it starts in.
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             given = [str(self.folder), str(os.getpid()), str(NICENESS), self._first]
-            command = [sys.executable, "-W", "ignore", "-m", _MODULE, *given]
+            command = [sys.executable, "-P", "-W", "ignore", "-m", _MODULE, *given]
             with (self.folder / "words").open("wb") as words:
                 self._process = subprocess.Popen(
                     command,

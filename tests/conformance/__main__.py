@@ -70,6 +70,7 @@ SUITES = (
     _suite("modules-inductor", "modules", "inductor", _MODULES, "--compiler", "dovetail-inductor"),
     _suite("models", "models of transformers", "aten", "tests.conformance.model_runner", "--models", "all"),
     _suite("switches", "switches of torch and Python", "aten", "tests.conformance.switch_runner"),
+    _suite("cache", "the cache: writers killed, entries damaged", "inductor", "tests.conformance.cache_stress"),
     _suite("fuzz", "random programs", "aten", "tests.fuzz", "--count", "20000"),
 )
 

@@ -310,7 +310,7 @@ def test_another_process_knows_what_was_learned(name: str, monkeypatch: pytest.M
     assert [entry.kind for entry in cache.ls()] == ["operators"] * len(MEMORIES)
 
 
-@pytest.mark.parametrize("content", ["", "[3]", "{}x", '{"": 1}', "names", "shapes", "sequences"])
+@pytest.mark.parametrize("content", ["", "[3]", "[" * 100_000, "{}x", '{"": 1}', "names", "shapes", "sequences"])
 def test_entries_that_mean_nothing_are_learned_again(
     content: str, own_cache: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,3 +203,19 @@ def test_stopped_from_outside_at_any_time(worker: Worker, tmp_path: Path) -> Non
     answer = answer_of(item)
     assert answer.status == "failed"
     assert "status -15" in answer.reason
+
+
+@pytest.mark.parametrize("files", [["dovetail/__init__.py"], ["dovetail.py"], ["json.py", "torch/__init__.py"]])
+def test_what_lies_in_the_current_directory_is_not_imported(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise ImportError('this is another one')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    worker = Worker(f"{jobs.HERE}:nothing")
+    try:
+        assert answer_of(worker.submit(job("write", path=str(tmp_path / "one"))), 60).status == "compiled"
+    finally:
+        worker.stop()

@@ -56,11 +56,11 @@ def rows_of_interpreter(place: str, job: Row, seconds: float) -> Iterator[Row | 
     """
 
     def start(output: Path, errors: Path) -> tuple[int, Poll]:
-        # The child must import the package that this process runs, installed or not.
+        # The child must import the package that this process runs, installed or not, and no other one from the folder it starts in.
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with errors.open("wb") as stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", __name__, place, json.dumps(job), str(output)],
+                [sys.executable, "-P", "-m", __name__, place, json.dumps(job), str(output)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
