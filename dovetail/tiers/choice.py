@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.aot.joint_graph import JointGraph
-from dovetail.aot.nodes import has_symbolic_sizes
 from dovetail.aot.steps import Lowering
 from dovetail.backends import ATEN, Backend, lookup_backend
 from dovetail.backends.protocol import CompiledCallable, Kind
@@ -25,6 +24,7 @@ from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import stage
 from dovetail.torch_private import inductor_cache
 from dovetail.torch_private import operators as private_operators
+from dovetail.torch_private import sizes as private_sizes
 
 #: In the environment, over the option: a run that must give the same bits as another one waits, say.
 SWITCH = "DOVETAIL_TIERS"
@@ -82,9 +82,18 @@ def why_not(lowering: Lowering, tiers: Tiers) -> str | None:
         return "a memory budget is given, which is kept from the first step on"
     if not any(node.op == "call_function" for node in joint.graph.nodes):
         return "nothing is computed"
-    if has_symbolic_sizes(joint.graph.nodes):
-        return "sizes or numbers are symbolic, and what the kernels assume of them must be known at once"
+    if any(private_sizes.has_symbols(value) for value in _values(joint) if not isinstance(value, torch.SymFloat)):
+        return "sizes are symbolic, and what the kernels assume of them must be known at once"
     return _why_not_elsewhere(joint, tiers.backend)
+
+
+def has_changing_numbers(joint: JointGraph) -> bool:
+    """Whether a graph computes with floats that change from call to call: a learning rate, an optimizer's count of steps."""
+    return any(isinstance(value, torch.SymFloat) for value in _values(joint))
+
+
+def _values(joint: JointGraph) -> Iterable[Any]:
+    return (node.meta.get("val") for node in joint.graph.nodes)
 
 
 def _why_not_elsewhere(joint: JointGraph, backend: Backend) -> str | None:

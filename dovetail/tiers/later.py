@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from dovetail.backends import Backend
+from dovetail.backends.common.outputs import own_copy
+from dovetail.backends.inductor.float_inputs import floats_as_tensors
 from dovetail.backends.protocol import CompiledCallable, Kind
+from dovetail.torch_private import tracing as private_tracing
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,6 +55,10 @@ class Collector:
         """See :class:`dovetail.backends.protocol.CompileFunction`."""
         if self.is_done:
             return self._real.compile(graph, example_inputs, kind=kind, options=options)
+        if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in graph.graph.nodes):
+            # Another process cannot be told of a symbol.
+            graph = own_copy(graph, private_tracing.lazy_graph_module)
+            floats_as_tensors(graph)
         self.graphs.append(LaterGraph(graph, example_inputs, kind, options))
         return self.graphs[-1]
 

@@ -44,7 +44,7 @@ from dovetail.guards.ambient import without_autocast
 from dovetail.runtime.function import RuntimeFunction
 from dovetail.tiers import kept_steps, process
 from dovetail.tiers.check import difference_of_tiers
-from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, tiers_of, why_not
+from dovetail.tiers.choice import CACHES, OPERATORS, Tiers, has_changing_numbers, tiers_of, why_not
 from dovetail.tiers.compiling import make_job
 from dovetail.tiers.later import Collector
 from dovetail.tiers.progress import Progress, stage
@@ -84,8 +84,15 @@ def run_operators_first(lowering: Lowering) -> CompiledGraph | None:
     unmarked = lowering.joint.with_graph(own_copy(lowering.joint.graph_module, private_tracing.lazy_graph_module))
     settings = dataclasses.replace(lowering.settings, options={})
     first = run_steps(lowering.with_(backend=OPERATORS, settings=settings))
-    events.note("tier 0", reason=f"runs by ATen operators until {tiers.backend.name} has compiled it")
     run = SwappingRun(first, lowering.with_(joint=unmarked), tiers)
+    if has_changing_numbers(lowering.joint):
+        try:
+            # What a step assumes of a number is a guard of the entry, which nothing can be added to later.
+            run.make_graphs()
+        except Exception as error:  # noqa: BLE001  (whatever a step may raise: the user sees it where the graph is compiled at once)
+            events.note("waits for kernels", reason=f"{type(error).__name__}: {error}")
+            return None
+    events.note("tier 0", reason=f"runs by ATen operators until {tiers.backend.name} has compiled it")
     _UNSETTLED.setdefault(events, weakref.WeakSet()).add(run)
     return dataclasses.replace(first, run=run, backend=lowering.backend)
 
@@ -181,18 +188,15 @@ class SwappingRun:
 
     def _ask_for_kernels(self) -> None:
         """Make the graphs for the backend, and have the background process compile them."""
-        lowering, self._lowering = self._lowering, None
-        assert lowering is not None
-        backend, events = self._tiers.backend, lowering.settings.events
+        backend, events = self._tiers.backend, self._events
         self._before = self._look
         self._asked = time.monotonic()
         try:
-            with private_state.preserved_rng_state(), stage("making graphs for the backend"):
-                self._key = kept_steps.key_of_steps(lowering)
-                self._second = run_steps(self._for_backend(lowering))
+            self.make_graphs()
         except Exception as error:  # noqa: BLE001  (whatever a backend may raise)
             self._stay(f"{type(error).__name__}: {error}")
             return
+        assert self._second is not None
         if self._second.lowering.gradients_dropped_first != self._first.lowering.gradients_dropped_first:
             # The entry has dropped these gradients by now; a graph that needs another set of them cannot take over.
             self._stay("its kernels would need other gradients to be dropped first", is_news=False)
@@ -214,6 +218,14 @@ class SwappingRun:
         self.state = f"{backend.name} compiles {count} graph{'s' * (count > 1)} in the background"
         self._progress = Progress(self.state, lambda job=self._job: job.stage)  # type: ignore[misc]
         events.note("tier 1 asked for", backend=backend.name, graphs=count)
+
+    def make_graphs(self) -> None:
+        """Make the graphs for the backend, unless they are there; raises what a step raises."""
+        lowering, self._lowering = self._lowering, None
+        if lowering is not None:
+            with private_state.preserved_rng_state(), stage("making graphs for the backend"):
+                self._key = kept_steps.key_of_steps(lowering)
+                self._second = run_steps(self._for_backend(lowering))
 
     def _for_backend(self, lowering: Lowering) -> Lowering:
         """The compilation with a backend that puts off compiling, for the further inputs that tier 0 takes."""
@@ -336,7 +348,7 @@ class SwappingRun:
         """Go on until nothing more is to come, or to the deadline."""
         while self._before is not None and time.monotonic() < deadline:
             with self._lock, compile_lock:
-                if self._lowering is not None:
+                if self._before == self._count_calls:
                     self._ask_for_kernels()
                 elif self._before is not None and not self._check_next:
                     self._before()

@@ -93,6 +93,7 @@ class SlowBackend:
             self._compile,
             decompositions=lambda: {torch.ops.aten.silu.default: _silu},
             writes_back=False,
+            data_sizes=True,
             slow_to_compile=True,
         )
 

@@ -55,6 +55,36 @@ def test_kernels_come_from_the_background() -> None:
     ]
 
 
+def test_a_whole_step_with_a_schedule_gets_its_kernels() -> None:
+    models = make(), make()
+    steps, owners = [], []
+    for model in models:
+        owners.append(torch.optim.AdamW(model.parameters()))
+
+        def step(x: torch.Tensor, model: nn.Module = model, owner: torch.optim.Optimizer = owners[-1]) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            owner.step()
+            owner.zero_grad()
+            return loss.detach()
+
+        steps.append(step)
+    eager, compiled = steps[0], dovetail.compile(steps[1], backend="inductor", fullgraph=True)
+    for number in range(6):
+        for group in (*owners[0].param_groups, *owners[1].param_groups):
+            group["lr"] = 0.01 / (1 + number)
+        losses = []
+        for call in (eager, compiled):
+            torch.manual_seed(number)
+            losses.append(call(torch.randn(8, 6)))
+        same(*losses, exact=number < 3)
+        compare_modules(*models, "model", exact=number < 3)
+        assert number != 2 or dovetail.wait(compiled, 300)
+    log = dovetail.events_of(compiled)
+    assert [log.count(name) for name in ("tier 1", "waits for kernels", "compiled in this process")] == [1, 0, 0]
+
+
 def test_a_killed_compiler_leaves_the_operators() -> None:
     model = make()
     compiled = dovetail.compile(model, backend="inductor")

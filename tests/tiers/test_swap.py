@@ -412,6 +412,58 @@ def test_a_whole_step_swaps(background: FakeWorker, slow: SlowBackend) -> None:
     assert slow.ran
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
+def test_a_whole_step_whose_numbers_change_swaps(
+    background: FakeWorker, slow: SlowBackend, optimizer: Callable[..., torch.optim.Optimizer]
+) -> None:
+    def make(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], torch.optim.Optimizer]:
+        owner = optimizer(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            owner.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            owner.step()
+            return loss.detach()
+
+        return step, owner
+
+    models = [nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 2)) for _ in range(2)]
+    models[1].load_state_dict(copy.deepcopy(models[0].state_dict()))
+    (eager, first), (step, second) = map(make, models)
+    compiled = dovetail.compile(step, backend=NAME, fullgraph=True)
+    for number in range(8):
+        for group in (*first.param_groups, *second.param_groups):
+            group["lr"] = 0.1 / (number + 1)
+        if number >= 5:
+            background.answer_all()
+        x = torch.randn(5, 3)
+        same(eager(x), compiled(x), exact=False)
+        compare_modules(models[0], models[1], "model", exact=False)
+        assert bool(slow.ran) is (number >= 5)
+    assert "waits for kernels" not in notes(compiled)
+
+
+def test_a_number_that_changes_in_forward_and_backward(background: FakeWorker, slow: SlowBackend) -> None:
+    compiled = dovetail.compile(lambda x, scale: silu(x * scale) * scale**2, backend=NAME, fullgraph=True)
+    for number in range(7):
+        if number >= 4:
+            background.answer_all()
+        x = torch.randn(3, requires_grad=True)
+        copied = x.detach().clone().requires_grad_()
+        expected, found = silu(copied * (number + 0.5)) * (number + 0.5) ** 2, compiled(x, number + 0.5)
+        same(expected, found, exact=False)
+        same(torch.autograd.grad(expected.sum(), copied), torch.autograd.grad(found.sum(), x), exact=False)
+    assert slow.ran == ["forward", "backward"] * 3
+
+
+def test_a_number_that_the_compiler_does_not_take_waits(background: FakeWorker, slow: SlowBackend) -> None:
+    compiled = dovetail.compile(lambda x, p: torch.linalg.vector_norm(silu(x), p), backend=NAME, fullgraph=True)
+    x = torch.randn(3)
+    for number in (1.5, 2.5, 3.5, 4.5):
+        same(torch.linalg.vector_norm(silu(x), number), compiled(x, number), exact=False)
+
+
 def test_threads_swap_once(background: FakeWorker, slow: SlowBackend) -> None:
     compiled = dovetail.compile(lambda x: silu(x) * 3, backend=NAME)
     x = torch.randn(4)
